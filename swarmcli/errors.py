@@ -1,0 +1,207 @@
+"""Every exception of the project, as one tree.
+
+SwarmError
+├── NetworkError
+│   ├── AddressError              an address that cannot be read (also a ValueError)
+│   ├── IdentityError             the key file cannot be read, is another user's, or is in use
+│   ├── ListenError               the port is taken or may not be opened
+│   ├── ConnectError              a connection could not be made; `.step` says how far it came
+│   │   ├── HandshakeError        the other end is no swarm peer, or speaks another version
+│   │   └── WrongPeerError        the other end proved to be somebody else
+│   ├── ConnectionLost            a connection that stood has ended; `.reason` says why
+│   │   └── ProtocolViolation     … because the other end broke a bound or sent what cannot be read
+│   └── CallError                 a call or stream did not come to its end
+│       ├── CallTimeout           the deadline passed
+│       ├── PeerUnreachable       neither end of the pair can dial the other, or no address is known
+│       ├── UnknownMethod         the other end serves no such method
+│       ├── RemoteError           the handler over there failed; carries its words
+│       └── CallRefused           the handler over there said no; carries `.code` and its words
+├── DHTError
+│   ├── ValidationError           a record was refused by a validator or a bound
+│   └── BootstrapError            no first contact answered; `.attempts` says what failed with each
+├── CompressionError              a tensor message that cannot be decoded within its bounds
+├── AveragingError
+│   ├── MatchmakingError          no group came together in time; `.reason` says why
+│   ├── NoReducerError            nobody in the group can reduce for everyone
+│   ├── RoundFailed               the group's round was given up; tensors are untouched
+│   ├── RoundUndecided            this peer lost the quorum and cannot know the outcome; inputs are kept
+│   └── StateDownloadError        no donor gave a complete state; `.attempts` says what failed with each
+├── OptimizerError                the collaborative optimizer was used in a way that it refuses
+├── FingerprintError              the run refused this peer: its recipe differs; `.keys` says where
+├── RecipeError                   a recipe that cannot be read; carries file, line and fix
+├── DataError                     training data that is missing or cannot be read
+└── JournalError                  a journal that cannot be opened or read
+
+Wrong arguments in code are plain ValueError and TypeError. Errors of libraries are translated where they enter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+ConnectStep = Literal["name resolution", "connect", "handshake", "call"]
+
+
+class SwarmError(Exception):
+    """Base of everything that this project raises on purpose."""
+
+
+class NetworkError(SwarmError):
+    """Something between two peers went wrong."""
+
+
+class AddressError(NetworkError, ValueError):
+    """An address that cannot be read; the message shows it and the form that was expected."""
+
+
+class IdentityError(NetworkError):
+    """The identity file cannot be used; the message names the file and the fix."""
+
+
+class ListenError(NetworkError):
+    """This peer cannot listen where it was told to; the message names host, port and the fix."""
+
+
+class ConnectError(NetworkError):
+    """No connection came about. `step` says how far the attempt got, `address` whom it was for."""
+
+    def __init__(self, message: str, *, step: ConnectStep = "connect", address: str = "") -> None:
+        super().__init__(message)
+        self.step: ConnectStep = step
+        self.address = address
+
+
+class HandshakeError(ConnectError):
+    """The other end is no swarm peer, or one that this version cannot talk to."""
+
+    def __init__(self, message: str, *, address: str = "") -> None:
+        super().__init__(message, step="handshake", address=address)
+
+
+class WrongPeerError(HandshakeError):
+    """The other end holds another key than the one that was asked for."""
+
+
+class ConnectionLost(NetworkError):
+    """A connection that stood has ended; what was under way on it has failed."""
+
+    def __init__(self, reason: str = "connection lost") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ProtocolViolation(ConnectionLost):
+    """The connection was closed because the other end broke the protocol; `reason` names the rule."""
+
+
+class CallError(NetworkError):
+    """A call or stream did not come to its end."""
+
+
+class CallTimeout(CallError):
+    """No answer before the deadline."""
+
+
+class PeerUnreachable(CallError):
+    """No connection to this peer exists and none can be made."""
+
+
+class UnknownMethod(CallError):
+    """The other end serves no method of this name."""
+
+
+class RemoteError(CallError):
+    """The handler at the other end failed; the message is its words, cut to a bounded length."""
+
+
+class CallRefused(CallError):
+    """The handler at the other end said no. Handlers raise it; callers see the same code and words.
+
+    `code` is a short word for programs (for example "full", "lineage"), the message is for people.
+    """
+
+    def __init__(self, code: str, message: str = "") -> None:
+        super().__init__(message or code)
+        self.code = code
+
+
+class DHTError(SwarmError):
+    """The distributed hash table could not do what was asked."""
+
+
+class ValidationError(DHTError):
+    """A record was refused by a validator or a bound; the message names which."""
+
+
+class BootstrapError(DHTError):
+    """No first contact answered. `attempts` maps each address to the error that it ended with."""
+
+    def __init__(self, message: str, attempts: Mapping[str, Exception] | None = None) -> None:
+        super().__init__(message)
+        self.attempts = dict(attempts or {})
+
+
+class CompressionError(SwarmError):
+    """A tensor message that is malformed or larger than what was agreed."""
+
+
+class AveragingError(SwarmError):
+    """A round of averaging did not succeed."""
+
+
+class MatchmakingError(AveragingError):
+    """No group came together in time."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NoReducerError(AveragingError):
+    """No member of the group can be reached by all who would send to it."""
+
+
+class RoundFailed(AveragingError):
+    """The round was given up by the whole group; nobody's tensors changed."""
+
+    def __init__(self, reason: str, suspects: Sequence[bytes] = ()) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.suspects = tuple(suspects)
+
+
+class RoundUndecided(AveragingError):
+    """This peer was cut off before it could learn the outcome; its inputs are kept."""
+
+
+class StateDownloadError(AveragingError):
+    """No donor gave a complete state. `attempts` maps each donor to what happened with it."""
+
+    def __init__(self, message: str, attempts: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.attempts = dict(attempts or {})
+
+
+class OptimizerError(SwarmError):
+    """The collaborative optimizer was used in a way that it refuses; the message says why."""
+
+
+class FingerprintError(SwarmError):
+    """The run refused this peer because their recipes differ. `keys` names the differing keys."""
+
+    def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
+
+
+class RecipeError(SwarmError):
+    """A recipe that cannot be used. The message reads `file:line: what is wrong; the fix`."""
+
+
+class DataError(SwarmError):
+    """Training data that is missing or cannot be read."""
+
+
+class JournalError(SwarmError):
+    """A journal that cannot be opened or read."""

@@ -1,0 +1,146 @@
+"""What happened, as typed values that anyone may subscribe to.
+
+The core packages emit events and know nobody who listens. Roles subscribe the journal, the live view and the
+dashboard. Times are not in the events: a listener stamps them, since it knows which clock it shows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+logger = logging.getLogger(__name__)
+
+RoundOutcome = Literal["committed", "failed", "undecided"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events. Peers appear as the full text of their id."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnected(Event):
+    peer: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDisconnected(Event):
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefused(Event):
+    """A peer was turned away, or something it sent was; `reason` is for people."""
+
+    peer: str
+    reason: str
+    what: str = "connection"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSeen(Event):
+    """A peer of the run appeared or its record changed; `left` when it withdrew or its record expired."""
+
+    peer: str
+    name: str
+    role: str
+    epoch: int
+    samples: int
+    samples_per_second: float
+    client_mode: bool
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFinished(Event):
+    """One round of averaging ended for this peer."""
+
+    round_id: str  # hex of the group id; "" when no group came about
+    purpose: str  # the prefix: what was averaged
+    outcome: RoundOutcome
+    reason: str  # "" when committed
+    epoch: int  # -1 when the averager has no epochs
+    leader: str
+    members: tuple[str, ...]  # everyone in the group
+    contributors: tuple[str, ...]  # those whose tensors are in the average
+    left_out: Mapping[str, str]  # peer → why its tensors are not in the average
+    bytes_sent: int
+    bytes_received: int
+    seconds: Mapping[str, float] = field(default_factory=dict)  # stage → seconds spent in it
+
+
+@dataclass(frozen=True, slots=True)
+class EpochAdvanced(Event):
+    """This peer stepped its optimizer (or loaded a state) and is now at `epoch`."""
+
+    epoch: int
+    lineage: str
+    samples: int  # samples of the whole swarm in the epoch that ended
+    own_samples: int  # of which this peer's
+    peers: int  # whose tensors were in the average
+    loss: float | None  # this peer's mean loss over the epoch that ended
+    seconds: float  # since this peer's previous epoch
+    averaging_seconds: float  # of which averaging and stepping
+
+
+@dataclass(frozen=True, slots=True)
+class StateDownloaded(Event):
+    epoch: int
+    lineage: str
+    donors: tuple[str, ...]
+    bytes: int
+    seconds: float
+    reason: str  # why it was needed
+
+
+@dataclass(frozen=True, slots=True)
+class StateDonated(Event):
+    peer: str
+    epoch: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten(Event):
+    epoch: int
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed(Event):
+    """Something a person should read that is none of the above."""
+
+    level: Literal["info", "warning", "error"]
+    text: str
+
+
+class Events:
+    """A list of listeners. A listener that raises is logged and does not disturb the others or the emitter.
+
+    `emit` may be called from any thread; listeners run in the emitter's thread and must not block.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[Event], None]] = []
+
+    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Adds a listener; the returned function removes it again."""
+        self._listeners = [*self._listeners, listener]
+
+        def unsubscribe() -> None:
+            self._listeners = [other for other in self._listeners if other is not listener]
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a listener failed on %r", event)
