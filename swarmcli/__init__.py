@@ -1,0 +1,57 @@
+"""Train one neural network together on computers that strangers lend.
+
+The public names are loaded when they are first used, so that the command line answers at once and importing the
+package takes neither network nor threads.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swarmcli.averaging import DecentralizedAverager
+    from swarmcli.clock import get_dht_time
+    from swarmcli.compression import Float16Compression, NoCompression
+    from swarmcli.dht import DHT
+    from swarmcli.optim import GradientAverager, Optimizer, ProgressTracker, TrainingStateAverager
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DHT": "swarmcli.dht",
+    "DecentralizedAverager": "swarmcli.averaging",
+    "Float16Compression": "swarmcli.compression",
+    "GradientAverager": "swarmcli.optim",
+    "NoCompression": "swarmcli.compression",
+    "Optimizer": "swarmcli.optim",
+    "ProgressTracker": "swarmcli.optim",
+    "TrainingStateAverager": "swarmcli.optim",
+    "get_dht_time": "swarmcli.clock",
+}
+_SUBPACKAGES = ("averaging", "compression", "dht", "optim")
+
+__all__ = [
+    "DHT",
+    "DecentralizedAverager",
+    "Float16Compression",
+    "GradientAverager",
+    "NoCompression",
+    "Optimizer",
+    "ProgressTracker",
+    "TrainingStateAverager",
+    "__version__",
+    "get_dht_time",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _SUBPACKAGES:
+        return import_module(f"swarmcli.{name}")
+    raise AttributeError(f"module 'swarmcli' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_SUBPACKAGES])
