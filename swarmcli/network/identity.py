@@ -1,0 +1,218 @@
+"""Who a peer is: an Ed25519 key pair. The public key is the peer's id, so an id proves itself.
+
+Every signature begins with a tag of what it is for, and every signed field with its length, so that no signature
+can pass for another one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from swarmcli.errors import AddressError, IdentityError
+
+PEER_ID_BYTES = 32
+SIGNATURE_BYTES = 64
+_TEXT_LENGTH = 52  # 32 bytes in base32 without padding
+_SHORT_LENGTH = 10
+_MAX_FILE_BYTES = 4096  # a PEM file of such a key has about 120
+
+
+class PeerID(bytes):
+    """The 32 bytes of a peer's Ed25519 public key. Raises ValueError for any other length."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: bytes | bytearray | memoryview) -> PeerID:
+        peer_id = super().__new__(cls, value)
+        if len(peer_id) != PEER_ID_BYTES:
+            raise ValueError(f"a peer id has {PEER_ID_BYTES} bytes, got {len(peer_id)}")
+        return peer_id
+
+    @classmethod
+    def parse(cls, text: str) -> PeerID:
+        """Reads the form that `text` writes. Raises AddressError."""
+        try:
+            peer_id = cls(base64.b32decode(text.upper() + "===="))
+        except (ValueError, binascii.Error):
+            peer_id = None
+        # Four bits of the last character carry nothing; comparing refuses a second spelling of the same id.
+        if peer_id is None or peer_id.text != text:
+            raise AddressError(f"{text[:80]!r} is no peer id: expected {_TEXT_LENGTH} characters of a–z and 2–7")
+        return peer_id
+
+    @property
+    def text(self) -> str:
+        """The whole id in base32: 52 lower-case characters."""
+        return base64.b32encode(self).decode().rstrip("=").lower()
+
+    @property
+    def short(self) -> str:
+        """The first ten characters of `text`, for people."""
+        return self.text[:_SHORT_LENGTH]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __format__(self, spec: str) -> str:
+        return format(self.text, spec)
+
+    def __repr__(self) -> str:
+        return f"PeerID({self.text!r})"
+
+
+class Identity:
+    """A key pair, and the lock on its file if it has one. `repr` shows the peer id only."""
+
+    def __init__(self, private_key: Ed25519PrivateKey, *, lock: int | None = None) -> None:
+        """`lock` is an open file descriptor that is closed, and with it unlocked, by `close`."""
+        self.private_key = private_key
+        self.peer_id = PeerID(private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+        self._lock = lock
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """A new identity that lives in memory only."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes | int) -> Identity:
+        """The same seed gives the same identity. For simulation and tests: such a key is no secret."""
+        material = seed if isinstance(seed, bytes) else str(seed).encode()
+        return cls(Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"swarm seed:" + material).digest()))
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """Reads the key in `path`, or writes a new one there (mode 0600), and locks the file until `close`.
+
+        Raises IdentityError, naming the file and the fix, if the file cannot be read or written, belongs to
+        another user, can be read by others, holds no Ed25519 key, or is in use.
+        """
+        try:
+            if not path.exists():
+                _create_key_file(path)
+            return cls._load(path)
+        except OSError as error:
+            raise IdentityError(
+                f"the identity file {path} cannot be used: {error.strerror or error}; "
+                "make it readable and writable for this user, or name another file"
+            ) from error
+
+    @classmethod
+    def _load(cls, path: Path) -> Identity:
+        # Without O_NONBLOCK a named pipe in the file's place would hang the process here.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            _check_file(path, os.fstat(descriptor))
+            _lock_file(path, descriptor)
+            return cls(_read_key(path, descriptor), lock=descriptor)
+        except Exception:
+            os.close(descriptor)
+            raise
+
+    def sign(self, purpose: str, *fields: bytes) -> bytes:
+        """64 bytes over the purpose tag and the fields, each with its length."""
+        return self.private_key.sign(_signed_bytes(purpose, fields))
+
+    def close(self) -> None:
+        """Releases the lock on the file. The key stays usable; idempotent."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id.short!r})"
+
+
+def verify(peer_id: PeerID, purpose: str, signature: bytes, *fields: bytes) -> bool:
+    """Whether `signature` was made by `peer_id` for exactly this purpose and these fields."""
+    try:
+        Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, _signed_bytes(purpose, fields))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _signed_bytes(purpose: str, fields: tuple[bytes, ...]) -> bytes:
+    parts = (b"swarm", purpose.encode(), *fields)
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def _create_key_file(path: Path) -> None:
+    """Writes a new key beside `path` and links it into place: no reader ever sees half a file or replaces one."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+        # Another process may have been faster; then its key is the one that gets loaded.
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink()
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISREG(status.st_mode):
+        raise IdentityError(f"the identity file {path} is no regular file; name another one")
+    if status.st_uid != os.geteuid():
+        raise IdentityError(
+            f"the identity file {path} belongs to another user (uid {status.st_uid}); "
+            "name a file of your own, or change its owner"
+        )
+    if mode & 0o077:
+        raise IdentityError(
+            f"the identity file {path} may be read or written by other users (mode {mode:04o}); run: chmod 600 {path}"
+        )
+    # The superuser could read it all the same; refusing keeps behaviour equal for everyone.
+    if not mode & 0o400:
+        raise IdentityError(f"the identity file {path} is not readable (mode {mode:04o}); run: chmod 600 {path}")
+
+
+def _lock_file(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        raise IdentityError(
+            f"the identity file {path} is in use by another peer on this machine; "
+            "stop that one, or name another file for this one"
+        ) from error
+
+
+def _read_key(path: Path, descriptor: int) -> Ed25519PrivateKey:
+    data = os.read(descriptor, _MAX_FILE_BYTES)
+    try:
+        key = load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise IdentityError(
+            f"the identity file {path} holds no Ed25519 private key in PEM form; "
+            "restore it from a backup, or move it away and a new identity is created"
+        )
+    return key
