@@ -1,0 +1,1 @@
+"""What a process is in a run: trainer, auxiliary or monitor."""

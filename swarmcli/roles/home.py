@@ -1,0 +1,75 @@
+"""The directory of one peer on this machine: identity, journal, checkpoints, summary.
+
+Several peers may run on one machine from one recipe. Each takes the first home that no other process holds:
+`<output_dir>/trainer-1`, `trainer-2`, … A home that was used before is taken up again, with its identity.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from swarmcli.errors import SwarmError
+
+MAX_HOMES = 1000
+
+
+class Home:
+    """A claimed directory. The claim lasts until `release` or the end of the process, however that ends."""
+
+    def __init__(self, path: Path, claim: IO[str]) -> None:
+        self.path = path
+        self._claim = claim
+
+    identity = property(lambda self: self.path / "identity.key")
+    journal = property(lambda self: self.path / "journal.sqlite")
+    summary = property(lambda self: self.path / "summary.json")
+
+    @classmethod
+    def claim(cls, output_dir: Path, role: str) -> Home:
+        """Takes the first free home of this role below `output_dir`, which is made if need be."""
+        for number in range(1, MAX_HOMES + 1):
+            home = cls._try(output_dir / f"{role}-{number}")
+            if home is not None:
+                return home
+        raise SwarmError(f"{output_dir}: all of {role}-1 to {role}-{MAX_HOMES} are in use by other processes")
+
+    @classmethod
+    def at(cls, path: Path) -> Home:
+        """Takes exactly this directory; an error if another process holds it."""
+        home = cls._try(path)
+        if home is None:
+            raise SwarmError(f"{path} is in use by another process; give another --home or stop that one")
+        return home
+
+    @classmethod
+    def _try(cls, path: Path) -> Home | None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            claim = (path / "in-use").open("a+")
+        except OSError as error:
+            raise SwarmError(f"{path} cannot be used as a peer's directory: {error.strerror}") from error
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            claim.close()
+            return None
+        claim.truncate(0)
+        claim.write(str(os.getpid()))
+        claim.flush()
+        return cls(path, claim)
+
+    def release(self) -> None:
+        """Gives the home back. Idempotent."""
+        self._claim.close()
+
+    def __enter__(self) -> Home:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
