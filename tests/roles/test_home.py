@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmcli.errors import SwarmError
+from swarmcli.roles.home import Home
+
+
+def test_each_peer_takes_the_first_free_home(tmp_path: Path) -> None:
+    with Home.claim(tmp_path, "trainer") as first, Home.claim(tmp_path, "trainer") as second:
+        assert first.path == tmp_path / "trainer-1"
+        assert second.path == tmp_path / "trainer-2"
+    with Home.claim(tmp_path, "trainer") as again:
+        assert again.path == tmp_path / "trainer-1"
+
+
+def test_roles_do_not_share_homes(tmp_path: Path) -> None:
+    with Home.claim(tmp_path, "trainer") as trainer, Home.claim(tmp_path, "monitor") as monitor:
+        assert (trainer.path.name, monitor.path.name) == ("trainer-1", "monitor-1")
+
+
+def test_a_home_asked_for_by_name_must_be_free(tmp_path: Path) -> None:
+    with Home.at(tmp_path / "mine"), pytest.raises(SwarmError, match="in use by another process"):
+        Home.at(tmp_path / "mine")
+
+
+def test_a_killed_process_holds_no_home(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from swarmcli.roles.home import Home;"
+        "home = Home.claim(Path(sys.argv[1]), 'trainer'); print('ready', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        with Home.claim(tmp_path, "trainer") as beside:
+            assert beside.path.name == "trainer-2"
+        process.kill()
+        process.wait()
+    with Home.claim(tmp_path, "trainer") as after:
+        assert after.path.name == "trainer-1"
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(SwarmError, match="file/trainer-1 cannot be used"):
+        Home.claim(blocker, "trainer")
