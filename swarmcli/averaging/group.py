@@ -1,0 +1,144 @@
+"""Who averages together in one round: an ordered list of members that all of them hold in the same form.
+
+The leader of the matchmaking draws it up and sends it to everyone. The group id is a hash of everything in it, so
+members with the same id agree on the members, their order, the shares of the work and the gathered metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from swarmcli.network.identity import PeerID
+
+GROUP_ID_BYTES = 32
+NONCE_BYTES = 16
+MAX_MEMBERS = 4096
+MAX_TAG_BYTES = 256
+MAX_GATHERED_BYTES = 16 << 10  # of one member
+MAX_ADDRESSES = 8
+MAX_ADDRESS_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One peer of a group. Raises ValueError for values that no honest peer has."""
+
+    peer_id: PeerID
+    listening: bool = True  # others can dial it
+    auxiliary: bool = False  # reduces for others and has no tensors of its own in the average
+    bandwidth: float = 1.0  # relative to the other members; 0: reduces nothing
+    addresses: tuple[str, ...] = ()  # empty unless listening
+    gathered: bytes = b""  # what it handed to `gather`
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.bandwidth) and self.bandwidth >= 0):
+            raise ValueError(f"a member's bandwidth must be finite and not negative, got {self.bandwidth}")
+        if len(self.gathered) > MAX_GATHERED_BYTES:
+            raise ValueError(f"gathered data has {len(self.gathered)} bytes, the bound is {MAX_GATHERED_BYTES}")
+        check_addresses(self.addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBody:
+    """All of a group except its id; this is what goes over the wire.
+
+    tag           lineage: only peers with equal tags meet in a group
+    nonce         fresh for every group, so that no two rounds share an id
+    members       leader first, then by rank
+    part_shares   (len(members),) each member's share of the reducing work, as `partition` computed it
+    """
+
+    tag: bytes
+    nonce: bytes
+    members: tuple[Member, ...]
+    part_shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.tag) > MAX_TAG_BYTES:
+            raise ValueError(f"a group's tag has at most {MAX_TAG_BYTES} bytes, got {len(self.tag)}")
+        if len(self.nonce) != NONCE_BYTES:
+            raise ValueError(f"a group's nonce has {NONCE_BYTES} bytes, got {len(self.nonce)}")
+        if not 1 <= len(self.members) <= MAX_MEMBERS:
+            raise ValueError(f"a group has 1 to {MAX_MEMBERS} members, got {len(self.members)}")
+        if len({member.peer_id for member in self.members}) != len(self.members):
+            raise ValueError("a group names a member twice")
+        if len(self.part_shares) != len(self.members):
+            raise ValueError(f"{len(self.part_shares)} shares for {len(self.members)} members")
+        if not all(math.isfinite(share) and share >= 0 for share in self.part_shares):
+            raise ValueError("shares of the work must be finite and not negative")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A closed group, equal at all of its members."""
+
+    body: GroupBody
+
+    @classmethod
+    def form(cls, tag: bytes, members: Sequence[Member], part_shares: Sequence[float], nonce: bytes) -> Group:
+        """Draws up a group; the first member is its leader. Raises ValueError (see GroupBody)."""
+        return cls(GroupBody(tag, nonce, tuple(members), tuple(float(share) for share in part_shares)))
+
+    @cached_property
+    def group_id(self) -> bytes:
+        """32 bytes: a hash of the body."""
+        return hashlib.sha256(b"".join(_canonical(self.body))).digest()
+
+    @property
+    def tag(self) -> bytes:
+        return self.body.tag
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self.body.members
+
+    @property
+    def part_shares(self) -> tuple[float, ...]:
+        return self.body.part_shares
+
+    @property
+    def leader(self) -> PeerID:
+        return self.body.members[0].peer_id
+
+    @cached_property
+    def _positions(self) -> dict[PeerID, int]:
+        return {member.peer_id: position for position, member in enumerate(self.body.members)}
+
+    def index_of(self, peer: PeerID) -> int:
+        """The peer's place in `members`. Raises KeyError for a stranger."""
+        return self._positions[peer]
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._positions
+
+    def __len__(self) -> int:
+        return len(self.body.members)
+
+
+def check_addresses(addresses: Sequence[str]) -> None:
+    """Raises ValueError if a peer claims more or longer addresses than it may."""
+    if len(addresses) > MAX_ADDRESSES or any(len(address) > MAX_ADDRESS_LENGTH for address in addresses):
+        raise ValueError(f"a peer has at most {MAX_ADDRESSES} addresses of {MAX_ADDRESS_LENGTH} characters")
+
+
+def _canonical(body: GroupBody) -> Iterator[bytes]:
+    """The bytes under the group id: every field of variable length comes with its length."""
+    yield b"swarm group 1"
+    yield _counted(body.tag)
+    yield body.nonce
+    yield struct.pack(">Q", len(body.members))
+    for member, share in zip(body.members, body.part_shares, strict=True):
+        yield member.peer_id
+        yield struct.pack(">??dd", member.listening, member.auxiliary, member.bandwidth, share)
+        yield struct.pack(">Q", len(member.addresses))
+        yield from (_counted(address.encode()) for address in member.addresses)
+        yield _counted(member.gathered)
+
+
+def _counted(data: bytes) -> bytes:
+    return struct.pack(">Q", len(data)) + data
