@@ -1,0 +1,33 @@
+"""The recipe file: what is trained, how, and what each volunteer may choose."""
+
+from swarmcli.recipe.fingerprint import PROTOCOL, differing_keys
+from swarmcli.recipe.load import load_recipe, parse_recipe
+from swarmcli.recipe.schema import (
+    AveragingSettings,
+    CheckpointSettings,
+    FilesDataset,
+    HuggingFaceDataset,
+    LocalSettings,
+    NetworkSettings,
+    OptimizerSettings,
+    Recipe,
+    SchedulerSettings,
+    StdlibDataset,
+)
+
+__all__ = [
+    "PROTOCOL",
+    "AveragingSettings",
+    "CheckpointSettings",
+    "FilesDataset",
+    "HuggingFaceDataset",
+    "LocalSettings",
+    "NetworkSettings",
+    "OptimizerSettings",
+    "Recipe",
+    "SchedulerSettings",
+    "StdlibDataset",
+    "differing_keys",
+    "load_recipe",
+    "parse_recipe",
+]

@@ -1,0 +1,176 @@
+"""Reading a YAML file into values that remember where they were written.
+
+PyYAML composes the nodes; what a plain word means is decided here, because YAML 1.1 reads `1e-4` as text, `no` as
+false, `010` as eight and `12:30` as 750. Here the JSON-like rules of YAML 1.2 hold, and where the schema expects text
+the word itself is taken (`Document.plain`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import yaml
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe.annotations import children, is_section, is_text
+
+MAX_BYTES = 1 << 20
+MAX_NODES = 20_000  # aliases count each time, so that a page of them cannot fill the memory
+
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+_NAMED_FLOAT = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)$")
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_NULLS = ("", "~", "null", "Null", "NULL")
+
+Plain: TypeAlias = Any  # dict, list, str, int, float, bool or None
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A scalar as it was written."""
+
+    text: str
+    quoted: bool = False
+
+    def resolve(self) -> str | int | float | bool | None:
+        """What the word means where nothing is known about the place."""
+        text = self.text
+        if self.quoted:
+            return text
+        if text in _NULLS:
+            return None
+        if text in _BOOLEANS:
+            return _BOOLEANS[text]
+        if _INTEGER.match(text):
+            return int(text.replace("_", ""), 0)
+        if _FLOAT.match(text):
+            return float(text.replace("_", ""))
+        if named := _NAMED_FLOAT.match(text):
+            return float(named[1] + named[2].lower())
+        return text
+
+
+@dataclass(slots=True)
+class Entry:
+    """A value and where it was written, for example `recipe.yaml:12` or `--set seed=1`."""
+
+    value: dict[str, Entry] | list[Entry] | Word
+    origin: str
+
+    def child(self, key: str | int) -> Entry | None:
+        """What is written below this entry under a key or at a position."""
+        if isinstance(self.value, dict):
+            return self.value.get(str(key))
+        if isinstance(self.value, list) and isinstance(key, int) and 0 <= key < len(self.value):
+            return self.value[key]
+        return None
+
+
+def plain(entry: Entry, annotation: Any) -> Plain:
+    """The values without their places, read as `annotation` expects: text stays text, an empty section is {}."""
+    value = entry.value
+    if isinstance(value, dict):
+        return {key: plain(item, children(annotation, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item, children(annotation, index)) for index, item in enumerate(value)]
+    resolved = value.resolve()
+    if resolved is None:
+        return {} if is_section(annotation) else None
+    return value.text if is_text(annotation) else resolved
+
+
+def parse_document(text: str, name: str) -> Entry:
+    """Reads a whole file. RecipeError with `name:line` for what is no YAML, has duplicate keys or tags."""
+    try:
+        _refuse_tags(text, name)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise RecipeError(_syntax_problem(error, name)) from error
+    except RecursionError:
+        raise RecipeError(f"{name}:1: values are nested too deeply; a recipe needs no more than a few levels") from None
+    if node is None:
+        raise RecipeError(f"{name}:1: the recipe is empty; recipes/stdlib-lm.yaml is one to start from")
+    root = _Builder(name).build(node)
+    if not isinstance(root.value, dict):
+        raise RecipeError(f"{root.origin}: a recipe is a list of `key: value` lines; this is something else")
+    return root
+
+
+def parse_value(text: str, origin: str) -> Entry:
+    """Reads the value of one `--set key=value`, which may be a word, a [list] or a {mapping}."""
+    try:
+        _refuse_tags(text, origin)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or "it is nested too deeply"
+        raise RecipeError(f"{origin}: the value cannot be read ({problem}); put text into quotes") from error
+    return Entry(Word(""), origin) if node is None else _Builder(origin, lines=False).build(node)
+
+
+def _refuse_tags(text: str, name: str) -> None:
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if getattr(event, "tag", None) is not None:
+            line = event.start_mark.line + 1
+            raise RecipeError(
+                f"{name}:{line}: the tag {event.tag!r} is not supported; write the plain value without it"
+            )
+
+
+def _syntax_problem(error: yaml.YAMLError, name: str) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    line = mark.line + 1 if mark is not None else 1
+    problem = (
+        getattr(error, "problem", None) or getattr(error, "reason", None) or "a character that YAML does not allow"
+    )
+    if "'\\t'" in problem:
+        return f"{name}:{line}: a tab stands where YAML wants spaces; indent with spaces"
+    return f"{name}:{line}: this is no valid YAML ({problem}); check the indentation, colons and quotes of this line"
+
+
+@dataclass
+class _Builder:
+    """Turns PyYAML's nodes into entries, bounded in number."""
+
+    name: str
+    lines: bool = True
+    nodes: int = 0
+    open: set[int] = field(default_factory=set)  # nodes that are being built: one inside itself is a circle
+
+    def origin(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}" if self.lines else self.name
+
+    def build(self, node: yaml.Node) -> Entry:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise RecipeError(f"{self.origin(node)}: more than {MAX_NODES} values; a recipe is a page")
+        if id(node) in self.open:
+            raise RecipeError(f"{self.origin(node)}: this value contains itself; write it out without the alias")
+        self.open.add(id(node))
+        entry = Entry(self._value(node), self.origin(node))
+        self.open.remove(id(node))
+        return entry
+
+    def _value(self, node: yaml.Node) -> dict[str, Entry] | list[Entry] | Word:
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(item) for item in node.value]
+        return Word(node.value, quoted=node.style is not None)
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise RecipeError(f"{self.origin(key_node)}: a key must be a word; quote it if it holds brackets")
+            key = key_node.value
+            if key in entries:
+                first = entries[key].origin
+                raise RecipeError(
+                    f"{self.origin(key_node)}: the key {key!r} is given twice, first at {first}; remove one of them"
+                )
+            # The key's line, not the value's: a list or mapping begins on the line below.
+            entries[key] = Entry(self.build(value_node).value, self.origin(key_node))
+        return entries

@@ -1,0 +1,61 @@
+"""`--set a.b=value`: what the command line changes in a recipe, typed and checked like the file itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe.document import Entry, parse_value
+
+
+def apply_overrides(root: Entry, overrides: Sequence[str]) -> None:
+    """Writes each `a.b=value` into the tree, in order; missing sections on the way are made.
+
+    List items are named by position: `datasets.0.glob=*.md`; the position behind the last one appends.
+    """
+    for override in overrides:
+        _apply(root, override)
+
+
+def _apply(root: Entry, override: str) -> None:
+    origin = f"--set {override}"
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise RecipeError(f"{origin}: expected key=value; write for example --set optimizer.learning_rate=1e-3")
+    here = root
+    for depth, key in enumerate(keys[:-1]):
+        here = _descend(here, key, origin, ".".join(keys[:depth]))
+    _put(here, keys[-1], parse_value(text, origin), ".".join(keys[:-1]))
+
+
+def _descend(here: Entry, key: str, origin: str, at: str) -> Entry:
+    below = here.child(_position(here, key, origin, at))
+    # A section that is written with nothing in it is a word to YAML, and becomes a section now.
+    if below is None or _is_blank(below):
+        below = Entry({}, origin)
+        _put(here, key, below, at)
+    return below
+
+
+def _put(here: Entry, key: str, entry: Entry, at: str) -> None:
+    position = _position(here, key, entry.origin, at)
+    if isinstance(here.value, dict):
+        here.value[key] = entry
+    elif isinstance(here.value, list) and isinstance(position, int):
+        here.value[position : position + 1] = [entry]
+
+
+def _position(here: Entry, key: str, origin: str, at: str) -> str | int:
+    if isinstance(here.value, dict):
+        return key
+    if not isinstance(here.value, list):
+        raise RecipeError(f"{origin}: {at} holds a single value at {here.origin}, so nothing can stand below it")
+    length = len(here.value)
+    if not (key.isascii() and key.isdigit() and int(key) <= length):
+        raise RecipeError(f"{origin}: {at} is a list, so {key!r} must be a position from 0 to {length}")
+    return int(key)
+
+
+def _is_blank(entry: Entry) -> bool:
+    return not isinstance(entry.value, dict | list) and entry.value.resolve() is None

@@ -1,0 +1,173 @@
+"""What pydantic found wrong, as lines that a person can act on: place, problem, fix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+import pydantic
+from pydantic_core import ErrorDetails, PydanticUndefined
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe.annotations import at, sections
+from swarmcli.recipe.checks import Conflict
+from swarmcli.recipe.document import Entry
+
+Key = str | int
+
+# What other trainers call the same thing.
+_KNOWN_ELSEWHERE = {
+    "batch_size": "micro_batch_size",
+    "block_size": "sequence_len",
+    "epochs": "max_epochs",
+    "lr": "learning_rate",
+    "max_seq_length": "sequence_len",
+    "model": "base_model",
+    "num_epochs": "max_epochs",
+    "num_warmup_steps": "warmup_steps",
+    "per_device_train_batch_size": "micro_batch_size",
+    "scheduler": "lr_scheduler",
+    "dataset": "datasets",
+}
+
+_EXPECTED = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "bool_": "true or false",
+    "string_type": "text",
+    "path_": "a path",
+    "finite_number": "a finite number",
+    "tuple_type": "a list like [a, b]",
+    "list_type": "a list like [a, b]",
+    "model_": "a section: keys indented below it",
+    "dict_type": "a section: keys indented below it",
+    "is_instance_of": "a section: keys indented below it",
+}
+
+
+def recipe_error(error: pydantic.ValidationError, root: Entry, model: type[pydantic.BaseModel]) -> RecipeError:
+    """One RecipeError with a line for everything that is wrong."""
+    # A list of which no item is valid is also reported as too short; only the items are worth reading.
+    found = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
+    lines = dict.fromkeys(_describe(details, root, model) for details in found)
+    return RecipeError("\n".join(lines))
+
+
+def _describe(details: ErrorDetails, root: Entry, model: type[pydantic.BaseModel]) -> str:
+    path, here = _place(details, root)
+    name = ".".join(map(str, path))
+    kind = details["type"]
+    if kind == "missing":
+        return f"{here.origin}: {name} is missing; {_how_to_add(path, model)}"
+    if kind == "extra_forbidden":
+        return f"{here.origin}: unknown key {name}; {_suggest(path, model)}"
+    if kind.startswith("union_tag"):
+        known = [get_args(section.model_fields["type"].annotation)[0] for section in sections(at(model, path))]
+        return f"{here.origin}: {name} needs a type that is known; write `type:` with one of {', '.join(known)}"
+    cause = details.get("ctx", {}).get("error")
+    if isinstance(cause, ValueError):
+        return f"{here.origin}: {cause if isinstance(cause, Conflict) else f'{name}: {cause}'}"
+    return f"{here.origin}: {name} should be {_expected(details)}, not {_shown(details)}; {_how_to_fix(path, model)}"
+
+
+def _place(details: ErrorDetails, root: Entry) -> tuple[list[Key], Entry]:
+    """The path as the file writes it (pydantic mixes in the names of union arms) and the nearest entry."""
+    cause = details.get("ctx", {}).get("error")
+    extra: list[Key] = list(cause.key.split(".")) if isinstance(cause, Conflict) else []
+    location = [*details["loc"], *extra]
+    path: list[Key] = []
+    here = root
+    for index, key in enumerate(location):
+        below = here.child(key)
+        last = index == len(location) - 1
+        if below is not None:
+            here = below
+            path.append(key)
+        elif last and (details["type"] == "missing" or extra):
+            path.append(key)
+    return path, here
+
+
+def _expected(details: ErrorDetails) -> str:
+    context: Mapping[str, Any] = details.get("ctx", {})
+    for key, words in (("gt", "above"), ("ge", "at least"), ("lt", "below"), ("le", "at most")):
+        if key in context:
+            return f"{words} {context[key]}"
+    kind = details["type"]
+    if kind == "literal_error":
+        return f"one of {context['expected']}"
+    if kind in ("too_short", "string_too_short"):
+        return "given, and not empty"
+    if kind == "too_long":
+        return f"a list of {context.get('max_length')}"
+    if kind == "string_too_long":
+        return f"at most {context.get('max_length')} characters long"
+    if kind == "string_pattern_mismatch":
+        return "of another form"
+    return next((words for start, words in _EXPECTED.items() if kind.startswith(start)), details["msg"])
+
+
+def _shown(details: ErrorDetails) -> str:
+    value = details["input"]
+    if isinstance(value, dict | list) and len(repr(value)) > 60:
+        return "a section" if isinstance(value, dict) else "a list"
+    return "empty" if value is None else repr(value)[:80]
+
+
+def _field(path: Sequence[Key], model: type[pydantic.BaseModel]) -> pydantic.fields.FieldInfo | None:
+    for section in sections(at(model, path[:-1])):
+        if str(path[-1]) in section.model_fields:
+            return section.model_fields[str(path[-1])]
+    return None
+
+
+def _how_to_add(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
+    info = _field(path, model)
+    meaning = f" ({info.description})" if info is not None and info.description else ""
+    return f"add `{path[-1]}: …`{meaning}"
+
+
+def _how_to_fix(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
+    info = _field(path, model) if path else None
+    while info is None and len(path) > 1:
+        path = path[:-1]
+        info = _field(path, model)
+    if info is None:
+        return "see docs/recipes.md"
+    usual = "" if info.default in (PydanticUndefined, None, ...) else f", usually {as_written(info.default)}"
+    return f"{path[-1]} is {info.description}{usual}" if info.description else "see docs/recipes.md"
+
+
+def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
+    """The nearest key in the same section, else the same or a near one anywhere else."""
+    key = str(path[-1])
+    here = sorted({name for section in sections(at(model, path[:-1])) for name in section.model_fields})
+    everywhere = {name.rsplit(".", 1)[-1]: name for name in reversed(list(all_keys(model)))}
+    wanted = _KNOWN_ELSEWHERE.get(key, key)
+    for names in (here, list(everywhere)):
+        near = [wanted] if wanted in names else get_close_matches(wanted, names, n=1, cutoff=0.6)
+        if near:
+            return f"did you mean {near[0] if names is here else everywhere[near[0]]}?"
+    return f"known here: {', '.join(here)}" if here else "nothing can stand here"
+
+
+def all_keys(model: type[pydantic.BaseModel], prefix: str = "") -> dict[str, pydantic.fields.FieldInfo]:
+    """Every dotted key of the schema with its field; items of lists have no number in between."""
+    found: dict[str, pydantic.fields.FieldInfo] = {}
+    for name, info in model.model_fields.items():
+        inner = [*sections(info.annotation), *sections(at(info.annotation, [0]))]
+        found |= {} if inner and sections(info.annotation) else {prefix + name: info}
+        for section in inner:
+            found |= {key: value for key, value in all_keys(section, f"{prefix}{name}.").items() if key not in found}
+    return found
+
+
+def as_written(value: Any) -> str:
+    """A default as one would write it in a recipe."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(as_written, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value) if not isinstance(value, Path) else value.as_posix()
