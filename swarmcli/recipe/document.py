@@ -112,19 +112,16 @@ def parse_value(text: str, origin: str) -> Entry:
 
 def _refuse_tags(text: str, name: str) -> None:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if getattr(event, "tag", None) is not None:
-            line = event.start_mark.line + 1
-            raise RecipeError(
-                f"{name}:{line}: the tag {event.tag!r} is not supported; write the plain value without it"
-            )
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            line = event.start_mark.line + 1 if event.start_mark is not None else 1
+            raise RecipeError(f"{name}:{line}: the tag {tag!r} is not supported; write the plain value without it")
 
 
 def _syntax_problem(error: yaml.YAMLError, name: str) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark is not None else 1
-    problem = (
-        getattr(error, "problem", None) or getattr(error, "reason", None) or "a character that YAML does not allow"
-    )
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "a character it cannot hold"
     if "'\\t'" in problem:
         return f"{name}:{line}: a tab stands where YAML wants spaces; indent with spaces"
     return f"{name}:{line}: this is no valid YAML ({problem}); check the indentation, colons and quotes of this line"
@@ -158,7 +155,8 @@ class _Builder:
             return self._mapping(node)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item) for item in node.value]
-        return Word(node.value, quoted=node.style is not None)
+        # A plain word has no style; quotes and block scalars have one.
+        return Word(node.value, quoted=getattr(node, "style", None) is not None)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
