@@ -1,0 +1,145 @@
+"""The local log of one peer: what it went through, in one SQLite file that others may read meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from swarmcli.errors import JournalError
+from swarmcli.events import Event, Events, Noticed
+from swarmcli.journal.reader import JournalReader
+from swarmcli.journal.recording import Recorder
+from swarmcli.journal.records import ReportRecord, RunRecord
+from swarmcli.journal.store import Store, open_for_writing
+from swarmcli.journal.writer import INTERVAL_SECONDS, MAX_BACKLOG, JournalStatistics, Writer
+
+logger = logging.getLogger(__name__)
+
+JOURNAL_NAME = "journal.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescription:
+    """Whose journal this is. `peer` is the full text of the peer id, `version` that of swarm."""
+
+    run_id: str
+    role: str
+    peer: str
+    name: str = ""
+    version: str = ""
+
+
+class Journal:
+    """Keeps what it hears in `path`. Recording never blocks and never fails: a thread of its own writes within a
+    second, and while it cannot (disk full, read-only, locked) the newest rows wait in memory, one warning is
+    emitted, and writing is tried again. A process that is killed leaves a readable file without its last second."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run: RunDescription,
+        clock: Callable[[], float],
+        interval: float = INTERVAL_SECONDS,
+        capacity: int = MAX_BACKLOG,
+    ) -> None:
+        now = clock()
+        record = RunRecord(
+            run.run_id, run.role, run.peer, run.name, run.version, os.getpid(), started=now, last_seen=now
+        )
+        self.path = path
+        self.run = run
+        self._clock = clock
+        self._recorder = Recorder()
+        self._buses: list[Events] = []
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._writer = Writer(Store(path, record), clock, self._notice, interval=interval, capacity=capacity)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        run: RunDescription,
+        clock: Callable[[], float],
+        interval: float = INTERVAL_SECONDS,
+        capacity: int = MAX_BACKLOG,
+    ) -> Journal:
+        """Begins a new run in the journal at `path`, which is made if need be, its directory too.
+
+        `clock` gives wall-clock seconds. Rows are committed `interval` seconds after they came at the latest; at most
+        `capacity` of them wait in memory. Raises JournalError where no journal can ever be: the file is another
+        program's, damaged, or from a newer version; the path is a directory or leads through a file. A disk that is
+        full, read-only or locked is no error here: it is one later on, and may pass.
+        """
+        _make_sure_of(path)
+        return cls(path, run=run, clock=clock, interval=interval, capacity=capacity)
+
+    def listen(self, events: Events) -> None:
+        """Records all that is emitted there from now on, until `close`."""
+        self._buses.append(events)
+        self._unsubscribe.append(events.subscribe(self.record))
+
+    def record(self, event: Event) -> None:
+        now = self._clock()
+        for record in self._recorder.records(event, now):
+            self._writer.put(record)
+
+    def report(self, report: ReportRecord) -> None:
+        """Records what a peer said about itself, unless it said the same before."""
+        if self._recorder.report(report):
+            self._writer.put(report)
+
+    def read(self) -> JournalReader:
+        """A view of the file as it is; close it soon. Raises JournalError when the file cannot be read."""
+        return JournalReader(self.path)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Waits until all that was recorded is in the file; False if that could not be, or not in `timeout` seconds."""
+        return self._writer.flush(timeout)
+
+    def statistics(self) -> JournalStatistics:
+        return self._writer.statistics()
+
+    def close(self, outcome: str = "done", timeout: float = 10.0) -> None:
+        """Stops listening, writes what is left and how the run ended, ends the thread. Idempotent. Gives up after
+        `timeout` seconds if the disk does not take it."""
+        while self._unsubscribe:
+            self._unsubscribe.pop()()
+        if not self._writer.close(outcome, timeout):
+            left = self._writer.statistics()
+            logger.warning(
+                "%s lacks the last %d rows: %s", self.path, left.waiting, left.failing or "the disk is too slow"
+            )
+
+    def _notice(self, level: str, text: str) -> None:
+        if not self._buses:
+            logger.warning(text)
+        for events in self._buses:
+            events.emit(Noticed("warning" if level == "warning" else "info", text))
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("done" if kind is None else f"ended by {kind.__name__}")
+
+
+def _make_sure_of(path: Path) -> None:
+    """Raises JournalError if trying again later cannot help."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise JournalError(f"{path} is a directory; name a file in it, for example {path / JOURNAL_NAME}")
+        open_for_writing(path).close()
+    except (NotADirectoryError, FileExistsError) as error:
+        raise JournalError(f"{path.parent} is no directory; name another place for the journal") from error
+    except (sqlite3.Error, OSError) as error:
+        logger.debug("%s cannot be opened yet: %s", path, error)

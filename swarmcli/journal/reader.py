@@ -1,0 +1,156 @@
+"""Reads a journal while its owner writes it, and after its owner was killed.
+
+Plain sqlite3 and not sqlite-utils: reading needs nothing of it, and importing it takes half a second where pandas is
+installed, which `swarm log` would pay each time.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from swarmcli.errors import JournalError
+from swarmcli.journal.records import (
+    EpochRecord,
+    EventRecord,
+    PeerRecord,
+    Record,
+    ReportRecord,
+    RoundRecord,
+    RunRecord,
+    SwarmLoss,
+    Totals,
+)
+from swarmcli.journal.schema import TABLES, from_row
+from swarmcli.journal.validity import check
+
+BUSY_SECONDS = 2.0
+R = TypeVar("R", bound=Record)
+
+
+class JournalReader:
+    """A read-only view of one journal file. May be used from any thread, by one at a time; a context manager.
+
+    Everything but `runs` speaks of one run id, over all starts of this peer in it. Rows come oldest first; with a
+    `limit`, the newest that many. Every method raises JournalError when the file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection = _connect(path)
+        self._connection.row_factory = sqlite3.Row
+
+    def runs(self) -> list[RunRecord]:
+        """Every start of this peer that the file knows of."""
+        return [from_row(RunRecord, row) for row in self._query("SELECT * FROM runs ORDER BY id")]
+
+    def epochs(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochRecord]:
+        """Epochs above `after`, by number; one that was come to more than once as it was the last time."""
+        latest = "id IN (SELECT max(id) FROM epochs WHERE run IN ({runs}) AND epoch > ? GROUP BY epoch)"
+        return self._rows(EpochRecord, latest, (run_id, after), "epoch", limit)
+
+    def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundRecord]:
+        """Rounds whose row id is above `after`."""
+        return self._rows(RoundRecord, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
+
+    def events(
+        self, run_id: str, *, after: int = 0, limit: int | None = None, details: bool = True
+    ) -> list[EventRecord]:
+        """Events whose row id is above `after`; without `details`, only those that people should read."""
+        where = "run IN ({runs}) AND id > ?" + ("" if details else " AND level != 'detail'")
+        return self._rows(EventRecord, where, (run_id, after), "id", limit)
+
+    def peers(self, run_id: str) -> list[PeerRecord]:
+        """The last that was known of each peer, by when it was first seen."""
+        latest: dict[str, PeerRecord] = {}
+        rows = self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) ORDER BY last_seen", (run_id,))
+        for peer in (from_row(PeerRecord, row) for row in rows):
+            earlier = latest.get(peer.peer, peer)
+            latest[peer.peer] = replace(peer, first_seen=min(peer.first_seen, earlier.first_seen))
+        return sorted(latest.values(), key=lambda peer: (peer.first_seen, peer.peer))
+
+    def reports(self, run_id: str, *, after: int = -1) -> list[ReportRecord]:
+        """What peers reported for epochs above `after`, by epoch."""
+        return self._rows(ReportRecord, "run IN ({runs}) AND epoch > ?", (run_id, after), "epoch, peer", None)
+
+    def losses(self, run_id: str, *, after: int = -1) -> list[SwarmLoss]:
+        """The swarm's loss at epochs above `after`, as far as peers reported theirs."""
+        rows = self._query(
+            "SELECT epoch, sum(loss * max(samples, 1)) / sum(max(samples, 1)) AS loss, count(*) AS reporters "
+            f"FROM reports WHERE run IN ({_RUNS}) AND epoch > ? AND loss IS NOT NULL GROUP BY epoch ORDER BY epoch",
+            (run_id, after),
+        )
+        return [SwarmLoss(row["epoch"], row["loss"], row["reporters"]) for row in rows]
+
+    def totals(self, run_id: str) -> Totals:
+        """Sums over the whole run."""
+        epochs = self._query(
+            f"SELECT count(DISTINCT epoch), coalesce(sum(own_samples), 0) FROM epochs WHERE run IN ({_RUNS})", (run_id,)
+        )[0]
+        rounds = self._query(
+            "SELECT count(*) FILTER (WHERE outcome = 'committed'), count(*) FILTER (WHERE outcome = 'failed'), "
+            "count(*) FILTER (WHERE outcome = 'undecided'), coalesce(sum(bytes_sent), 0), "
+            f"coalesce(sum(bytes_received), 0) FROM rounds WHERE run IN ({_RUNS})",
+            (run_id,),
+        )[0]
+        return Totals(*epochs, *rounds)
+
+    def _rows(
+        self, record_type: type[R], where: str, parameters: Sequence[Any], order: str, limit: int | None
+    ) -> list[R]:
+        name = TABLES[record_type].name
+        backwards = ", ".join(f"{column.strip()} DESC" for column in order.split(","))
+        selected = f"SELECT * FROM {name} WHERE {where.format(runs=_RUNS)} ORDER BY {backwards} LIMIT ?"
+        rows = self._query(selected, (*parameters, -1 if limit is None else limit))
+        return [from_row(record_type, row) for row in reversed(rows)]
+
+    def _query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        try:
+            return self._connection.execute(sql, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path} cannot be read: {error}") from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> JournalReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_RUNS = "SELECT id FROM runs WHERE run_id = ?"
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    if not path.is_file():
+        raise JournalError(f"{path} does not exist" if not path.exists() else f"{path} is no file")
+    problem = ""
+    # A journal on a medium that cannot be written needs the second: no file for the readers' index can be made there.
+    for mode in ("mode=ro", "immutable=1"):
+        try:
+            connection = sqlite3.connect(
+                f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=BUSY_SECONDS, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            problem = str(error)
+            continue
+        try:
+            if check(connection, path):
+                return connection
+            problem = "it is empty; the run has not written anything yet"
+        except sqlite3.Error as error:
+            problem = str(error)
+        except JournalError:
+            connection.close()
+            raise
+        connection.close()
+    raise JournalError(f"{path} cannot be read: {problem}")
