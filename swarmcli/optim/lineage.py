@@ -1,0 +1,91 @@
+"""Which parameters a peer holds, as a chain of hashes, and which chain to follow where they part.
+
+`lineage = hash(previous lineage, id of the committed round)`; the first is the hash of the run's initial parameters.
+Peers of one lineage hold the same parameters (to rounding), so only they average with each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+LINEAGE_BYTES = 32
+
+
+def hash_tensors(tensors: Iterable[torch.Tensor], *prefix: bytes) -> bytes:
+    """SHA-256 over the prefix fields and each tensor's dtype, shape and bytes, in order."""
+    digest = hashlib.sha256()
+    for field in prefix:
+        digest.update(len(field).to_bytes(8, "big") + field)
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        flat = tensor.detach().contiguous().reshape(-1).cpu()
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def first_lineage(run_id: str, parameters: Sequence[torch.Tensor]) -> bytes:
+    """Of a run that nobody has stepped yet: equal for peers that start from equal parameters."""
+    return hash_tensors(parameters, b"swarm first lineage", run_id.encode())
+
+
+def next_lineage(lineage: bytes, round_id: bytes) -> bytes:
+    """After the round `round_id` was committed on `lineage`."""
+    return hashlib.sha256(b"swarm lineage" + lineage + round_id).digest()
+
+
+def solitary_round_id(peer_id: bytes, lineage: bytes) -> bytes:
+    """Stands in for a group's id when a peer that is alone steps by itself."""
+    return hashlib.sha256(b"swarm alone" + peer_id + lineage).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a lineage has come. Members of one lineage agree on all three values."""
+
+    epoch: int
+    samples: int  # in all epochs so far, by everyone
+    lineage: bytes
+
+    def beats(self, other: Standing) -> bool:
+        """The rule for lineages that parted: higher epoch, then more samples, then the smaller id."""
+        if (self.epoch, self.samples) != (other.epoch, other.samples):
+            return (self.epoch, self.samples) > (other.epoch, other.samples)
+        return self.lineage < other.lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A standing that a peer says it holds; `settled` once it has decided to train on it."""
+
+    standing: Standing
+    settled: bool = True
+
+
+def best(standings: Iterable[Standing]) -> Standing | None:
+    """The one that beats all others; None if there is none."""
+    winner: Standing | None = None
+    for standing in standings:
+        if winner is None or standing.beats(winner):
+            winner = standing
+    return winner
+
+
+def lineage_to_follow(own: Claim, others: Iterable[Claim]) -> Standing:
+    """The standing that this peer should train on, its own if no other has a better claim to it.
+
+    A settled peer yields only to a settled lineage that beats its own. A newcomer also yields to a settled lineage
+    that is just as far (its unlike initial weights lose nothing); among newcomers only, the rule for lineages decides,
+    so that all of them name the same one.
+    """
+    claims = list(others)
+    settled = best(claim.standing for claim in claims if claim.settled)
+    if own.settled:
+        return settled if settled is not None and settled.beats(own.standing) else own.standing
+    if settled is not None:
+        behind = (settled.epoch, settled.samples) < (own.standing.epoch, own.standing.samples)
+        return own.standing if behind else settled
+    return best([own.standing, *(claim.standing for claim in claims)]) or own.standing

@@ -1,0 +1,190 @@
+"""Everything that a newcomer must hold to go on as the others do: parameters, statistics, scheduler, standing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from swarmcli.optim.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors, next_lineage
+from swarmcli.optim.plain_values import fit, to_plain
+
+MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
+Parameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
+OptimizerFactory = Callable[[Parameters], torch.optim.Optimizer]
+
+
+class Scheduler(Protocol):
+    """What is asked of a learning rate scheduler; torch's all fit."""
+
+    def step(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+SchedulerFactory = Callable[[torch.optim.Optimizer], Scheduler]
+
+
+@dataclass(frozen=True)
+class CapturedState:
+    """A training state in pieces that travel: tensors by name, all else as plain values."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+    def clone(self) -> CapturedState:
+        """The same with tensors in host memory that later steps do not change."""
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors.items()}
+        return CapturedState(self.metadata, copies)
+
+
+class TrainingState:
+    """Parameters, their optimizer and scheduler, extra tensors, and the standing of their lineage.
+
+    The names of the tensors are `parameter/<index>`, `statistic/<index>/<name>` and `extra/<index>`, in the order of
+    the optimizer's parameter groups.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Scheduler | None = None,
+        extra_tensors: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.extra_tensors = tuple(extra_tensors)
+        self.parameters = tuple(p for group in optimizer.param_groups for p in group["params"])
+        self.standing = Standing(0, 0, first_lineage(run_id, self.parameters))
+
+    @property
+    def epoch(self) -> int:
+        return self.standing.epoch
+
+    def digest(self) -> str:
+        """SHA-256 over the parameters, in hexadecimal: equal exactly where they are bit-identical."""
+        return hash_tensors(self.parameters).hex()
+
+    def step(self, round_id: bytes, samples: int) -> None:
+        """One optimizer step with the gradients that the parameters hold now, then the scheduler's; a new standing."""
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        old = self.standing
+        self.standing = Standing(old.epoch + 1, old.samples + samples, next_lineage(old.lineage, round_id))
+
+    def capture(self) -> CapturedState:
+        """The state as it is now. Its tensors are the live ones: clone before they may change."""
+        optimizer_state = self.optimizer.state_dict()
+        tensors = {f"parameter/{index}": parameter.detach() for index, parameter in enumerate(self.parameters)}
+        numbers: dict[str, Any] = {}
+        for index, statistics in optimizer_state["state"].items():
+            for name, value in statistics.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"statistic/{index}/{name}"] = value.detach()
+                else:
+                    numbers[f"{index}/{name}"] = to_plain(value)
+        tensors.update({f"extra/{index}": tensor.detach() for index, tensor in enumerate(self.extra_tensors)})
+        metadata = {
+            "epoch": self.standing.epoch,
+            "samples_seen": self.standing.samples,
+            "lineage": self.standing.lineage,
+            "groups": [to_plain(_settings(group)) for group in optimizer_state["param_groups"]],
+            "numbers": numbers,
+            "scheduler": to_plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
+        }
+        return CapturedState(metadata, tensors)
+
+    @torch.no_grad()
+    def restore(self, captured: CapturedState) -> None:
+        """Takes over a state that another peer captured, wholly or (ValueError: it does not fit) not at all."""
+        metadata = captured.metadata
+        standing = read_standing(metadata)
+        statistics = self._check_tensors(captured.tensors)
+        for place, value in _mapping(metadata, "numbers").items():
+            index, name = _place(place)
+            _statistics_of(statistics, index, len(self.parameters))[name] = fit(None, value, place)
+        optimizer_state = self.optimizer.state_dict()
+        groups = optimizer_state["param_groups"]
+        fitted = fit([_settings(group) for group in groups], metadata.get("groups"), "groups")
+        schedule = self._fit_schedule(metadata.get("scheduler"))
+
+        for name, own in self._own_tensors().items():
+            own.copy_(captured.tensors[name])
+        merged = [{**group, **new} for group, new in zip(groups, fitted, strict=True)]
+        self.optimizer.load_state_dict({**optimizer_state, "state": statistics, "param_groups": merged})
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(schedule)
+        self.standing = standing
+
+    def _own_tensors(self) -> dict[str, torch.Tensor]:
+        """Those that every peer of the run holds in the same shapes."""
+        own = {f"parameter/{index}": parameter for index, parameter in enumerate(self.parameters)}
+        return own | {f"extra/{index}": tensor for index, tensor in enumerate(self.extra_tensors)}
+
+    def _check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, Any]]:
+        """Returns the statistics by parameter once every tensor has proved to fit."""
+        own = self._own_tensors()
+        statistics: dict[int, dict[str, Any]] = {}
+        for name, tensor in tensors.items():
+            kind, _, place = name.partition("/")
+            if kind != "statistic":
+                if name not in own or (own[name].shape, own[name].dtype) != (tensor.shape, tensor.dtype):
+                    raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not what this model has there")
+                continue
+            index, statistic = _place(place)
+            of_parameter = _statistics_of(statistics, index, len(self.parameters))
+            if tensor.numel() > max(1, self.parameters[index].numel()):
+                raise ValueError(f"{name}: larger than its parameter")
+            of_parameter[statistic] = tensor.clone()
+        missing = own.keys() - tensors.keys()
+        if missing:
+            raise ValueError(f"{min(missing)} is missing")
+        return statistics
+
+    def _fit_schedule(self, received: Any) -> dict[str, Any]:
+        if self.scheduler is None:
+            if received is not None:
+                raise ValueError("scheduler: the donor has one, this peer has none")
+            return {}
+        return dict(fit(self.scheduler.state_dict(), received, "scheduler"))
+
+
+def read_standing(metadata: Mapping[str, Any]) -> Standing:
+    """The standing that a state's metadata names. Raises ValueError if it names none."""
+    epoch, samples, lineage = (metadata.get(key) for key in ("epoch", "samples_seen", "lineage"))
+    if not isinstance(epoch, int) or not isinstance(samples, int) or min(epoch, samples) < 0:
+        raise ValueError(f"epoch and samples_seen: expected counts, got {epoch!r:.40} and {samples!r:.40}")
+    if not isinstance(lineage, bytes) or len(lineage) != LINEAGE_BYTES:
+        raise ValueError(f"lineage: expected {LINEAGE_BYTES} bytes, got {lineage!r:.80}")
+    return Standing(epoch, samples, lineage)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = metadata.get(key)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key}: expected a mapping, got {value!r:.60}")
+    return value
+
+
+def _place(text: str) -> tuple[int, str]:
+    index, separator, name = str(text).partition("/")
+    if not separator or not index.isdecimal() or len(index) > 9 or not 0 < len(name) <= 64:
+        raise ValueError(f"{text!r:.80}: expected <parameter index>/<name of the statistic>")
+    return int(index), name
+
+
+def _statistics_of(statistics: dict[int, dict[str, Any]], index: int, parameters: int) -> dict[str, Any]:
+    if index >= parameters:
+        raise ValueError(f"statistics of parameter {index}: there are only {parameters} parameters")
+    of_parameter = statistics.setdefault(index, {})
+    if len(of_parameter) >= MAX_STATISTICS:
+        raise ValueError(f"statistics of parameter {index}: more than {MAX_STATISTICS}")
+    return of_parameter
