@@ -30,6 +30,8 @@ SwarmError
 ├── FingerprintError              the run refused this peer: its recipe differs; `.keys` says where
 ├── RecipeError                   a recipe that cannot be read; carries file, line and fix
 ├── DataError                     training data that is missing or cannot be read
+├── TrainingError                 the loop cannot go on: its losses are no numbers
+├── CheckpointError               a checkpoint that is damaged, of another run, or of another model
 └── JournalError                  a journal that cannot be opened or read
 
 Wrong arguments in code are plain ValueError and TypeError. Errors of libraries are translated where they enter.
@@ -201,6 +203,14 @@ class RecipeError(SwarmError):
 
 class DataError(SwarmError):
     """Training data that is missing or cannot be read."""
+
+
+class TrainingError(SwarmError):
+    """Training cannot go on; the message says why and what may help."""
+
+
+class CheckpointError(SwarmError):
+    """A checkpoint that cannot be used; the message names the file and what is wrong with it."""
 
 
 class JournalError(SwarmError):
