@@ -23,6 +23,7 @@ SwarmError
 ├── AveragingError
 │   ├── MatchmakingError          no group came together in time; `.reason` says why
 │   ├── NoReducerError            nobody in the group can reduce for everyone
+│   ├── InputRefused              what a member sent cannot be averaged; it is left out, the round goes on
 │   ├── RoundFailed               the group's round was given up; tensors are untouched
 │   ├── RoundUndecided            this peer lost the quorum and cannot know the outcome; inputs are kept
 │   └── StateDownloadError        no donor gave a complete state; `.attempts` says what failed with each
@@ -162,6 +163,10 @@ class MatchmakingError(AveragingError):
 
 class NoReducerError(AveragingError):
     """No member of the group can be reached by all who would send to it."""
+
+
+class InputRefused(AveragingError):
+    """What a member sent cannot be averaged. The member is left out from there on; the round goes on without it."""
 
 
 class RoundFailed(AveragingError):
