@@ -67,8 +67,14 @@ class Connection(Protocol):
     purpose: Purpose
     dialed: bool  # True at the end that dialed
     remote_address: str  # for people and logs
-    bytes_sent: int  # so far, handed over for writing
-    bytes_received: int  # so far, of unfinished frames too: a keepalive tells by it that the other end lives
+
+    @property
+    def bytes_sent(self) -> int:
+        """So far, handed over for writing."""
+
+    @property
+    def bytes_received(self) -> int:
+        """So far, of unfinished frames too: a keepalive tells by it that the other end lives."""
 
     def start(self, receiver: Receiver) -> None:
         """Begins delivery of frames; until then nothing is read beyond the handshake."""
