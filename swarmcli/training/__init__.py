@@ -1,0 +1,43 @@
+"""Tasks, their data, and the loop that computes gradients for the swarm."""
+
+from swarmcli.training.causal_lm import CausalLanguageModelling
+from swarmcli.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint, load_checkpoint
+from swarmcli.training.device import Compute, choose_compute
+from swarmcli.training.interrupt import stop_on_signals
+from swarmcli.training.loop import (
+    CollaborativeOptimizer,
+    EpochReport,
+    LoopResult,
+    LoopSettings,
+    StepReport,
+    TrainingLoop,
+)
+from swarmcli.training.schedule import build_optimizer, build_scheduler
+from swarmcli.training.task import Batch, Task, build_task, stream_seed
+from swarmcli.training.tokenizer import ByteTokenizer, SavedTokenizer, load_tokenizer
+
+__all__ = [
+    "Batch",
+    "ByteTokenizer",
+    "CausalLanguageModelling",
+    "Checkpoint",
+    "CheckpointStore",
+    "CollaborativeOptimizer",
+    "Compute",
+    "EpochReport",
+    "LoopResult",
+    "LoopSettings",
+    "SavedTokenizer",
+    "StepReport",
+    "Task",
+    "TrainingLoop",
+    "build_optimizer",
+    "build_scheduler",
+    "build_task",
+    "choose_compute",
+    "find_checkpoint",
+    "load_checkpoint",
+    "load_tokenizer",
+    "stop_on_signals",
+    "stream_seed",
+]

@@ -1,0 +1,140 @@
+"""Causal language modelling: predict the next token, with any decoder of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import Recipe
+from swarmcli.training.data import text_batches
+from swarmcli.training.task import Batch
+from swarmcli.training.tokenizer import Tokenizer, load_tokenizer
+
+
+class CausalLanguageModelling:
+    """The task `causal_lm` of a recipe. A sample is a sequence of `sequence_len` tokens."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
+        self._recipe = recipe
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe) -> CausalLanguageModelling:
+        return cls(recipe, load_tokenizer(recipe))
+
+    def build_model(self) -> nn.Module:
+        """The model on the CPU in float32. Its initial weights depend on the recipe's seed alone.
+
+        Raises RecipeError when transformers cannot build it, or it cannot hold the tokens.
+        """
+        base_model = self._recipe.base_model
+        # The caller's own random numbers (dropout, its data) must not depend on whether a model was built before.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._recipe.seed)
+            if isinstance(base_model, str):
+                model = self._load(self._recipe.locate(base_model))
+            else:
+                model = self._create(base_model)
+        config: Any = model.config
+        self._check_sizes(config)
+        config.use_cache = False  # a cache of keys and values serves generation, not training
+        return model.float().train()
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        return text_batches(self._recipe, self.tokenizer, seed)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean negative log likelihood in nats per token; the model shifts the labels itself."""
+        loss: Tensor = model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
+        return loss
+
+    def _create(self, fields: Mapping[str, Any]) -> nn.Module:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        self._check_fields(fields)
+        defaults = {
+            "vocab_size": self.tokenizer.vocab_size,
+            "max_position_embeddings": self._recipe.sequence_len,
+            "bos_token_id": self.tokenizer.end_of_text,
+            "eos_token_id": self.tokenizer.end_of_text,
+        }
+        try:
+            # An architecture may call its fields otherwise (GPT-2: n_positions); the config knows both names.
+            names = AutoConfig.for_model(fields["model_type"]).attribute_map
+            given = {names.get(key, key) for key in fields}
+            defaults = {names.get(k, k): v for k, v in defaults.items() if names.get(k, k) not in given}
+            config = AutoConfig.for_model(**{**defaults, **fields})
+            model: nn.Module = AutoModelForCausalLM.from_config(config)
+        except Exception as error:  # architectures raise whatever their constructors meet
+            raise self._refuse(
+                f"transformers cannot build this model: {_first_line(error)}", "correct its fields"
+            ) from error
+        return model
+
+    def _check_fields(self, fields: Mapping[str, Any]) -> None:
+        from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        model_type = fields["model_type"]
+        if model_type not in CONFIG_MAPPING:
+            near = get_close_matches(model_type, list(CONFIG_MAPPING.keys()), n=1)
+            hint = f"did you mean {near[0]}?" if near else "write one that this transformers knows, for example gpt2"
+            raise self._refuse(f"unknown model_type {model_type!r}", hint, "model_type")
+        config = AutoConfig.for_model(model_type)
+        known = {*config.to_dict(), *config.attribute_map}
+        for key in fields:
+            if key not in known or key.startswith("_"):
+                near = get_close_matches(key, sorted(known), n=1)
+                hint = f"did you mean {near[0]}?" if near else "remove it"
+                raise self._refuse(f"a {model_type} config has no field {key!r}", hint, key)
+
+    def _load(self, directory: Path) -> nn.Module:
+        from transformers import AutoModelForCausalLM
+
+        if not (directory / "config.json").is_file():
+            raise self._refuse(
+                f"{directory} is no directory with a saved model (it has no config.json)",
+                "download the model there first; a recipe downloads none",
+            )
+        try:
+            model: nn.Module = AutoModelForCausalLM.from_pretrained(
+                str(directory),
+                local_files_only=True,
+                use_safetensors=True,  # the older format is a pickle, which can run code
+                trust_remote_code=self._recipe.local.trust_remote_code,
+            )
+        except Exception as error:  # as above
+            raise self._refuse(
+                f"no model can be loaded from {directory}: {_first_line(error)}",
+                "it must be a causal language model saved as safetensors; if it brings code of its own that you have "
+                "read and trust, set local.trust_remote_code",
+            ) from error
+        return model
+
+    def _check_sizes(self, config: Any) -> None:
+        if config.vocab_size < self.tokenizer.vocab_size:
+            raise self._refuse(
+                f"the model knows {config.vocab_size} tokens, the tokenizer has {self.tokenizer.vocab_size}",
+                "raise vocab_size, or leave it out to have it follow the tokenizer",
+                "vocab_size",
+            )
+        positions = getattr(config, "max_position_embeddings", None)
+        if isinstance(positions, int) and positions < self._recipe.sequence_len:
+            raise self._refuse(
+                f"the model reads {positions} tokens at most, sequence_len is {self._recipe.sequence_len}",
+                f"lower sequence_len to {positions}",
+            )
+
+    def _refuse(self, problem: str, fix: str, *keys: str) -> RecipeError:
+        return RecipeError(f"{self._recipe.origin('base_model', *keys)}: base_model: {problem}; {fix}")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300] if lines else type(error).__name__

@@ -1,0 +1,75 @@
+"""On what to compute, and in which precision."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import Recipe
+from swarmcli.training.task import Batch
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A device and the precision of the forward pass; parameters, gradients and sums stay in float32."""
+
+    device: torch.device
+    autocast_dtype: torch.dtype | None = None
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """A block in which matrix products are computed in the chosen precision."""
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast_dtype)
+
+    def place(self, batch: Batch) -> dict[str, Tensor]:
+        """The batch on the device. From pinned memory a copy to CUDA would not wait; batches are too small for that."""
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def __str__(self) -> str:
+        return f"{self.device} ({'bfloat16' if self.autocast_dtype is not None else 'float32'})"
+
+
+def choose_compute(recipe: Recipe) -> Compute:
+    """What `local.device`, `local.dtype` and `local.threads` ask for; sets torch's number of threads.
+
+    Raises RecipeError when this machine has no such device.
+    """
+    local = recipe.local
+    if local.threads is not None:
+        torch.set_num_threads(local.threads)
+    device = torch.device(_best_device() if local.device == "auto" else local.device)
+    missing = _what_is_missing(device)
+    if missing:
+        raise RecipeError(
+            f"{recipe.origin('local', 'device')}: local.device is {local.device}, but {missing}; "
+            "set it to auto, or to cpu"
+        )
+    wants_bfloat16 = local.dtype == "bfloat16" or (local.dtype == "auto" and _is_fast_in_bfloat16(device))
+    return Compute(device, torch.bfloat16 if wants_bfloat16 else None)
+
+
+def _best_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _what_is_missing(device: torch.device) -> str | None:
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            return "torch finds no CUDA device"
+        if (device.index or 0) >= torch.cuda.device_count():
+            return f"there are only {torch.cuda.device_count()} CUDA devices"
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        return "torch finds no MPS device"
+    return None
+
+
+def _is_fast_in_bfloat16(device: torch.device) -> bool:
+    # Emulated bfloat16 (devices before Ampere) is slower than float32.
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

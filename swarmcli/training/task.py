@@ -1,0 +1,48 @@
+"""What is learned, behind one small interface: everything else in training knows only this."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Protocol, TypeAlias
+
+from torch import Tensor, nn
+
+from swarmcli.recipe import Recipe
+
+Batch: TypeAlias = Mapping[str, Tensor]  # all tensors have the samples in their first dimension
+
+
+class Task(Protocol):
+    """A model, its data and its loss. A task of your own needs these three methods and no base class."""
+
+    def build_model(self) -> nn.Module:
+        """The model on the CPU in float32, in training mode. Peers with one recipe get equal weights."""
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        """An endless stream of micro-batches on the CPU; the same seed gives the same stream.
+
+        Raises DataError when the data is missing or cannot be read.
+        """
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss over the samples of a batch, a scalar that gradients flow from."""
+
+
+def samples_in(batch: Batch) -> int:
+    """The number of samples of a batch."""
+    return next(iter(batch.values())).shape[0]
+
+
+def stream_seed(seed: int, peer_id: bytes) -> int:
+    """The seed of one peer's stream of data: always the same for the same peer, unlike for any two peers."""
+    digest = hashlib.sha256(b"swarm data stream" + seed.to_bytes(8, "big") + bytes(peer_id)).digest()
+    return int.from_bytes(digest[:8], "big") >> 1  # fits into a signed 64-bit integer
+
+
+def build_task(recipe: Recipe) -> Task:
+    """The task that a recipe names. Raises RecipeError or DataError, each with the fix."""
+    from swarmcli.training.causal_lm import CausalLanguageModelling
+
+    tasks = {"causal_lm": CausalLanguageModelling.from_recipe}
+    return tasks[recipe.task](recipe)
