@@ -1,0 +1,119 @@
+"""What every request passes first: is it meant for this dashboard, and may whoever sends it look?
+
+A page of a stranger, open in the same browser, must not read the dashboard by giving its own name this machine's
+address (DNS rebinding): so the Host header has to be an address, `localhost`, or a name that was allowed by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import secrets
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Guard:
+    """ASGI middleware. `hosts` are names, beyond addresses and localhost, under which the dashboard may be asked for;
+    with a `token` every request has to bring it: once as `?token=…`, which leaves a cookie, or as a bearer token."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] = (), token: str | None = None) -> None:
+        self._app = app
+        self._hosts = {"localhost", *(host.lower().rstrip(".") for host in hosts)}
+        self._token = token
+        self._cookie = "swarm-" + hashlib.sha256((token or "").encode()).hexdigest()[:12]  # one per dashboard of a host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        answer: ASGIApp = self._refusal(scope) or self._app
+        await answer(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if not self._is_own_name(headers.get("host", "")):
+            return PlainTextResponse("This dashboard does not go by that name.\n", 403)
+        if self._token is None:
+            return None
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        if self._is_token(query.pop("token", [""])[-1]):
+            return self._remember(scope, query)
+        if self._is_token(self._brought(headers)):
+            return None
+        return PlainTextResponse(
+            "This dashboard asks for its token: open the link that the command printed, or send the token as "
+            "'Authorization: Bearer …'.\n",
+            401,
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+    def _is_own_name(self, host: str) -> bool:
+        name = host.lower()
+        if name.startswith("["):
+            name = name[1:].partition("]")[0]
+        elif name.count(":") == 1:
+            name = name.partition(":")[0]
+        if name.rstrip(".") in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _is_token(self, offered: str) -> bool:
+        return secrets.compare_digest(offered.encode(), (self._token or "").encode())
+
+    def _brought(self, headers: Headers) -> str:
+        scheme, _, offered = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return offered.strip()
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return ""
+        return cookie.value if cookie is not None else ""
+
+    def _remember(self, scope: Scope, query: dict[str, list[str]]) -> Response:
+        """To the same address without the token, so that it does not stay in the history or get shared by accident."""
+        rest = urlencode(query, doseq=True)
+        response = RedirectResponse("/" + scope["path"].lstrip("/") + ("?" + rest if rest else ""), 303)
+        response.set_cookie(self._cookie, self._token or "", httponly=True, samesite="lax")
+        return response

@@ -1,0 +1,271 @@
+// Follows /api/v1/stream and shows what it says.
+
+import { Chart } from "/static/chart.js";
+import { bytes, clock, count, decimal, duration, percent, plural, rate, roughly } from "/static/format.js";
+import { hiddenPeers, roundsNote, showEvents, showPeers, showRounds, write } from "/static/lists.js";
+
+const MOST_EPOCHS = 1200; // points kept for the curves; beyond that every other one goes
+const MOST_ROUNDS = 60;
+const MOST_EVENTS = 120;
+const SILENCE_MS = 6000; // a stream that says nothing for this long is taken for lost
+const RETRY_MS = [500, 1000, 2000, 3000, 5000];
+
+const STATES = {
+  waiting: "Waiting for trainers",
+  training: "Training",
+  averaging: "Averaging",
+  synchronizing: "Synchronizing",
+  finished: "Finished",
+  stopping: "Stopping",
+};
+const ROLES = ["trainer", "auxiliary", "monitor"];
+
+const $ = (id) => document.getElementById(id);
+const view = { status: null, peers: new Map(), epochs: [], rounds: [], events: [], heard: 0 };
+
+// ---- what arrives
+
+function merge(old, fresh, key, most) {
+  const known = new Map(old.map((item) => [item[key], item]));
+  for (const item of fresh) known.set(item[key], item);
+  return Array.from(known.values()).slice(-most);
+}
+
+function thin(epochs) {
+  if (epochs.length <= MOST_EPOCHS) return epochs;
+  return epochs.filter((_, index) => index % 2 === 0 || index === epochs.length - 1);
+}
+
+const take = {
+  snapshot(data) {
+    view.peers = new Map(data.peers.map((peer) => [peer.peer_id, peer]));
+    view.epochs = thin(data.epochs);
+    view.rounds = data.rounds.slice(-MOST_ROUNDS);
+    view.events = data.events.slice(-MOST_EVENTS);
+    view.status = data.status;
+    drawEverything();
+  },
+  status(data) {
+    view.status = data;
+    drawStatus();
+    drawPeers();
+  },
+  peers({ changed, gone }) {
+    for (const peer of changed) view.peers.set(peer.peer_id, peer);
+    for (const id of gone) view.peers.delete(id);
+  },
+  epochs(data) {
+    view.epochs = thin(merge(view.epochs, data, "epoch", Infinity));
+    drawEpochs();
+  },
+  rounds(data) {
+    view.rounds = merge(view.rounds, data, "id", MOST_ROUNDS);
+    drawRounds();
+  },
+  events(data) {
+    view.events = merge(view.events, data, "id", MOST_EVENTS);
+    drawEvents();
+  },
+};
+
+// ---- what is drawn
+
+const lossChart = new Chart($("loss-chart"), {
+  label: "Loss by epoch",
+  empty: "The loss appears here after the first epoch.",
+  describe: (point) => `epoch ${point.epoch}: ${decimal(point.value, 4)}`,
+  onLook: (text) => write($("loss-readout"), text),
+  smoothed: true,
+});
+const rateChart = new Chart($("rate-chart"), {
+  label: "Samples per second by epoch, all peers together",
+  empty: "The throughput appears here after the first epoch.",
+  describe: (point) => `epoch ${point.epoch}: ${rate(point.value)}`,
+  onLook: (text) => write($("rate-readout"), text),
+  fromZero: true,
+});
+
+function drawEverything() {
+  drawStatus();
+  drawPeers();
+  drawEpochs();
+  drawRounds();
+  drawEvents();
+}
+
+function drawStatus() {
+  const { status } = view;
+  document.body.dataset.state = status.state;
+  write($("run-id"), status.run_id);
+  write($("epoch"), count(status.epoch));
+  write($("max-epochs"), status.max_epochs === null ? "" : ` of ${count(status.max_epochs)}`);
+  write($("state"), STATES[status.state] ?? status.state);
+  const name = status.name || status.peer_id.slice(0, 10);
+  write($("viewer"), name === status.role ? `the ${name}` : `${status.role} ${name}`);
+  write($("throughput"), rate(status.samples_per_second));
+  write($("loss"), decimal(status.loss));
+  document.title = `epoch ${status.epoch}${status.loss === null ? "" : ` · loss ${decimal(status.loss)}`} · ${status.run_id} · swarm`;
+  drawProgress(status);
+  drawInvite(status);
+  drawOwn(status.own);
+}
+
+function drawProgress(status) {
+  const done = status.state === "finished";
+  const part = done ? 1 : Math.min(1, status.target > 0 ? status.samples / status.target : 0);
+  const fill = $("progress-fill");
+  const backwards = part < Number(fill.dataset.part ?? 0);
+  fill.classList.toggle("jump", backwards); // a new epoch begins at once, it does not run back
+  fill.dataset.part = part;
+  fill.style.transform = `scaleX(${part})`;
+  const text = `${count(status.samples)} of ${count(status.target)} samples`;
+  $("progress").setAttribute("aria-valuenow", Math.round(part * 100));
+  $("progress").setAttribute("aria-valuetext", text);
+  write($("samples"), done ? "\u00a0" : text);
+  write($("eta"), eta(status));
+}
+
+function eta(status) {
+  switch (status.state) {
+    case "finished": return "the run is complete";
+    case "averaging": return "averaging with the others…";
+    case "synchronizing": return "downloading the state…";
+    case "waiting": return "nobody computes yet";
+  }
+  return status.eta_seconds === null ? "\u00a0" : `about ${roughly(status.eta_seconds)} left`;
+}
+
+function drawInvite(status) {
+  $("invite").hidden = status.join_line === "" || status.state === "finished";
+  write($("join-line"), status.join_line);
+  const first = status.trainers === 0 && status.state === "waiting";
+  write($("invite-heading"), first ? "Waiting for the first trainer" : "Join this run");
+  $("invite").classList.toggle("prominent", first);
+}
+
+function drawOwn(own) {
+  $("own").hidden = own === null;
+  if (own === null) return;
+  const rounds = own.rounds_committed + own.rounds_failed;
+  write($("own-share"), percent(own.share));
+  write($("own-samples"), count(own.total_samples + own.samples));
+  write($("own-rate"), rate(own.samples_per_second));
+  write($("own-epochs"), count(own.epochs));
+  write($("own-rounds"), own.rounds_failed ? `${count(own.rounds_committed)} of ${count(rounds)}` : count(rounds));
+  write($("own-bytes"), `${bytes(own.bytes_sent)}, ${bytes(own.bytes_received)}`);
+}
+
+function drawPeers() {
+  const rank = (peer) => [peer.me ? 0 : 1, ROLES.indexOf(peer.role) + 1 || 9, peer.name || "\uffff", peer.peer_id];
+  const peers = Array.from(view.peers.values()).sort((a, b) => {
+    const [left, right] = [rank(a), rank(b)];
+    const differing = left.findIndex((value, i) => value !== right[i]);
+    return differing < 0 ? 0 : left[differing] < right[differing] ? -1 : 1;
+  });
+  const { status } = view;
+  write($("peer-count"), count(peers.filter((peer) => peer.health !== "left").length));
+  const parts = [[status.trainers, "trainer"], [status.auxiliaries, "auxiliary", "auxiliaries"], [status.monitors, "monitor"]];
+  write($("peer-sub"), parts.filter(([number]) => number > 0).map((part) => plural(...part)).join(", ") || "\u00a0");
+  const hidden = hiddenPeers(peers);
+  write($("peers-note"), hidden ? `and ${plural(hidden, "more peer")} not listed` : "\u00a0");
+  $("peers-empty").hidden = peers.length > 0;
+  showPeers($("peers"), peers, status.now);
+}
+
+function drawEpochs() {
+  const { epochs } = view;
+  const pick = (field) => epochs.filter((row) => row[field] !== null).map((row) => ({ epoch: row.epoch, value: row[field] }));
+  const losses = pick("loss");
+  lossChart.show(losses);
+  rateChart.show(pick("samples_per_second"));
+  const last = epochs.at(-1);
+  write($("last-epoch"), last ? duration(last.seconds) : "–");
+  write($("last-epoch-sub"), last ? `${duration(last.averaging_seconds)} of it averaging` : "\u00a0");
+  write($("loss-sub"), losses.length > 1 ? `from ${decimal(losses[0].value)} at epoch ${losses[0].epoch}` : "\u00a0");
+}
+
+function drawRounds() {
+  write($("rounds-note"), roundsNote(view.rounds) || "\u00a0");
+  $("rounds-empty").hidden = view.rounds.length > 0;
+  showRounds($("rounds"), view.rounds.toReversed());
+}
+
+function drawEvents() {
+  $("events-empty").hidden = view.events.length > 0;
+  showEvents($("events"), view.events.toReversed());
+}
+
+// ---- the connection
+
+let stream = null;
+let failures = 0;
+let retry = null;
+
+function connect() {
+  clearTimeout(retry);
+  stream?.close();
+  stream = new EventSource("/api/v1/stream");
+  view.heard = Date.now();
+  for (const [name, handle] of Object.entries(take)) {
+    stream.addEventListener(name, (event) => {
+      view.heard = Date.now();
+      handle(JSON.parse(event.data));
+      if (failures || document.body.dataset.connection !== "live") connected();
+    });
+  }
+  stream.onerror = () => lose(failures > 0); // a server that restarts in place is back before anyone reads a banner
+}
+
+function connected() {
+  failures = 0;
+  document.body.dataset.connection = "live";
+  write($("connection"), "live");
+  $("lost").hidden = true;
+}
+
+// EventSource tries again by itself after some failures and never after others; here it is always us.
+function lose(tell) {
+  stream.close();
+  clearTimeout(retry);
+  retry = setTimeout(connect, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
+  failures += 1;
+  view.heard = Date.now();
+  if (!tell) return;
+  document.body.dataset.connection = "lost";
+  write($("connection"), "not connected");
+  const since = view.status ? ` What you see is from ${clock(view.status.now)}.` : "";
+  write($("lost"), `The connection to this peer is lost; trying again.${since}`);
+  $("lost").hidden = false;
+}
+
+setInterval(() => {
+  if (Date.now() - view.heard > SILENCE_MS) lose(true);
+}, 1000);
+window.addEventListener("online", connect);
+document.addEventListener("visibilitychange", () => {
+  if (document.visibilityState === "visible" && document.body.dataset.connection !== "live") connect();
+});
+
+// ---- copying the join line
+
+async function copy() {
+  const line = $("join-line");
+  try {
+    await navigator.clipboard.writeText(line.textContent);
+  } catch {
+    const range = document.createRange(); // pages that are not from this machine get no clipboard
+    range.selectNodeContents(line);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    document.execCommand("copy");
+  }
+  write($("copy"), "Copied");
+  write($("copied"), "The join line was copied");
+  setTimeout(() => {
+    write($("copy"), "Copy");
+    write($("copied"), "");
+  }, 2000);
+}
+
+$("copy").addEventListener("click", copy);
+connect();

@@ -1,0 +1,67 @@
+// Numbers, times and sizes as people read them. All take null for "unknown".
+
+const NONE = "–";
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+export function count(value) {
+  return value === null || value === undefined ? NONE : whole.format(value);
+}
+
+export function decimal(value, digits = 3) {
+  if (value === null || value === undefined) return NONE;
+  const magnitude = Math.abs(value);
+  if (magnitude >= 1e5 || (magnitude > 0 && magnitude < 1e-3)) return value.toExponential(2);
+  return value.toFixed(magnitude >= 1000 ? 0 : magnitude >= 100 ? 1 : digits);
+}
+
+export function rate(value) {
+  if (value === null || value === undefined) return NONE;
+  return value >= 10 || value === 0 ? whole.format(value) : value.toFixed(1);
+}
+
+export function percent(share) {
+  if (share === null || share === undefined) return NONE;
+  return share > 0 && share < 0.01 ? "<1 %" : `${Math.round(share * 100)} %`;
+}
+
+export function bytes(size) {
+  if (size === null || size === undefined) return NONE;
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (size >= 999.5 && unit < units.length - 1) {
+    size /= 1000;
+    unit += 1;
+  }
+  return `${unit === 0 || size >= 100 ? Math.round(size) : size.toFixed(1)} ${units[unit]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return NONE;
+  if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  if (seconds < 99.5) return `${Math.round(seconds)} s`;
+  if (seconds < 5970) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 171000) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+// A duration that nobody needs to the tenth of a second.
+export function roughly(seconds) {
+  return seconds < 99.5 ? `${Math.max(1, Math.round(seconds))} s` : duration(seconds);
+}
+
+export function ago(seconds) {
+  return seconds < 2 ? "now" : `${roughly(seconds)} ago`;
+}
+
+export function clock(time) {
+  return new Date(time * 1000).toLocaleTimeString("en-GB");
+}
+
+export function day(time) {
+  return new Date(time * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+}
+
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}

@@ -1,0 +1,210 @@
+"""A run that never was, for looking at the dashboard and for testing it: everything moves by a clock that is given."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator_web.source import (
+    Contribution,
+    EpochRow,
+    EventRow,
+    LeftOut,
+    PeerRow,
+    RoundRow,
+    RunStatus,
+    State,
+)
+
+START = 1_790_000_000.0
+TARGET = 4096
+JOIN_LINE = "swarm join recipes/stdlib-lm.yaml --initial-peer tcp://203.0.113.7:31330/" + "k7q2m4xw5z" * 5 + "ab"
+REASONS = ("no part arrived for 4.0 s", "the connection was lost", "a part with NaN came from it")
+
+
+def peer_row(name: str, role: str = "trainer", **changes: object) -> PeerRow:
+    digits = random.Random(name).choices("abcdefghijklmnopqrstuvwxyz234567", k=52)
+    row = PeerRow(
+        peer_id="".join(digits),
+        short_id="".join(digits[:10]),
+        name=name,
+        role=role,
+        device="cpu",
+        client_mode=False,
+        me=False,
+        epoch=0,
+        samples=0,
+        samples_per_second=0.0,
+        share=None,
+        loss=None,
+        last_seen=START,
+        health="in step",
+        trouble="",
+    )
+    return replace(row, **changes)
+
+
+TRAINERS = (
+    peer_row("attic-3090", device="cuda, RTX 3090", samples_per_second=212.0),
+    peer_row("büro-mac", device="mps, M3", samples_per_second=96.0),
+    peer_row("garage", device="cpu, 16 cores", samples_per_second=41.0, client_mode=True),
+    peer_row("lab-17", device="cuda, A4000", samples_per_second=168.0),
+)
+OTHERS = (
+    peer_row("relay-fra", "auxiliary", device="cpu, 4 cores", client_mode=True),
+    peer_row("monitor", "monitor", device="cpu, 2 cores", me=True),
+)
+
+
+@dataclass
+class FakeRun:
+    """A DashboardSource. `now` is the moment that is shown; set it, or `advance` it."""
+
+    finished_epochs: int = 0
+    state: State = "training"
+    run_id: str = "stdlib-lm"
+    join_line: str = JOIN_LINE
+    part: float = 0.62  # of the epoch that is under way
+    with_own: bool = False
+    max_epochs: int | None = 200
+    people: list[PeerRow] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
+    extra_events: list[EventRow] = field(default_factory=list)
+
+    @property
+    def now(self) -> float:
+        return START + (self.finished_epochs + self.part) * 8.0
+
+    def advance(self, part: float) -> None:
+        self.part += part
+        while self.part >= 1.0:
+            self.part -= 1.0
+            self.finished_epochs += 1
+
+    def _trainers(self) -> list[PeerRow]:
+        return [peer for peer in self.people if peer.role == "trainer"]
+
+    def status(self) -> RunStatus:
+        rate = sum(peer.samples_per_second for peer in self._trainers())
+        samples = round(TARGET * self.part) if self._trainers() else 0
+        rows = self.epochs(after=self.finished_epochs - 1)
+        me = next((peer for peer in self.people if peer.me), OTHERS[-1])
+        return RunStatus(
+            run_id=self.run_id,
+            state=self.state,
+            peer_id=me.peer_id,
+            role=me.role,
+            name=me.name,
+            epoch=self.finished_epochs,
+            max_epochs=self.max_epochs,
+            samples=samples,
+            target=TARGET,
+            eta_seconds=(TARGET - samples) / rate if rate else None,
+            samples_per_second=rate,
+            loss=rows[-1].loss if rows else None,
+            trainers=len(self._trainers()),
+            auxiliaries=sum(peer.role == "auxiliary" for peer in self.people),
+            monitors=sum(peer.role == "monitor" for peer in self.people),
+            started=START,
+            now=self.now,
+            join_line=self.join_line,
+            own=self._own() if self.with_own else None,
+        )
+
+    def _own(self) -> Contribution:
+        return Contribution(
+            samples=round(1680 * self.part),
+            total_samples=self.finished_epochs * 1680,
+            epochs=self.finished_epochs,
+            share=next((peer.share for peer in self.peers() if peer.me), None),
+            samples_per_second=212.0,
+            loss=2.31,
+            rounds_committed=self.finished_epochs - 3,
+            rounds_failed=3,
+            bytes_sent=self.finished_epochs * 41_300_000,
+            bytes_received=self.finished_epochs * 38_900_000,
+        )
+
+    def peers(self) -> Sequence[PeerRow]:
+        rate = sum(peer.samples_per_second for peer in self._trainers()) or 1.0
+        return [
+            replace(
+                peer,
+                epoch=self.finished_epochs - (peer.health == "behind"),
+                last_seen=self.now - (140.0 if peer.health == "silent" else 1.0 + 1.7 * position),
+                share=peer.samples_per_second / rate if peer.role == "trainer" else None,
+                loss=loss_at(self.finished_epochs) + 0.03 * position if peer.role == "trainer" else None,
+            )
+            for position, peer in enumerate(self.people)
+        ]
+
+    def epochs(self, *, after: int = -1, limit: int = 600) -> Sequence[EpochRow]:
+        return [epoch_row(epoch) for epoch in range(max(1, after + 1), self.finished_epochs + 1)][-limit:]
+
+    def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundRow]:
+        return [round_row(number) for number in range(max(1, after + 1), self.finished_epochs + 1)][-limit:]
+
+    def events(self, *, after: int = 0, limit: int = 200) -> Sequence[EventRow]:
+        written = [event_row(number) for number in range(1, self.finished_epochs // 4 + 1)] + self.extra_events
+        return [row for row in written if row.id > after][-limit:]
+
+
+def loss_at(epoch: int) -> float:
+    noise = random.Random(epoch).gauss(0, 0.035)
+    return 1.62 + 3.9 * math.exp(-epoch / 22) + 0.5 * math.exp(-epoch / 140) + noise
+
+
+def epoch_row(epoch: int) -> EpochRow:
+    wobble = random.Random(epoch + 7).uniform(-0.5, 0.9)
+    rate = (340 if epoch < 60 else 517) + 12 * wobble
+    seconds = TARGET / rate + 0.4
+    return EpochRow(
+        epoch=epoch,
+        time=START + epoch * 8.0,
+        loss=loss_at(epoch),
+        own_loss=None,
+        samples=TARGET + epoch % 17,
+        peers=3 if epoch < 60 else 4,
+        seconds=seconds,
+        averaging_seconds=0.34 + 0.05 * wobble,
+        samples_per_second=TARGET / seconds,
+    )
+
+
+def round_row(number: int) -> RoundRow:
+    draw = random.Random(number * 31)
+    members = 4 if number < 60 else 5
+    failed = number % 23 == 7
+    short = number % 11 == 5
+    left = (LeftOut(peer_id=TRAINERS[2].peer_id, name="garage", reason=draw.choice(REASONS)),) if short else ()
+    return RoundRow(
+        id=number,
+        time=START + number * 8.0 - 0.2,
+        purpose="stdlib-lm.grads",
+        epoch=number - 1,
+        outcome="failed" if failed else "committed",
+        reason="lab-17 was killed while it reduced; nobody else holds its parts" if failed else "",
+        leader="attic-3090",
+        members=members,
+        contributors=members - len(left),
+        left_out=left,
+        seconds=draw.uniform(0.28, 0.44) if not failed else 4.1,
+        bytes_sent=draw.randrange(38_000_000, 43_000_000),
+        bytes_received=draw.randrange(38_000_000, 43_000_000),
+    )
+
+
+def event_row(number: int) -> EventRow:
+    lines = (
+        ("info", "joined", "trainer lab-17 joined"),
+        ("info", "donated", "gave the state of epoch {} to k7q2m4xw5z (12.4 MB)"),
+        ("info", "checkpoint", "checkpoint of epoch {} at runs/monitor-1/checkpoints/epoch-{} (12.4 MB)"),
+        ("warning", "refused", "refused recipe of 3kd8s0qpz1: its recipe differs in optimizer.learning_rate"),
+        ("info", "left", "trainer garage left"),
+        ("info", "left out", "round at epoch {} went on without garage (no part arrived for 4.0 s)"),
+    )
+    level, kind, text = lines[number % len(lines)]
+    return EventRow(
+        id=number, time=START + number * 32.0, level=level, kind=kind, text=text.format(number * 4, number * 4)
+    )
