@@ -1,0 +1,65 @@
+"""`swarm validate`: whether a recipe could be joined with on this machine, and what is in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from swarmcli.recipe import Recipe
+
+
+def validate(
+    recipe: Annotated[Path, typer.Argument(help="The recipe file.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key, for example --set seed=7. May be repeated."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Check the file only: build no model, read no data.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print values and fingerprint as JSON.")] = False,
+) -> None:
+    """Check a recipe as `swarm join` would, without any network."""
+    from swarmcli.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides or ())
+    fingerprint = loaded.fingerprint()
+    found = {} if quick else _try_out(loaded)
+    if as_json:
+        values = loaded.model_dump(mode="json")
+        typer.echo(json.dumps({"values": values, "fingerprint": fingerprint, **found}, indent=2))
+        return
+    for name, text in {**_summary(loaded), **found, "keys that must agree": str(len(fingerprint))}.items():
+        typer.echo(f"{name:<21} {text}")
+    typer.echo(f"{recipe} is in order" + (" as far as the file goes" if quick else ""))
+
+
+def _summary(recipe: Recipe) -> dict[str, str]:
+    """The lines that tell what a recipe is about."""
+    model = recipe.base_model if isinstance(recipe.base_model, str) else recipe.base_model["model_type"]
+    data = ", ".join(getattr(dataset, "path", dataset.type) for dataset in recipe.datasets)
+    return {
+        "run": recipe.run_id,
+        "task": f"{recipe.task} on {data}, {recipe.sequence_len} tokens per sample",
+        "model": str(model),
+        "epoch": f"{recipe.target_batch_size} samples, here {recipe.micro_batch} × {recipe.accumulation_steps} a step",
+        "ends": f"behind epoch {recipe.max_epochs}" if recipe.max_epochs else "when it is stopped",
+        "output": str(recipe.output_dir),
+    }
+
+
+def _try_out(recipe: Recipe) -> dict[str, str]:
+    """What only the model and the data themselves can tell; raises what joining would raise."""
+    from swarmcli.training import build_task, choose_compute
+
+    compute = choose_compute(recipe)
+    task = build_task(recipe)
+    model = task.build_model()
+    batch = next(task.batches(recipe.seed))
+    return {
+        "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        "first batch": ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items()),
+        "device": str(compute),
+    }
