@@ -93,12 +93,15 @@ class Tally:
             digest, most = accepted.most_common(1)[0] if accepted else (None, 0)
             if digest is not None and most + anything >= self.majority:
                 self.decision = Committed(digest)
-            elif most + anything + self._still_to_come() < self.majority:
+            elif most + anything + self._still_to_come() < self.majority or self._nobody_can_name_it(digest):
                 self.decision = Aborted(self._why(most + anything), self._suspects())
         return self.decision
 
     def _still_to_come(self) -> int:
         return self._voters - len(self._votes.keys() | self._lost.keys())
+
+    def _nobody_can_name_it(self, digest: bytes | None) -> bool:
+        return digest is None and self._still_to_come() == 0
 
     def _why(self, accepted: int) -> str:
         reasons = [vote.reason for vote in self._votes.values() if isinstance(vote, Reject)]
