@@ -1,0 +1,138 @@
+"""The routing table of Kademlia (Maymounkov and Mazières 2002, sections 2.2 and 2.4).
+
+Contacts sit in buckets by the highest bit in which their id differs from the node's own: bucket i holds distances
+in [2^i, 2^(i+1)). That is the tree of the paper, whose only leaf that ever splits is the one with the own id. A
+full bucket keeps its old contacts, since who was there long tends to stay; newcomers wait in a replacement cache.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from swarmcli.dht.keys import ID_BITS, node_id
+from swarmcli.network.identity import PeerID
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """A listening peer and where to dial it."""
+
+    peer_id: PeerID
+    addresses: tuple[str, ...]
+
+    @property
+    def node(self) -> int:
+        """Its place among the ids."""
+        return node_id(self.peer_id)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    contacts: OrderedDict[PeerID, Contact] = field(default_factory=OrderedDict)  # least recently seen first
+    replacements: OrderedDict[PeerID, Contact] = field(default_factory=OrderedDict)
+
+
+class RoutingTable:
+    """Whom a node knows. Without I/O: whoever pings the doubtful contacts reports back with `seen` and `failed`."""
+
+    def __init__(self, own: PeerID, bucket_size: int = 20) -> None:
+        self._own = own
+        self._own_node = node_id(own)
+        self._bucket_size = bucket_size
+        self._buckets = [_Bucket() for _ in range(ID_BITS)]
+        self._occupied = 0  # one bit per bucket that has contacts
+
+    def __len__(self) -> int:
+        return sum(len(bucket.contacts) for bucket in self._buckets)
+
+    def __contains__(self, peer: PeerID) -> bool:
+        return peer != self._own and peer in self._bucket_of(peer).contacts
+
+    def __iter__(self) -> Iterator[Contact]:
+        for bucket in self._buckets:
+            yield from bucket.contacts.values()
+
+    def seen(self, contact: Contact) -> tuple[bool, Contact | None]:
+        """A sign of life. Returns whether the contact is new in the table, and whom to ping because its bucket is full."""
+        if contact.peer_id == self._own:
+            return False, None
+        index = self._index_of(contact.peer_id)
+        bucket = self._buckets[index]
+        if contact.peer_id in bucket.contacts:
+            bucket.contacts[contact.peer_id] = contact
+            bucket.contacts.move_to_end(contact.peer_id)
+            return False, None
+        bucket.replacements.pop(contact.peer_id, None)
+        if len(bucket.contacts) < self._bucket_size:
+            bucket.contacts[contact.peer_id] = contact
+            self._occupied |= 1 << index
+            return True, None
+        bucket.replacements[contact.peer_id] = contact
+        if len(bucket.replacements) > self._bucket_size:
+            bucket.replacements.popitem(last=False)
+        return False, next(iter(bucket.contacts.values()))
+
+    def failed(self, peer: PeerID) -> tuple[Contact | None, Contact | None]:
+        """A contact did not answer. Returns the one that left the table and the one that took its place."""
+        if peer == self._own:
+            return None, None
+        index = self._index_of(peer)
+        bucket = self._buckets[index]
+        bucket.replacements.pop(peer, None)
+        lost = bucket.contacts.pop(peer, None)
+        successor = None
+        if lost is not None and bucket.replacements:
+            name, successor = bucket.replacements.popitem(last=True)
+            bucket.contacts[name] = successor
+        if not bucket.contacts:
+            self._occupied &= ~(1 << index)
+        return lost, successor
+
+    def get(self, peer: PeerID) -> Contact | None:
+        return None if peer == self._own else self._bucket_of(peer).contacts.get(peer)
+
+    def nearest(self, target: int, count: int) -> list[Contact]:
+        """The `count` contacts nearest to a target, nearest first."""
+        found: list[Contact] = []
+        for index in self._buckets_by_distance(target):
+            contacts = self._buckets[index].contacts.values()
+            found.extend(sorted(contacts, key=lambda contact: contact.node ^ target))
+            if len(found) >= count:
+                break
+        return found[:count]
+
+    def thin_buckets(self) -> list[int]:
+        """Indices of buckets with room, between the node's nearest contact and the far end: worth a look."""
+        start = (self._occupied & -self._occupied).bit_length() - 1 if self._occupied else ID_BITS
+        return [i for i in range(start, ID_BITS) if len(self._buckets[i].contacts) < self._bucket_size]
+
+    def id_in_bucket(self, index: int, noise: int) -> int:
+        """An id that belongs into a bucket; `noise` chooses which."""
+        return self._own_node ^ ((1 << index) | (noise & ((1 << index) - 1)))
+
+    def _bucket_of(self, peer: PeerID) -> _Bucket:
+        return self._buckets[self._index_of(peer)]
+
+    def _index_of(self, peer: PeerID) -> int:
+        return (node_id(peer) ^ self._own_node).bit_length() - 1
+
+    def _buckets_by_distance(self, target: int) -> Iterator[int]:
+        """Indices of occupied buckets such that everything in one is nearer to the target than everything in the next.
+
+        A contact of bucket i differs from the own id in bit i and in none above it. If the target does so too, the
+        contact shares one bit more with the target than the own id does, hence is nearer: these buckets come
+        first, from the highest bit down; the others follow, from the lowest bit up.
+        """
+        difference = target ^ self._own_node
+        nearer = self._occupied & difference
+        while nearer:
+            index = nearer.bit_length() - 1
+            yield index
+            nearer ^= 1 << index
+        farther = self._occupied & ~difference
+        while farther:
+            lowest = farther & -farther
+            yield lowest.bit_length() - 1
+            farther ^= lowest

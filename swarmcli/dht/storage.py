@@ -1,0 +1,174 @@
+"""What a node keeps for the network: records by key, bounded, with expiration, and with a history that followers read.
+
+Every accepted record gets the next number of the storage's own count. The records of a key are kept in that order,
+so that "what changed since number n" costs no more than what did change.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from swarmcli.dht.keys import NO_SUBKEY, is_owned, key_id
+from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.records import Record
+
+
+class Verdict(IntEnum):
+    """What became of a record that somebody asked to store."""
+
+    STORED = 0  # it is kept, or was there already
+    STALE = 1  # a newer one is there
+    REFUSED = 2  # a validator or a bound said no
+    FULL = 3  # no room: too many subkeys under the key, or the node's storage is full
+    BUSY = 4  # this peer writes too much; later again
+    EXPIRED = 5
+
+
+@dataclass(slots=True)
+class Stored:
+    """A record and its number in the storage's count."""
+
+    record: Record
+    version: int
+    fingerprint: int
+
+
+@dataclass(slots=True)
+class KeyEntry:
+    """The records of one key, in the order of their versions."""
+
+    key: str
+    size: int = 0  # bytes charged
+    records: dict[bytes, Stored] = field(default_factory=dict)
+
+    def since(self, version: int) -> list[Stored]:
+        """What was stored after `version`, oldest first."""
+        newer: list[Stored] = []
+        for stored in reversed(self.records.values()):
+            if stored.version <= version:
+                break
+            newer.append(stored)
+        newer.reverse()
+        return newer
+
+    def digest(self) -> int:
+        """Equal for two replicas exactly when they hold the same records (up to a 64-bit collision)."""
+        digest = 0
+        for stored in self.records.values():
+            digest ^= stored.fingerprint
+        return digest
+
+
+class Storage:
+    """Bounded records of many keys. Times are swarm time, handed in; nothing here does I/O."""
+
+    def __init__(self, limits: DHTLimits) -> None:
+        self.size = 0  # bytes charged
+        self.version = 0  # of the newest change
+        self._limits = limits
+        self._entries: dict[int, KeyEntry] = {}
+        self._expirations: list[tuple[float, int, bytes]] = []
+
+    def put(self, record: Record, now: float) -> Verdict:
+        """Keeps a checked record, unless it is expired, older than what is there, or there is no room."""
+        if record.expiration <= now:
+            return Verdict.EXPIRED
+        self.purge(now)
+        number = key_id(record.key)
+        entry = self._entries.get(number)
+        known = entry.records.get(record.subkey) if entry is not None else None
+        if known is not None and known.record.rank >= record.rank:
+            return Verdict.STORED if known.record == record else Verdict.STALE
+        if not self._make_room(entry, record, known):
+            return Verdict.FULL
+        if entry is None:
+            entry = self._entries[number] = KeyEntry(record.key)
+        self._insert(number, entry, record)
+        return Verdict.STORED
+
+    def entry(self, number: int, now: float) -> KeyEntry | None:
+        """The live records of a key."""
+        self.purge(now)
+        return self._entries.get(number)
+
+    def find(self, number: int, subkey: bytes) -> Record | None:
+        """One record, for the writer who was told that his is stale."""
+        entry = self._entries.get(number)
+        stored = entry.records.get(subkey) if entry is not None else None
+        return None if stored is None else stored.record
+
+    def keys(self, now: float) -> list[int]:
+        """The ids of all keys with live records."""
+        self.purge(now)
+        return list(self._entries)
+
+    def records(self, number: int) -> Iterator[Record]:
+        """All records of a key."""
+        entry = self._entries.get(number)
+        return iter(()) if entry is None else iter([stored.record for stored in entry.records.values()])
+
+    def count(self) -> int:
+        """How many records there are."""
+        return sum(len(entry.records) for entry in self._entries.values())
+
+    def purge(self, now: float) -> None:
+        """Forgets what is expired."""
+        while self._expirations and self._expirations[0][0] <= now:
+            _, number, subkey = heapq.heappop(self._expirations)
+            entry = self._entries.get(number)
+            stored = entry.records.get(subkey) if entry is not None else None
+            if entry is not None and stored is not None and stored.record.expiration <= now:
+                self._remove(number, entry, subkey)
+
+    def _make_room(self, entry: KeyEntry | None, record: Record, known: Stored | None) -> bool:
+        """Whether the record fits; a record that somebody owns takes the place of one that nobody does."""
+        growth = record.size - (known.record.size if known is not None else 0)
+        if self.size + growth > self._limits.max_storage:
+            return False
+        if (entry.size if entry is not None else 0) + growth > self._limits.max_entry:
+            return False
+        if entry is None or known is not None or len(entry.records) < self._limits.max_subkeys:
+            return True
+        victim = _expendable(stored.record for stored in entry.records.values())
+        if victim is None or not is_owned(record.subkey):
+            return False
+        self._remove(key_id(entry.key), entry, victim.subkey)
+        return True
+
+    def _insert(self, number: int, entry: KeyEntry, record: Record) -> None:
+        # Taken out first, so that the dictionary's order stays the order of versions.
+        known = entry.records.pop(record.subkey, None)
+        growth = record.size - (known.record.size if known is not None else 0)
+        self.size += growth
+        entry.size += growth
+        self.version += 1
+        entry.records[record.subkey] = Stored(record, self.version, record.fingerprint())
+        self._entries[number] = entry
+        heapq.heappush(self._expirations, (record.expiration, number, record.subkey))
+        if len(self._expirations) > 64 + 4 * len(self._entries) and len(self._expirations) > 2 * self.count():
+            self._rebuild_expirations()
+
+    def _remove(self, number: int, entry: KeyEntry, subkey: bytes) -> None:
+        size = entry.records.pop(subkey).record.size
+        self.size -= size
+        entry.size -= size
+        if not entry.records:
+            del self._entries[number]
+
+    def _rebuild_expirations(self) -> None:
+        """Without it a record rewritten every second would leave a day of heap entries behind."""
+        self._expirations = [
+            (stored.record.expiration, number, subkey)
+            for number, entry in self._entries.items()
+            for subkey, stored in entry.records.items()
+        ]
+        heapq.heapify(self._expirations)
+
+
+def _expendable(records: Iterable[Record]) -> Record | None:
+    """Of the subkeys that nobody owns, the one that expires first."""
+    unowned = [record for record in records if record.subkey != NO_SUBKEY and not is_owned(record.subkey)]
+    return min(unowned, key=lambda record: record.expiration, default=None)

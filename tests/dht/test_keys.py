@@ -1,0 +1,97 @@
+"""Ids and subkeys."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.dht.keys import (
+    OwnedSubkey,
+    decode_subkey,
+    encode_subkey,
+    id_from_bytes,
+    id_to_bytes,
+    is_owned,
+    key_id,
+    node_id,
+)
+from swarmcli.errors import ValidationError
+from swarmcli.network.identity import Identity, PeerID
+
+PEER = Identity.from_seed(1).peer_id
+owned = st.builds(OwnedSubkey, st.binary(min_size=32, max_size=32).map(PeerID), st.binary(max_size=64))
+subkeys = st.none() | st.text() | st.binary() | st.integers(-(2**63), 2**64 - 1) | owned
+
+
+@given(subkeys)
+def test_subkeys_come_back_as_they_went(subkey: object) -> None:
+    back = decode_subkey(encode_subkey(subkey))
+    assert back == subkey and type(back) is type(subkey)
+
+
+@given(subkeys, subkeys)
+def test_different_subkeys_are_spelled_differently(first: object, second: object) -> None:
+    same = type(first) is type(second) and first == second
+    assert (encode_subkey(first) == encode_subkey(second)) == same
+
+
+@given(st.binary(max_size=80))
+def test_whatever_can_be_read_is_spelled_in_the_one_way(data: bytes) -> None:
+    try:
+        subkey = decode_subkey(data)
+    except ValidationError:
+        return
+    assert encode_subkey(subkey) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xcc\x01",  # 1 in two bytes
+        b"\xd9\x01a",  # "a" with a long length
+        b"\xc7\x20\x01" + b"x" * 32 + b"more",  # an owned subkey with something behind it
+        b"\xc8\x00\x20\x01" + bytes(PEER),  # an owned subkey with a long length
+        b"\xc7\x1f\x01" + b"x" * 31,  # an owner that is too short
+        b"\xc7\x20\x02" + b"x" * 32,  # another extension
+        b"\xd6\xff\x00\x00\x00\x00",  # a timestamp
+        msgspec.msgpack.encode([1]),
+        msgspec.msgpack.encode(True),
+        msgspec.msgpack.encode(1.5),
+        b"",
+        b"\xc1",
+        b"\xa1\xff",
+        b"\x91" * 50_000,
+    ],
+)
+def test_second_spellings_and_other_kinds_are_refused(data: bytes) -> None:
+    with pytest.raises(ValidationError):
+        decode_subkey(data)
+
+
+@pytest.mark.parametrize("subkey", [True, 1.5, ["a"], {"a": 1}, object()])
+def test_other_kinds_of_subkeys_are_type_errors(subkey: object) -> None:
+    with pytest.raises(TypeError, match="str, bytes, int or OwnedSubkey"):
+        encode_subkey(subkey)
+
+
+def test_bytes_that_look_like_a_peer_are_nobodys() -> None:
+    assert not is_owned(encode_subkey(bytes(PEER)))
+    assert not is_owned(encode_subkey(PEER))
+    assert is_owned(encode_subkey(OwnedSubkey(PEER)))
+
+
+def test_numbers_beyond_64_bits_are_value_errors() -> None:
+    with pytest.raises(ValueError, match="64 bits"):
+        encode_subkey(1 << 64)
+
+
+def test_ids_are_sha256() -> None:
+    assert id_to_bytes(node_id(PEER)) == hashlib.sha256(PEER).digest()
+    assert id_to_bytes(key_id("schlüssel")) == hashlib.sha256("schlüssel".encode()).digest()
+    assert id_from_bytes(id_to_bytes(5)) == 5
+    with pytest.raises(ValidationError):
+        id_from_bytes(b"short")

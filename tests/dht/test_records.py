@@ -1,0 +1,121 @@
+"""Merging: the same records give the same result, in whatever order and how often they arrive."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.dht.keys import NO_SUBKEY, encode_subkey
+from swarmcli.dht.records import (
+    TOMBSTONE,
+    Record,
+    ValueWithExpiration,
+    decode_value,
+    encode_value,
+    merge_all,
+    merge_record,
+    read_records,
+)
+from swarmcli.errors import ValidationError
+from swarmcli.network.identity import Identity
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+# Few distinct values, so that ties of sequence, expiration and value happen all the time.
+records = st.builds(
+    Record,
+    key=st.just("key"),
+    subkey=st.sampled_from([encode_subkey(name) for name in (None, "a", b"a", 1)]),
+    value=st.sampled_from([encode_value(value) for value in (0, 1, "one")]),
+    expiration=st.sampled_from([10.0, 20.0, 30.0]),
+    sequence=st.integers(0, 2),
+    signature=st.sampled_from([b"", b"x", b"y"]),
+)
+
+
+@given(values)
+def test_values_come_back_as_they_went(value: object) -> None:
+    assert decode_value(encode_value(value)) == value
+
+
+@given(st.lists(records), st.randoms(use_true_random=False))
+def test_merging_does_not_depend_on_order_or_repetition(them: list[Record], shuffler: random.Random) -> None:
+    once: dict[bytes, Record] = {}
+    merge_all(once, them)
+    again = them + [record for record in them if shuffler.random() < 0.5]
+    shuffler.shuffle(again)
+    other: dict[bytes, Record] = {}
+    merge_all(other, again)
+    assert once == other
+
+
+@given(st.lists(records), st.lists(records), st.lists(records))
+def test_merging_merged_halves_gives_the_whole(first: list[Record], second: list[Record], third: list[Record]) -> None:
+    def merged(*parts: list[Record]) -> dict[bytes, Record]:
+        result: dict[bytes, Record] = {}
+        for part in parts:
+            merge_all(result, part)
+        return result
+
+    left = merged(list(merged(first, second).values()), third)
+    right = merged(first, list(merged(second, third).values()))
+    assert left == right == merged(first, second, third)
+
+
+@given(records)
+def test_the_same_record_changes_nothing(record: Record) -> None:
+    held: dict[bytes, Record] = {}
+    assert merge_record(held, record)
+    assert not merge_record(held, record)
+
+
+def test_sequence_numbers_go_before_expirations() -> None:
+    held: dict[bytes, Record] = {}
+    later = Record("key", encode_subkey("a"), encode_value("clock ran ahead"), 5000.0, sequence=1)
+    newer = Record("key", encode_subkey("a"), encode_value("newer"), 50.0, sequence=2)
+    merge_all(held, [newer, later])
+    assert held[newer.subkey] is newer
+
+
+def test_readers_see_neither_expired_nor_withdrawn_records() -> None:
+    live = Record("key", encode_subkey("live"), encode_value([1]), 20.0)
+    expired = Record("key", encode_subkey("expired"), encode_value(2), 10.0)
+    withdrawn = Record("key", encode_subkey("withdrawn"), TOMBSTONE, 30.0)
+    seen = read_records([live, expired, withdrawn], now=10.0)
+    assert seen == ({"live": ([1], 20.0)}, 20.0)
+    assert read_records([expired, withdrawn], now=10.0) is None
+
+
+@pytest.mark.parametrize(
+    ("plain_expiration", "expected"), [(20.0, "plain"), (19.0, {"a": ValueWithExpiration(1, 20.0)})]
+)
+def test_of_a_plain_value_and_a_dictionary_the_longer_lived_is_seen(plain_expiration: float, expected: object) -> None:
+    plain = Record("key", NO_SUBKEY, encode_value("plain"), plain_expiration)
+    item = Record("key", encode_subkey("a"), encode_value(1), 20.0)
+    assert read_records([item, plain], now=0.0) == (expected, 20.0)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x91" * 100_000 + b"\xc0", b"\xdd\xff\xff\xff\xff", b"\xa1\xff", b"\x01\x01"]
+)
+def test_garbage_values_have_a_named_error(data: bytes) -> None:
+    with pytest.raises(ValidationError, match="readable msgpack"):
+        decode_value(data)
+
+
+def test_what_msgpack_cannot_carry_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="cannot be stored"):
+        encode_value(object())
+    with pytest.raises(TypeError, match="cannot be stored"):
+        encode_value(1 << 70)
+
+
+def test_a_peer_id_is_stored_as_its_bytes() -> None:
+    peer = Identity.from_seed(1).peer_id
+    assert decode_value(encode_value({"peer": peer})) == {"peer": bytes(peer)}

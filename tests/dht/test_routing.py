@@ -1,0 +1,122 @@
+"""The routing table, compared with sorting everything."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from swarmcli.dht.keys import ID_BITS, node_id
+from swarmcli.dht.routing import Contact, RoutingTable
+from swarmcli.network.identity import PeerID
+
+
+def contact(number: int) -> Contact:
+    return Contact(PeerID(number.to_bytes(32, "big")), (f"memory://{number}",))
+
+
+def filled(count: int, bucket_size: int = 20, own: int = 10**6) -> RoutingTable:
+    table = RoutingTable(contact(own).peer_id, bucket_size)
+    for number in range(count):
+        table.seen(contact(number))
+    return table
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 60, 600])
+@pytest.mark.parametrize("seed", range(5))
+def test_nearest_is_what_sorting_everything_gives(count: int, seed: int) -> None:
+    table = filled(count)
+    target = random.Random(seed).getrandbits(ID_BITS)
+    expected = sorted(table, key=lambda each: each.node ^ target)
+    for wanted in (1, 5, 20, 1000):
+        assert table.nearest(target, wanted) == expected[:wanted]
+
+
+def test_nearest_to_the_own_id_and_to_a_contact() -> None:
+    table = filled(200)
+    own = node_id(contact(10**6).peer_id)
+    assert table.nearest(own, 7) == sorted(table, key=lambda each: each.node ^ own)[:7]
+    somebody = next(iter(table))
+    assert table.nearest(somebody.node, 1) == [somebody]
+
+
+def test_a_bucket_holds_no_more_than_its_size() -> None:
+    table = filled(1000, bucket_size=8)
+    own = node_id(contact(10**6).peer_id)
+    sizes: dict[int, int] = {}
+    for each in table:
+        index = (each.node ^ own).bit_length()
+        sizes[index] = sizes.get(index, 0) + 1
+    assert max(sizes.values()) == 8
+    assert sizes[ID_BITS] == 8
+
+
+def test_it_never_holds_itself() -> None:
+    table = RoutingTable(contact(3).peer_id)
+    assert table.seen(contact(3)) == (False, None)
+    assert contact(3).peer_id not in table and len(table) == 0
+    assert table.failed(contact(3).peer_id) == (None, None)
+
+
+def test_a_full_bucket_keeps_the_old_and_names_whom_to_ping() -> None:
+    table = filled(1000, bucket_size=3)
+    far = [each for each in table if (each.node ^ node_id(contact(10**6).peer_id)).bit_length() == ID_BITS]
+    oldest = far[0]
+    newcomers = [n for n in range(1000, 1100) if _bucket(contact(n)) == ID_BITS]
+    assert table.seen(contact(newcomers[0])) == (False, oldest)
+    table.seen(oldest)  # it has answered
+    assert table.seen(contact(newcomers[1])) == (False, far[1])
+    assert oldest.peer_id in table
+
+
+def test_who_fails_is_replaced_by_the_newcomer_seen_last() -> None:
+    table = filled(0, bucket_size=2)
+    members = [contact(n) for n in range(100) if _bucket(contact(n)) == ID_BITS][:4]
+    for each in members:
+        table.seen(each)
+    assert list(table) == members[:2]
+    assert table.failed(members[0].peer_id) == (members[0], members[3])
+    assert set(table) == {members[1], members[3]}
+    assert table.failed(members[0].peer_id) == (None, None)
+    assert table.failed(members[3].peer_id) == (members[3], members[2])
+    assert table.failed(members[2].peer_id) == (members[2], None)
+    assert table.failed(members[1].peer_id) == (members[1], None)
+    assert len(table) == 0 and table.nearest(0, 5) == []
+
+
+def test_replacements_are_bounded_and_forgotten_when_they_fail() -> None:
+    table = filled(0, bucket_size=2)
+    members = [contact(n) for n in range(100) if _bucket(contact(n)) == ID_BITS][:8]
+    for each in members:
+        table.seen(each)
+    table.failed(members[7].peer_id)  # only a replacement
+    assert table.failed(members[0].peer_id)[1] == members[6]
+    assert table.failed(members[1].peer_id)[1] is None
+
+
+def test_new_addresses_of_a_contact_are_taken_over() -> None:
+    table = filled(1)
+    moved = Contact(contact(0).peer_id, ("memory://elsewhere",))
+    assert table.seen(moved) == (False, None)
+    assert table.get(moved.peer_id) == moved
+
+
+def test_ids_for_a_bucket_fall_into_it() -> None:
+    table = filled(50)
+    own = node_id(contact(10**6).peer_id)
+    for index in (0, 1, 17, 255):
+        made = table.id_in_bucket(index, random.Random(index).getrandbits(ID_BITS))
+        assert (made ^ own).bit_length() - 1 == index
+
+
+def test_thin_buckets_lie_beyond_the_nearest_contact() -> None:
+    table = filled(1000, bucket_size=4)
+    own = node_id(contact(10**6).peer_id)
+    nearest = min((each.node ^ own).bit_length() - 1 for each in table)
+    thin = table.thin_buckets()
+    assert thin and min(thin) >= nearest and 255 not in thin
+    assert filled(0).thin_buckets() == []
+
+
+def _bucket(each: Contact) -> int:
+    return (each.node ^ node_id(contact(10**6).peer_id)).bit_length()

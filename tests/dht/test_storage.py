@@ -1,0 +1,140 @@
+"""What a node keeps: newest record wins, bounds hold, expired records vanish, followers read only changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.dht.keys import NO_SUBKEY, OwnedSubkey, Subkey, encode_subkey, key_id
+from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.records import Record, encode_value, merge_all
+from swarmcli.dht.storage import Storage, Verdict
+from swarmcli.network.identity import Identity
+
+
+def record(
+    key: str = "key", subkey: Subkey = None, value: object = 1, expiration: float = 100.0, **more: Any
+) -> Record:
+    return Record(key, encode_subkey(subkey), encode_value(value), expiration, **more)
+
+
+def owned(seed: int, **more: Any) -> Record:
+    return record(subkey=OwnedSubkey(Identity.from_seed(seed).peer_id), sequence=1, signature=b"s" * 64, **more)
+
+
+records = st.builds(
+    record,
+    key=st.sampled_from(["one", "two"]),
+    subkey=st.sampled_from([None, "a", "b"]),
+    value=st.integers(0, 2),
+    expiration=st.sampled_from([5.0, 10.0, 20.0]),
+    sequence=st.integers(0, 2),
+)
+
+
+@given(st.lists(records), st.permutations(range(8)))
+def test_storages_that_saw_the_same_hold_the_same(them: list[Record], order: list[int]) -> None:
+    them = them[:8]
+    first, second = Storage(DHTLimits()), Storage(DHTLimits())
+    for each in them:
+        first.put(each, now=0.0)
+    for index in order:
+        if index < len(them):
+            second.put(them[index], now=0.0)
+            second.put(them[index], now=0.0)
+    expected: dict[str, dict[bytes, Record]] = {}
+    for each in them:
+        merge_all(expected.setdefault(each.key, {}), [each])
+    for key, held in expected.items():
+        for storage in (first, second):
+            entry = storage.entry(key_id(key), 0.0)
+            assert entry is not None
+            assert {name: stored.record for name, stored in entry.records.items()} == held
+        assert first.entry(key_id(key), 0.0).digest() == second.entry(key_id(key), 0.0).digest()  # type: ignore[union-attr]
+    assert first.size == second.size == sum(each.size for held in expected.values() for each in held.values())
+
+
+@given(st.lists(records, max_size=12), st.lists(st.booleans(), min_size=12, max_size=12))
+def test_changes_since_a_cursor_make_up_the_whole(them: list[Record], reads: list[bool]) -> None:
+    """A reader who now and then reads changes ends with what the storage holds."""
+    storage, seen, cursor = Storage(DHTLimits()), {}, 0
+    for each, read in zip(them, reads, strict=False):
+        storage.put(each, now=0.0)
+        entry = storage.entry(key_id("one"), 0.0)
+        if read and entry is not None:
+            changes = entry.since(cursor)
+            assert [stored.version for stored in changes] == sorted(stored.version for stored in changes)
+            assert all(stored.version > cursor for stored in changes)
+            merge_all(seen, [stored.record for stored in changes])
+            cursor = storage.version
+    entry = storage.entry(key_id("one"), 0.0)
+    if entry is not None:
+        merge_all(seen, [stored.record for stored in entry.since(cursor)])
+        assert seen == {name: stored.record for name, stored in entry.records.items()}
+
+
+def test_verdicts() -> None:
+    storage = Storage(DHTLimits())
+    assert storage.put(record(expiration=10.0), now=10.0) is Verdict.EXPIRED
+    assert storage.put(record(expiration=10.0), now=5.0) is Verdict.STORED
+    assert storage.put(record(expiration=10.0), now=5.0) is Verdict.STORED, "the same again is no failure"
+    assert storage.put(record(expiration=9.0), now=5.0) is Verdict.STALE
+    assert storage.put(record(expiration=11.0, value=2), now=5.0) is Verdict.STORED
+    assert storage.find(key_id("key"), NO_SUBKEY) == record(expiration=11.0, value=2)
+
+
+def test_expired_records_vanish_with_their_keys() -> None:
+    storage = Storage(DHTLimits())
+    storage.put(record(subkey="short", expiration=10.0), now=0.0)
+    storage.put(record(subkey="long", expiration=20.0), now=0.0)
+    storage.put(record(key="other", expiration=10.0), now=0.0)
+    assert storage.keys(now=9.9) == [key_id("key"), key_id("other")]
+    entry = storage.entry(key_id("key"), now=10.0)
+    assert entry is not None and list(entry.records) == [encode_subkey("long")]
+    assert storage.keys(now=10.0) == [key_id("key")]
+    assert storage.keys(now=20.0) == [] and storage.size == 0 and storage.count() == 0
+
+
+def test_a_prolonged_record_outlives_its_first_expiration() -> None:
+    storage = Storage(DHTLimits())
+    storage.put(record(expiration=10.0), now=0.0)
+    storage.put(record(expiration=30.0), now=1.0)
+    assert storage.keys(now=10.0) == [key_id("key")]
+    assert storage.keys(now=30.0) == []
+
+
+def test_rewriting_one_record_for_long_does_not_pile_up_memory() -> None:
+    storage = Storage(DHTLimits())
+    for step in range(5000):
+        storage.put(record(expiration=1000.0 + step), now=0.0)
+    assert len(storage._expirations) < 200
+
+
+def test_subkeys_of_a_key_are_bounded_and_owned_ones_come_first() -> None:
+    storage = Storage(DHTLimits(max_subkeys=3))
+    for name, expiration in (("a", 30.0), ("b", 10.0), ("c", 20.0)):
+        assert storage.put(record(subkey=name, expiration=expiration), now=0.0) is Verdict.STORED
+    assert storage.put(record(subkey="d"), now=0.0) is Verdict.FULL
+    assert storage.put(record(subkey="a", expiration=40.0), now=0.0) is Verdict.STORED, "a newer one needs no room"
+    assert storage.put(owned(1), now=0.0) is Verdict.STORED
+    entry = storage.entry(key_id("key"), 0.0)
+    assert entry is not None and encode_subkey("b") not in entry.records, "the one that expired first made room"
+    for seed in (2, 3):
+        assert storage.put(owned(seed), now=0.0) is Verdict.STORED
+    assert storage.put(owned(4), now=0.0) is Verdict.FULL, "nobody makes room for those whom somebody owns"
+
+
+@pytest.mark.parametrize("bound", ["max_storage", "max_entry"])
+def test_bytes_are_bounded(bound: str) -> None:
+    storage = Storage(DHTLimits(**{bound: 2100}))
+    verdicts = [storage.put(record(subkey=n, value="x" * 500), now=0.0) for n in range(5)]
+    assert verdicts == [Verdict.STORED] * 3 + [Verdict.FULL] * 2
+    assert storage.size <= 2100
+    assert storage.put(record(subkey=0, value="x" * 2000, expiration=200.0), now=0.0) is Verdict.FULL
+    assert storage.put(record(subkey=0, value="x", expiration=200.0), now=0.0) is Verdict.STORED
+    assert storage.put(record(subkey=4, value="x" * 500), now=0.0) is Verdict.STORED
+    other = storage.put(record(key="other", value="x" * 500), now=0.0)
+    assert other is (Verdict.FULL if bound == "max_storage" else Verdict.STORED)

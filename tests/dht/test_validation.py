@@ -1,0 +1,60 @@
+"""Bounds and rules, and the count of what did not pass them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from swarmcli.dht.keys import OwnedSubkey, encode_subkey
+from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.records import Record, encode_value
+from swarmcli.dht.schema import SchemaValidator
+from swarmcli.dht.validation import RecordChecker
+from swarmcli.errors import ValidationError
+from swarmcli.network.identity import Identity
+
+LIMITS = DHTLimits(max_key=20, max_subkey=48, max_value=100, max_expiration=1000.0, expiration_slack=100.0)
+GOOD = Record("key", encode_subkey("a"), encode_value(1), 500.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": "k" * 21},
+        {"key": "ü" * 11},
+        {"subkey": encode_subkey("s" * 60)},
+        {"subkey": b"\xcc\x01"},
+        {"value": encode_value(b"v" * 101)},
+        {"value": b"\xc1"},
+        {"expiration": 1100.1},
+        {"expiration": float("inf")},
+        {"expiration": float("nan")},
+    ],
+)
+def test_bounds(change: dict[str, object]) -> None:
+    checker = RecordChecker(LIMITS)
+    checker.check(GOOD, now=0.0)
+    with pytest.raises(ValidationError, match="^bounds: "):
+        checker.check(msgspec.structs.replace(GOOD, **change), now=0.0)
+    assert checker.refused == {"bounds": 1}
+
+
+def test_the_cap_on_expirations_leaves_room_for_wrong_clocks() -> None:
+    RecordChecker(LIMITS).check(msgspec.structs.replace(GOOD, expiration=1100.0), now=0.0)
+
+
+def test_signatures_are_checked_without_being_asked_for() -> None:
+    checker = RecordChecker(LIMITS)
+    stolen = msgspec.structs.replace(GOOD, subkey=encode_subkey(OwnedSubkey(Identity.from_seed(1).peer_id)))
+    with pytest.raises(ValidationError, match="^signature: "):
+        checker.check(stolen, now=0.0)
+    assert checker.refused == {"signature": 1}
+
+
+def test_users_validators_come_on_top() -> None:
+    checker = RecordChecker(LIMITS)
+    checker.check(GOOD, now=0.0)
+    checker.add([SchemaValidator.for_keys("key", value=str, subkey=str)])
+    with pytest.raises(ValidationError, match="^schema: "):
+        checker.check(GOOD, now=0.0)
+    assert checker.refused == {"schema": 1}
