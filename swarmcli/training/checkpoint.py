@@ -2,8 +2,8 @@
 
     <directory>/epoch-000012/
         model.safetensors      parameters and buffers by name; with config.json a directory that base_model can name
-        training.safetensors   optimizer statistics and extra tensors
-        checkpoint.json        run, epoch, lineage, settings of optimizer and scheduler, a hash of each file
+        training.safetensors   tensors of the optimizer's state
+        checkpoint.json        run, epoch, the rest of the optimizer's state (lineage, schedule), a hash of each file
 
 A checkpoint appears whole or not at all: it is written beside its place, flushed to the disk, and renamed.
 """
@@ -16,19 +16,19 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Events, Noticed
-from swarmcli.optim.training_state import CapturedState
-from swarmcli.training.portable import from_json, to_json
+from swarmcli.training.portable import flatten, unflatten
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ TRAINING = "training.safetensors"
 CONFIG = "config.json"
 
 _NAME = re.compile(r"epoch-(\d{6,})")
-_PARAMETER = "parameter/"
 
 
 @dataclass(frozen=True)
@@ -48,32 +47,29 @@ class Checkpoint:
 
     path: Path
     run_id: str
-    metadata: dict[str, Any]  # of the CapturedState
+    epoch: int
     model: dict[str, Tensor]  # parameters and buffers by name
-    training: dict[str, Tensor]  # the other tensors of the CapturedState
-    parameter_names: tuple[str, ...]  # in the optimizer's order
+    optimizer: dict[str, Any]  # what the optimizer's state_dict() was; for its load_state_dict()
 
-    @property
-    def epoch(self) -> int:
-        return int(self.metadata["epoch"])
-
-    def captured(self, model: nn.Module, parameters: Sequence[Tensor]) -> CapturedState:
-        """The state for an optimizer over `parameters` of `model`. CheckpointError when they are of other shapes."""
-        names = parameter_names(model, parameters)
-        if set(names) != set(self.parameter_names):
-            differing = sorted(set(names) ^ set(self.parameter_names))
-            raise CheckpointError(f"{self.path} is of another model: {differing[0]} is only in one of the two")
-        if names != self.parameter_names:
-            raise CheckpointError(f"{self.path} was written by an optimizer with its parameters in another order")
-        for name, parameter in zip(names, parameters, strict=True):
+    @torch.no_grad()
+    def restore_model(self, model: nn.Module) -> None:
+        """Copies the weights into a model of the same shapes. CheckpointError, and nothing changed, for another."""
+        own = _model_tensors(model)
+        if own.keys() != self.model.keys():
+            differing = min(own.keys() ^ self.model.keys())
+            raise CheckpointError(
+                f"{self.path} is of another model: {differing} is only in {'this one' if differing in own else 'that'}; "
+                "resume with the recipe that wrote it"
+            )
+        for name, tensor in own.items():
             saved = self.model[name]
-            if saved.shape != parameter.shape:
+            if (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
                 raise CheckpointError(
-                    f"{self.path} is of another model: {name} is {tuple(saved.shape)} there, "
-                    f"{tuple(parameter.shape)} here; resume with the recipe that wrote it"
+                    f"{self.path} is of another model: {name} is {saved.dtype} {tuple(saved.shape)} there, "
+                    f"{tensor.dtype} {tuple(tensor.shape)} here; resume with the recipe that wrote it"
                 )
-        tensors = {f"{_PARAMETER}{index}": self.model[name] for index, name in enumerate(names)}
-        return CapturedState(self.metadata, {**tensors, **self.training})
+        for name, tensor in own.items():
+            tensor.copy_(self.model[name])
 
 
 class CheckpointStore:
@@ -85,27 +81,26 @@ class CheckpointStore:
         self._keep = keep
         self._events = events or Events()
 
-    def write(self, captured: CapturedState, model: nn.Module, parameters: Sequence[Tensor]) -> Path | None:
-        """Writes a state of `model`, whose optimizer holds `parameters`; older checkpoints beyond `keep` go.
+    def write(self, model: nn.Module, optimizer_state: Mapping[str, Any], epoch: int) -> Path | None:
+        """Writes the model and its optimizer's `state_dict()`; older checkpoints beyond `keep` go.
 
-        `captured` has to be a clone: training may go on meanwhile. None when the disk is full or cannot be written
-        to: a warning is emitted, nothing half is left, and training goes on.
+        Neither may change meanwhile. None when the disk is full or cannot be written to: a warning is emitted,
+        nothing half is left, and training goes on.
         """
-        epoch = int(captured.metadata["epoch"])
         place = self.directory / f"epoch-{epoch:06d}"
         partial = self.directory / f".{place.name}-{os.getpid()}"
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            self._fill(partial, captured, model, parameters)
+            self._fill(partial, model, optimizer_state, epoch)
             _replace(place, partial)
-            self._remove_old()
         except (OSError, safetensors.SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             text = f"no checkpoint of epoch {epoch} in {self.directory} ({error}); training goes on without it"
             logger.warning(text)
             self._events.emit(Noticed("warning", text))
             return None
+        self._remove_old()
         size = sum(file.stat().st_size for file in place.iterdir())
         self._events.emit(CheckpointWritten(epoch, str(place), size))
         return place
@@ -121,25 +116,22 @@ class CheckpointStore:
         numbered = [(int(m[1]), path) for path in self.directory.iterdir() if (m := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(numbered)]
 
-    def _fill(self, directory: Path, captured: CapturedState, model: nn.Module, parameters: Sequence[Tensor]) -> None:
-        names = parameter_names(model, parameters)
-        weights = _model_tensors(model) | {
-            name: captured.tensors[f"{_PARAMETER}{index}"] for index, name in enumerate(names)
-        }
-        training = {name: tensor for name, tensor in captured.tensors.items() if not name.startswith(_PARAMETER)}
-        _save(weights, directory / MODEL)
-        _save(training, directory / TRAINING)
+    def _fill(self, directory: Path, model: nn.Module, optimizer_state: Mapping[str, Any], epoch: int) -> None:
+        statistics: dict[str, Tensor] = {}
+        structure = flatten(optimizer_state, statistics)
+        _save(_model_tensors(model), directory / MODEL)
+        _save(statistics, directory / TRAINING)
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
             (directory / CONFIG).write_text(config.to_json_string(), encoding="utf-8")
         manifest = {
             "format": FORMAT,
             "run_id": self._run_id,
-            "metadata": to_json(captured.metadata),
-            "parameters": names,
+            "epoch": epoch,
+            "optimizer": structure,
             "sha256": {file.name: _digest(file) for file in sorted(directory.iterdir())},
         }
-        (directory / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        (directory / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         for file in [*directory.iterdir(), directory]:
             _flush(file)
 
@@ -176,20 +168,11 @@ def load_checkpoint(path: Path, run_id: str | None = None) -> Checkpoint:
     for name, digest in manifest["sha256"].items():
         _check_file(path / Path(name).name, digest)
     try:
-        model, training = load_file(path / MODEL), load_file(path / TRAINING)
-        metadata = from_json(manifest["metadata"])
-        names = tuple(map(str, manifest["parameters"]))
-        if not isinstance(metadata["epoch"], int) or not set(names) <= set(model):
-            raise ValueError("its parts do not belong together")
+        optimizer = unflatten(manifest["optimizer"], load_file(path / TRAINING))
+        model = load_file(path / MODEL)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; use an older checkpoint") from error
-    return Checkpoint(path, manifest["run_id"], metadata, model, training, names)
-
-
-def parameter_names(model: nn.Module, parameters: Sequence[Tensor]) -> tuple[str, ...]:
-    """The names that an optimizer's parameters have in the model, in the optimizer's order."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return tuple(names[id(parameter)] for parameter in parameters)
+    return Checkpoint(path, manifest["run_id"], manifest["epoch"], model, optimizer)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -201,7 +184,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}; use an older checkpoint") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} is a checkpoint of another format; this version reads format {FORMAT}")
-    kinds = {"run_id": str, "metadata": dict, "parameters": list, "sha256": dict}
+    if not isinstance(manifest.get("sha256"), dict) or not {MODEL, TRAINING} <= manifest["sha256"].keys():
+        raise CheckpointError(f"{path / MANIFEST} is damaged: it does not list its files; use an older checkpoint")
+    kinds = {"run_id": str, "epoch": int, "optimizer": dict}
     for key, kind in kinds.items():
         if not isinstance(manifest.get(key), kind):
             raise CheckpointError(f"{path / MANIFEST} is damaged: {key} is missing; use an older checkpoint")
@@ -224,12 +209,14 @@ def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor.detach().to("cpu", copy=True)
+            found[name] = tensor.detach()
     return found
 
 
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+    # Copies, because safetensors refuses tensors that share memory with each other.
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    save_file(copies, file, metadata={"format": "pt"})
 
 
 def _digest(file: Path) -> str:

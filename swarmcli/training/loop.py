@@ -90,8 +90,9 @@ class MeanLoss:
 class TrainingLoop:
     """Computes micro-batches and hands their gradients to a collaborative optimizer.
 
-    `on_step` is called after each step and `on_epoch` whenever the optimizer has come to another epoch, both in the
-    loop's thread. Errors of task and optimizer go to the caller of `run`.
+    In the loop's thread, `on_loss(loss, samples)` is called before the optimizer takes a step's gradients (so that it
+    belongs to the epoch in which it was computed), `on_step` after it has, and `on_epoch` whenever it has come to
+    another epoch. Errors of task and optimizer go to the caller of `run`.
     """
 
     def __init__(
@@ -102,16 +103,18 @@ class TrainingLoop:
         settings: LoopSettings,
         *,
         compute: Compute | None = None,
-        on_step: Callable[[StepReport], None] | None = None,
-        on_epoch: Callable[[EpochReport], None] | None = None,
+        on_loss: Callable[[float, int], object] | None = None,
+        on_step: Callable[[StepReport], object] | None = None,
+        on_epoch: Callable[[EpochReport], object] | None = None,
     ) -> None:
         self._task = task
         self._model = model
         self._optimizer = optimizer
         self._settings = settings
         self._compute = compute or Compute(torch.device("cpu"))
-        self._on_step = on_step
-        self._on_epoch = on_epoch
+        self._on_loss = on_loss or _ignore
+        self._on_step = on_step or _ignore
+        self._on_epoch = on_epoch or _ignore
         self._samples = 0
         self._last_loss: float | None = None
         self._bad_steps = 0
@@ -133,7 +136,7 @@ class TrainingLoop:
             mean.add(report.loss, report.samples)
             self._last_loss = mean.value
             if self._optimizer.local_epoch != epoch:
-                self._report_epoch(EpochReport(epoch, mean.samples, mean.value, time.monotonic() - began))
+                self._on_epoch(EpochReport(epoch, mean.samples, mean.value, time.monotonic() - began))
                 epoch, mean, began = self._optimizer.local_epoch, MeanLoss(), time.monotonic()
         return LoopResult(reason, self._optimizer.local_epoch, self._samples, self._last_loss)
 
@@ -156,12 +159,12 @@ class TrainingLoop:
             self._give_up_step(loss)
         self._bad_steps = 0
         computed = time.monotonic()
+        self._on_loss(loss, samples)
         self._optimizer.step(batch_size=samples)
         self._optimizer.zero_grad()
         self._samples += samples
         report = StepReport(epoch, samples, loss, computed - began, time.monotonic() - computed)
-        if self._on_step is not None:
-            self._on_step(report)
+        self._on_step(report)
         return report
 
     def _accumulate(self, batches: Iterator[Batch]) -> tuple[float, int] | None:
@@ -191,6 +194,6 @@ class TrainingLoop:
                 "optimizer.max_grad_norm, or look for broken data"
             )
 
-    def _report_epoch(self, report: EpochReport) -> None:
-        if self._on_epoch is not None:
-            self._on_epoch(report)
+
+def _ignore(*what: object) -> None:
+    """Nobody asked to be told."""
