@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
-from coordinator_web.source import DashboardSource, PeerRow, Snapshot
+from coordinator_web.source import DashboardSource, EpochRow, PeerRow, Snapshot
 
 INTERVAL_SECONDS = 0.5  # between two looks at the source
 MAX_VIEWERS = 32  # pages open at once
+UNSETTLED_EPOCHS = 4  # the last ones may still change, as peers' reports arrive
 RETRY_MILLISECONDS = 1000  # how soon a page that lost its connection tries again
 
 
@@ -33,12 +34,14 @@ class Cursor:
     round: int = 0
     event: int = 0
     peers: dict[str, PeerRow] = field(default_factory=dict)
+    unsettled: dict[int, EpochRow] = field(default_factory=dict)
 
     @classmethod
     def at(cls, snapshot: Snapshot) -> Cursor:
         cursor = cls(peers={row.peer_id: row for row in snapshot.peers})
         if snapshot.epochs:
             cursor.epoch = snapshot.epochs[-1].epoch
+            cursor.unsettled = {row.epoch: row for row in snapshot.epochs[-UNSETTLED_EPOCHS:]}
         if snapshot.rounds:
             cursor.round = snapshot.rounds[-1].id
         if snapshot.events:
@@ -97,9 +100,11 @@ class Feed:
     def _changes(self, cursor: Cursor) -> Iterator[bytes]:
         """Messages that bring a page at `cursor` up to date; moves the cursor. The status always comes, so a page
         hears something in every interval and can tell a quiet run from a lost connection."""
-        if epochs := self._source.epochs(after=cursor.epoch):
+        epochs = self._source.epochs(after=max(-1, cursor.epoch - UNSETTLED_EPOCHS))
+        if news := [row for row in epochs if cursor.unsettled.get(row.epoch) != row]:
             cursor.epoch = epochs[-1].epoch
-            yield _message("epochs", epochs)
+            cursor.unsettled = {row.epoch: row for row in epochs[-UNSETTLED_EPOCHS:]}
+            yield _message("epochs", news)
         if rounds := self._source.rounds(after=cursor.round):
             cursor.round = rounds[-1].id
             yield _message("rounds", rounds)

@@ -125,7 +125,8 @@ class PeerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRow:
-    """One finished epoch. `loss` is the swarm's mean where peers reported theirs, this peer's own otherwise."""
+    """One finished epoch. `loss` is the swarm's mean where peers reported theirs, this peer's own otherwise; the
+    durations are None where only others' reports tell of the epoch."""
 
     epoch: int
     time: float
@@ -133,8 +134,8 @@ class EpochRow:
     own_loss: float | None
     samples: int
     peers: int
-    seconds: float
-    averaging_seconds: float
+    seconds: float | None
+    averaging_seconds: float | None
     samples_per_second: float | None
 
 
@@ -197,7 +198,8 @@ class DashboardSource(Protocol):
         ...
 
     def epochs(self, *, after: int = -1, limit: int = 600) -> Sequence[EpochRow]:
-        """Finished epochs above `after`, by number; thinned out evenly to `limit` rows, the last one kept."""
+        """Finished epochs above `after`, by number; thinned out evenly to `limit` rows, the last one kept. The last
+        few may still change, as reports arrive."""
         ...
 
     def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundRow]:

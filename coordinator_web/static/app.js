@@ -106,6 +106,8 @@ function drawStatus() {
   write($("loss"), decimal(status.loss));
   document.title = `epoch ${status.epoch}${status.loss === null ? "" : ` · loss ${decimal(status.loss)}`} · ${status.run_id} · swarm`;
   drawProgress(status);
+  $("notice").hidden = status.notice === "";
+  write($("notice"), status.notice);
   drawInvite(status);
   drawOwn(status.own);
 }
@@ -180,7 +182,7 @@ function drawEpochs() {
   rateChart.show(pick("samples_per_second"));
   const last = epochs.at(-1);
   write($("last-epoch"), last ? duration(last.seconds) : "–");
-  write($("last-epoch-sub"), last ? `${duration(last.averaging_seconds)} of it averaging` : "\u00a0");
+  write($("last-epoch-sub"), last && last.averaging_seconds !== null ? `${duration(last.averaging_seconds)} of it averaging` : "\u00a0");
   write($("loss-sub"), losses.length > 1 ? `from ${decimal(losses[0].value)} at epoch ${losses[0].epoch}` : "\u00a0");
 }
 

@@ -54,7 +54,7 @@ class Journal:
         )
         self.path = path
         self.run = run
-        self._clock = clock
+        self.clock = clock
         self._recorder = Recorder()
         self._buses: list[Events] = []
         self._unsubscribe: list[Callable[[], None]] = []
@@ -86,7 +86,7 @@ class Journal:
         self._unsubscribe.append(events.subscribe(self.record))
 
     def record(self, event: Event) -> None:
-        now = self._clock()
+        now = self.clock()
         for record in self._recorder.records(event, now):
             self._writer.put(record)
 

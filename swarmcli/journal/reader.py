@@ -80,12 +80,13 @@ class JournalReader:
 
     def losses(self, run_id: str, *, after: int = -1) -> list[SwarmLoss]:
         """The swarm's loss at epochs above `after`, as far as peers reported theirs."""
+        weight = "max(samples_per_second, 0.001)"
         rows = self._query(
-            "SELECT epoch, sum(loss * max(samples, 1)) / sum(max(samples, 1)) AS loss, count(*) AS reporters "
-            f"FROM reports WHERE run IN ({_RUNS}) AND epoch > ? AND loss IS NOT NULL GROUP BY epoch ORDER BY epoch",
+            f"SELECT min(time), epoch, sum(loss * {weight}) / sum({weight}), count(*) FROM reports "
+            f"WHERE run IN ({_RUNS}) AND epoch > ? AND loss IS NOT NULL GROUP BY epoch ORDER BY epoch",
             (run_id, after),
         )
-        return [SwarmLoss(row["epoch"], row["loss"], row["reporters"]) for row in rows]
+        return [SwarmLoss(*row) for row in rows]
 
     def totals(self, run_id: str) -> Totals:
         """Sums over the whole run."""

@@ -101,8 +101,8 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReportRecord:
-    """What a peer told the swarm about itself at one epoch. `samples` are those that it brought into the epoch
-    that ended there, 0 if it did not say."""
+    """What a peer told the swarm about itself at one epoch: claims of a stranger. `loss` is its mean over the epoch
+    that ended there, `samples` counts those that it computed since it started."""
 
     time: float
     peer: str
@@ -117,8 +117,9 @@ class ReportRecord:
 
 @dataclass(frozen=True, slots=True)
 class SwarmLoss:
-    """The mean of the losses that peers reported for one epoch, weighted by samples where they are known."""
+    """The mean of the losses that peers reported for one epoch, weighted by their rates. `time`: the first report."""
 
+    time: float
     epoch: int
     loss: float
     reporters: int
