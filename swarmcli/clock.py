@@ -1,0 +1,172 @@
+"""Swarm time: this machine's clock, corrected by what peers report.
+
+Each peer's offset is measured as NTP does it (RFC 5905, section 8) on calls that carry *raw* clocks, so corrections
+cannot feed on each other. The correction is the median over the peers and oneself, which a minority of wrong or
+lying clocks cannot move beyond the right ones. The local wall clock is read once and then carried on by a clock
+that nobody can set, so that setting the machine's time in the middle of a run moves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MAX_PEERS = 64  # whose offsets are kept; the least recently measured goes first
+MAX_OFFSET = 86400.0  # seconds; a clock further off than a day is taken for broken and ignored
+MAX_DELAY = 10.0  # seconds; a slower round trip says too little
+SAMPLE_LIFE = 60.0  # seconds for which a sample with a short delay is preferred to newer ones
+SETTLING = 30.0  # seconds after the first measurement in which corrections step; later ones slew
+UPDATE_PERIOD = 1.0  # seconds between two looks at the median
+GENTLE_SLEW = 0.05  # seconds of correction per second …
+FAST_SLEW = 0.5  # … and where more than a second is missing
+MAX_SLEW_GAP = 60.0  # seconds that count as slewed when nobody asked for the time in between
+
+# Unlike CLOCK_MONOTONIC, it goes on while the machine is suspended (on macOS, CLOCK_MONOTONIC does so too).
+_UNSETTABLE = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStatistics:
+    """All in seconds."""
+
+    offset: float  # what is added to the raw clock now
+    target: float  # the median, which `offset` moves to
+    peers: int  # whose clocks have been measured
+    spread: float  # between the outermost of them, oneself included
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    offset: float
+    delay: float
+    taken: float
+
+
+class Clock:
+    """One process's view of swarm time. Methods may be called from any thread."""
+
+    def __init__(self, wall: Callable[[], float] | None = None, monotonic: Callable[[], float] | None = None) -> None:
+        """`wall` is read once, at the first use. Without arguments: the machine's clocks, or the loop's under
+        virtual time."""
+        self._wall = wall or _wall
+        self._monotonic = monotonic or _monotonic
+        self._anchor: float | None = None  # raw() less monotonic()
+        self._samples: OrderedDict[bytes, _Sample] = OrderedDict()
+        self._changed = False
+        self._first_sample = math.inf  # when it was taken, on the monotonic clock
+        self._offset = 0.0
+        self._target = 0.0
+        self._slewed = -math.inf  # when `_offset` was last brought nearer
+        self._looked = -math.inf  # when the median was last taken
+        self._latest = -math.inf
+
+    def raw(self) -> float:
+        """Seconds since the epoch by this machine alone, uncorrected; what goes on the wire."""
+        if self._anchor is None:
+            self._anchor = self._wall() - self._monotonic()
+        return self._monotonic() + self._anchor
+
+    def now(self) -> float:
+        """Swarm time, seconds since the epoch. Never runs backwards, except for a correction while settling."""
+        monotonic = self._monotonic()
+        if self._offset != self._target or self._changed:
+            self._correct(monotonic)
+        self._slewed = monotonic
+        self._latest = max(self._latest, self.raw() + self._offset)
+        return self._latest
+
+    @property
+    def offset(self) -> float:
+        """Seconds that are added to the raw clock now."""
+        return self._offset
+
+    def observe(self, peer: bytes, sent: float, received: float, replied: float, returned: float) -> None:
+        """Takes in NTP's four timestamps: when a call left here, arrived there, was answered there, came back here.
+
+        The middle two are the peer's raw clock, the outer two this one's. Impossible ones are ignored.
+        """
+        delay = (returned - sent) - (replied - received)
+        offset = ((received - sent) + (replied - returned)) / 2
+        # Comparisons written so that NaN fails them. Slightly negative delays come from clocks that tick unlike.
+        if not (-0.001 <= delay <= MAX_DELAY and abs(offset) <= MAX_OFFSET):
+            return
+        now = self._monotonic()
+        known = self._samples.get(peer)
+        if known is not None and delay > known.delay and now - known.taken < SAMPLE_LIFE:
+            return
+        self._samples[peer] = _Sample(offset, delay, now)
+        self._samples.move_to_end(peer)
+        if len(self._samples) > MAX_PEERS:
+            self._samples.popitem(last=False)
+        self._first_sample = min(self._first_sample, now)
+        self._changed = True
+
+    def forget(self, peer: bytes) -> None:
+        """Drops what this peer reported."""
+        if self._samples.pop(peer, None) is not None:
+            self._changed = True
+
+    def statistics(self) -> ClockStatistics:
+        offsets = self._offsets()
+        return ClockStatistics(self._offset, self._target, len(offsets) - 1, max(offsets) - min(offsets))
+
+    def _offsets(self) -> list[float]:
+        return [0.0, *(sample.offset for sample in self._samples.values())]
+
+    def _correct(self, monotonic: float) -> None:
+        """Brings `_offset` nearer to the median; called by `now`, so it costs nothing while nobody asks."""
+        settling = monotonic - self._first_sample <= SETTLING
+        if self._changed and (settling or monotonic - self._looked >= UPDATE_PERIOD):
+            self._target = statistics.median(self._offsets())
+            self._looked, self._changed = monotonic, False
+        if not settling:
+            self._slew(monotonic - self._slewed)
+        elif self._offset != self._target:
+            self._offset, self._latest = self._target, -math.inf
+
+    def _slew(self, elapsed: float) -> None:
+        missing = self._target - self._offset
+        rate = FAST_SLEW if abs(missing) > 1.0 else GENTLE_SLEW
+        step = rate * min(max(elapsed, 0.0), MAX_SLEW_GAP)
+        self._offset += math.copysign(min(abs(missing), step), missing)
+
+
+def _virtual_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    return loop if hasattr(loop, "wall_time") else None
+
+
+def _wall() -> float:
+    loop = _virtual_loop()
+    return loop.wall_time() if loop is not None else time.time()  # type: ignore[attr-defined]
+
+
+def _monotonic() -> float:
+    loop = _virtual_loop()
+    return loop.time() if loop is not None else time.clock_gettime(_UNSETTABLE)
+
+
+_default: Clock = Clock()
+
+
+def default_clock() -> Clock:
+    """The clock that this process's peers share; without any peer, the machine's own."""
+    return _default
+
+
+def set_default_clock(clock: Clock) -> None:
+    global _default
+    _default = clock
+
+
+def get_dht_time() -> float:
+    """Swarm time by this process's default clock: what expiration times are counted from."""
+    return _default.now()
