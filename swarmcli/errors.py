@@ -10,6 +10,7 @@ SwarmError
 │   │   └── WrongPeerError        the other end proved to be somebody else
 │   ├── ConnectionLost            a connection that stood has ended; `.reason` says why
 │   │   └── ProtocolViolation     … because the other end broke a bound or sent what cannot be read
+│   ├── EndOfStream               the other end of a stream has finished, or reads no more
 │   └── CallError                 a call or stream did not come to its end
 │       ├── CallTimeout           the deadline passed
 │       ├── PeerUnreachable       neither end of the pair can dial the other, or no address is known
@@ -96,6 +97,10 @@ class ConnectionLost(NetworkError):
 
 class ProtocolViolation(ConnectionLost):
     """The connection was closed because the other end broke the protocol; `reason` names the rule."""
+
+
+class EndOfStream(NetworkError):
+    """The other end of a stream has sent its last message; for a sender: its handler has returned and reads no more."""
 
 
 class CallError(NetworkError):

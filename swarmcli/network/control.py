@@ -1,0 +1,364 @@
+"""One control connection: calls in both directions, pings, and what the endpoints have to settle between them.
+
+Every request gets exactly one reply, a cancelled one as well. So both ends count unanswered calls alike, and a
+reply that answers nothing is a violation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+
+from swarmcli.clock import Clock
+from swarmcli.errors import ConnectionLost, ProtocolViolation
+from swarmcli.network import wire
+from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import Limits
+from swarmcli.network.liveness import Liveness
+from swarmcli.network.messages import (
+    Answer,
+    BulkDenied,
+    BulkWanted,
+    Cancel,
+    ControlMessage,
+    Failure,
+    Goodbye,
+    Hello,
+    IncomingAnswer,
+    IncomingRequest,
+    Ping,
+    Pong,
+    Request,
+    Retire,
+)
+from swarmcli.network.methods import FailureWords, Methods, UnaryMethod, decode_body
+from swarmcli.network.transport import Connection
+
+R = TypeVar("R")
+
+_CONTROL: Any = ControlMessage  # to mypy a union is no type[T]
+
+
+class ControlHost(Protocol):
+    """What a channel needs of its endpoint. Callbacks run on the loop and may raise ProtocolViolation."""
+
+    clock: Clock
+    limits: Limits
+    methods: Methods
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
+    def greeted(self, channel: ControlChannel, hello: Hello) -> None: ...
+    def retired(self, channel: ControlChannel) -> None: ...
+    def idle(self, channel: ControlChannel) -> None: ...
+    def bulk_wanted(self, channel: ControlChannel, wanted: BulkWanted) -> None: ...
+    def bulk_denied(self, channel: ControlChannel, denied: BulkDenied) -> None: ...
+    def round_trip_measured(self, peer: PeerID, seconds: float) -> None: ...
+    def channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None: ...
+
+
+class _Call:
+    """One call under way from here."""
+
+    __slots__ = ("future", "method", "response_type", "sent_at", "sent_raw")
+
+    def __init__(
+        self, future: asyncio.Future[Any], method: str, response_type: type[Any], sent_raw: float, sent_at: float
+    ) -> None:
+        self.future = future
+        self.method = method
+        self.response_type = response_type
+        self.sent_raw = sent_raw  # on the raw clock, for NTP
+        self.sent_at = sent_at  # on the loop's clock, for the round trip
+
+
+class ControlChannel:
+    """The Receiver of a control connection, and the way to send on it."""
+
+    def __init__(self, connection: Connection, host: ControlHost) -> None:
+        self.connection = connection
+        self.peer_id = connection.peer_id
+        self.life: bytes | None = None  # of the other end, once it has greeted
+        self.error: ConnectionLost | None = None
+        self.retire_sent = False
+        self.retire_received = False
+        self.used_at = 0.0  # loop time of the last call in either direction
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, _Call] = {}
+        self._abandoned: dict[int, None] = {}  # given up here, to be acknowledged there
+        self._next_call = 0
+        self._slots = asyncio.Semaphore(host.limits.max_calls_per_peer)
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._next_served = 0
+        self._replying = 0  # replies that the connection has not taken yet
+        self._pings: dict[int, tuple[float, float]] = {}  # under way: raw and loop time of their sending
+        self._pong_due = False
+        self._liveness = Liveness(connection, host.limits)
+        self._goodbye: str | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody here waits for the other end."""
+        return bool(self._calls)
+
+    @property
+    def calls_waiting(self) -> int:
+        return len(self._calls)
+
+    @property
+    def calls_serving(self) -> int:
+        return len(self._serving)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a call in either direction is still under way."""
+        return bool(self._calls or self._abandoned or self._serving or self._replying)
+
+    async def call(self, method: str, request: Any, response_type: type[R]) -> R:
+        """One unary call without a deadline. Cancelling it cancels the handler at the other end."""
+        body = self._body(request)
+        await self._slots.acquire()
+        if self.error is not None:
+            self._slots.release()  # for the next in line, who will find the same
+            raise _copy(self.error)
+        number = self._next_call
+        self._next_call += 1
+        self.used_at = self._loop.time()
+        call = _Call(self._loop.create_future(), method, response_type, self._host.clock.raw(), self.used_at)
+        self._calls[number] = call
+        try:
+            await self.connection.send(wire.encode(Request(number, method, body)))
+            return await call.future
+        finally:
+            if self._calls.pop(number, None) is not None:
+                self._abandoned[number] = None
+                self.post(Cancel(number))
+
+    def post(self, message: Any) -> None:
+        """Sends a message without waiting; one that can no longer be sent is dropped."""
+        if self.error is None:
+            self._host.spawn(self._send_quietly(wire.encode(message)))
+
+    async def say(self, message: Any) -> None:
+        """Sends a message. Raises ConnectionLost."""
+        await self.connection.send(wire.encode(message))
+
+    def tick(self, watched: bool) -> None:
+        """Called at each keepalive interval. `watched`: someone wants to know soon when the other end is gone."""
+        if self._liveness.dead():
+            self.connection.abort(f"no sign of life for {self._host.limits.keepalive_timeout:g} s")
+        elif (number := self._liveness.ping_due(watched)) is not None:
+            self._pings[number] = (self._host.clock.raw(), self._loop.time())
+            self.post(Ping(number))
+
+    # Receiver
+
+    def payload_buffer(self, header: bytes, size: int) -> memoryview:
+        raise ProtocolViolation("payload on a control connection")
+
+    def frame_received(self, header: bytes, payload: memoryview) -> None:
+        if len(header) > self._host.limits.max_message:
+            raise ProtocolViolation(f"oversized message: {len(header)} bytes, at most {self._host.limits.max_message}")
+        try:
+            message: Any = wire.decode(_CONTROL, header)
+        except msgspec.DecodeError as error:
+            raise ProtocolViolation(f"unreadable message: {error}") from None
+        kind = type(message)
+        if self.life is None and kind is not Hello:
+            raise ProtocolViolation("unexpected message: no greeting before it")
+        self._reactions[kind](self, message)
+        if self.retire_sent:
+            self._host.idle(self)
+
+    def connection_lost(self, error: Exception) -> None:
+        lost = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error) or type(error).__name__)
+        if self._goodbye is not None:
+            lost = ConnectionLost(f"closed by peer: {self._goodbye}")
+        self.error = lost
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.future.done():
+                call.future.set_exception(_copy(lost))
+        self._slots.release()
+        serving, self._serving = self._serving, {}
+        for task in serving.values():
+            task.cancel()
+        self._host.channel_lost(self, lost)
+
+    # Calls from the other end
+
+    def _request_received(self, request: IncomingRequest) -> None:
+        if request.id < self._next_served:
+            raise ProtocolViolation(f"call id used twice: {request.id}")
+        limit = self._host.limits.max_calls_per_peer
+        if len(self._serving) >= limit:
+            raise ProtocolViolation(f"too many unanswered calls: more than {limit}")
+        self._next_served = request.id + 1
+        self.used_at = self._loop.time()
+        method = self._host.methods.unary.get(request.method)
+        if method is None:
+            self._reply_later(_failure(request.id, FailureWords.unknown(request.method)))
+            return
+        body = decode_body(method.request_type, request.body, request.method)
+        work = self._serve(request.id, request.method, method, body, self._host.clock.raw())
+        self._serving[request.id] = self._host.spawn(work)
+
+    async def _serve(self, number: int, name: str, method: UnaryMethod, request: Any, received: float) -> None:
+        reply: Answer | Failure
+        try:
+            body = self._body(await method.handler(self.peer_id, request))
+            reply = Answer(number, received, self._host.clock.raw(), body)
+        except asyncio.CancelledError:
+            # Not by the caller's wish, which would have taken the number out: he must not wait for an answer.
+            if self._serving.pop(number, None) is not None:
+                self._reply_later(Failure(number, "cancelled"))
+            raise
+        except Exception as error:
+            reply = _failure(number, FailureWords.of(error, name, self.peer_id))
+        self._serving.pop(number, None)
+        self._replying += 1
+        await self._reply(reply)
+
+    def _reply_later(self, reply: Failure) -> None:
+        if self.error is None:
+            self._replying += 1
+            self._host.spawn(self._reply(reply))
+
+    async def _reply(self, reply: Answer | Failure) -> None:
+        """Who asks and does not read the answers is not read either."""
+        limit = self._host.limits.max_calls_per_peer
+        if self._replying > limit:
+            self.connection.pause_reading()
+        try:
+            await self._send_quietly(wire.encode(reply))
+        finally:
+            self._replying -= 1
+            if self._replying == limit:
+                self.connection.resume_reading()
+            if self.retire_sent and self.error is None:
+                self._host.idle(self)
+
+    def _cancel_received(self, cancel: Cancel) -> None:
+        task = self._serving.pop(cancel.id, None)
+        if task is not None:
+            task.cancel()
+        elif cancel.id >= self._next_served:
+            self._next_served = cancel.id + 1  # the request itself was never sent
+        else:
+            return  # the answer has crossed the wish to cancel
+        self._reply_later(Failure(cancel.id, "cancelled"))
+
+    # Replies to calls from here
+
+    def _answer_received(self, answer: IncomingAnswer) -> None:
+        call = self._take_call(answer.id)
+        if call is None:
+            return
+        self._measured(call.sent_raw, call.sent_at, answer.received, answer.replied)
+        if call.future.done():
+            return
+        try:
+            call.future.set_result(decode_body(call.response_type, answer.body, call.method))
+        except ProtocolViolation as error:
+            call.future.set_exception(_copy(error))
+            raise
+
+    def _failure_received(self, failure: Failure) -> None:
+        call = self._take_call(failure.id)
+        if call is not None and not call.future.done():
+            words = FailureWords(failure.kind, failure.code, failure.text)
+            call.future.set_exception(words.error(self.peer_id))
+
+    def _take_call(self, number: int) -> _Call | None:
+        call = self._calls.pop(number, None)
+        if call is None:
+            if number not in self._abandoned:
+                raise ProtocolViolation(f"answer to no call: {number}")
+            del self._abandoned[number]
+        self._slots.release()
+        return call
+
+    # The rest
+
+    def _hello_received(self, hello: Hello) -> None:
+        if self.life is not None:
+            raise ProtocolViolation("unexpected message: a second greeting")
+        self.life = hello.life
+        self._host.greeted(self, hello)
+
+    def _ping_received(self, ping: Ping) -> None:
+        if not self._pong_due:  # else the last answer is not even sent: one is enough for both
+            self._pong_due = True
+            self._host.spawn(self._send_pong(ping.number, self._host.clock.raw()))
+
+    async def _send_pong(self, number: int, received: float) -> None:
+        try:
+            await self._send_quietly(wire.encode(Pong(number, received, self._host.clock.raw())))
+        finally:
+            self._pong_due = False
+
+    def _pong_received(self, pong: Pong) -> None:
+        if pong.number not in self._pings:
+            raise ProtocolViolation(f"unexpected message: a pong without a ping: {pong.number}")
+        raw, at = self._pings[pong.number]
+        self._pings = {number: times for number, times in self._pings.items() if number > pong.number}
+        self._liveness.answered(pong.number)
+        self._measured(raw, at, pong.received, pong.replied)
+
+    def _measured(self, sent_raw: float, sent_at: float, received: float, replied: float) -> None:
+        clock = self._host.clock
+        clock.observe(self.peer_id, sent_raw, received, replied, clock.raw())
+        elapsed = self._loop.time() - sent_at
+        if 0 <= replied - received <= elapsed:  # what the handler took; a lie can only make us look slow
+            self._host.round_trip_measured(self.peer_id, elapsed - (replied - received))
+
+    def _bulk_wanted_received(self, wanted: BulkWanted) -> None:
+        self._host.bulk_wanted(self, wanted)
+
+    def _bulk_denied_received(self, denied: BulkDenied) -> None:
+        self._host.bulk_denied(self, denied)
+
+    def _retire_received(self, retire: Retire) -> None:
+        self.retire_received = True
+        self._host.retired(self)
+
+    def _goodbye_received(self, goodbye: Goodbye) -> None:
+        self._goodbye = goodbye.reason
+
+    _reactions: ClassVar[dict[type[Any], Callable[[ControlChannel, Any], None]]] = {
+        IncomingRequest: _request_received,
+        IncomingAnswer: _answer_received,
+        Failure: _failure_received,
+        Cancel: _cancel_received,
+        Hello: _hello_received,
+        Ping: _ping_received,
+        Pong: _pong_received,
+        BulkWanted: _bulk_wanted_received,
+        BulkDenied: _bulk_denied_received,
+        Retire: _retire_received,
+        Goodbye: _goodbye_received,
+    }
+
+    def _body(self, message: Any) -> msgspec.Raw:
+        body = wire.encode(message)
+        room = self._host.limits.max_message - 256  # for the envelope
+        if len(body) > room:
+            raise ValueError(f"a message of {len(body)} bytes is too large: at most {room}; use a stream")
+        return msgspec.Raw(body)
+
+    async def _send_quietly(self, data: bytes) -> None:
+        with contextlib.suppress(ConnectionLost):  # `connection_lost` says it to everyone who should know
+            await self.connection.send(data)
+
+
+def _failure(number: int, words: FailureWords) -> Failure:
+    return Failure(number, words.kind, words.code, words.text)
+
+
+def _copy(error: ConnectionLost) -> ConnectionLost:
+    """Each waiter raises an instance of its own, or their tracebacks would grow into each other."""
+    return type(error)(error.reason)

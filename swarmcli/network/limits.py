@@ -1,0 +1,26 @@
+"""The bounds that an endpoint keeps to and holds others to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes, times in seconds. The first four must agree between peers, or honest ones will be refused."""
+
+    max_message: int = 1 << 20  # one message with its envelope
+    max_payload: int = 16 << 20  # the raw bytes behind one message of a stream
+    max_calls_per_peer: int = 1024  # unanswered ones; own calls beyond it wait, a peer's are a violation
+    max_streams_per_peer: int = 64  # that this endpoint opens to one peer at a time; further ones wait
+    max_bulk_connections_per_peer: int = 160  # in both directions, idle ones too; beyond it new ones are refused
+    max_connections: int = 4096  # control connections; beyond it the least used are given up
+    max_idle_bulk_per_peer: int = 4  # kept for the next stream …
+    bulk_idle_timeout: float = 60.0  # … for this long
+    stream_window: int = 4 << 20  # received and not yet read by the stream's owner; beyond it the sender waits
+    keepalive_interval: float = 1.0  # of silence before a ping, while someone waits for this peer
+    keepalive_idle_interval: float = 5.0  # the same while nobody does
+    keepalive_timeout: float = 6.0  # of silence after a ping before a peer is taken for dead
+    dial_timeout: float = 10.0  # for all addresses of a peer together
+    goodbye_timeout: float = 1.0  # for the farewell to all peers when an endpoint closes
+    max_known_peers: int = 4096  # in the address book

@@ -1,0 +1,168 @@
+"""What endpoints say to each other, as typed messages. docs/protocol.md describes their order.
+
+The headers of frames on a control connection are `ControlMessage`s, those on a bulk connection `BulkMessage`s. The
+message of a user is embedded in `body` as it is and decoded only by whoever knows its type.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+MAX_METHOD = 128  # characters
+MAX_TEXT = 1000  # characters of words for people
+MAX_ADDRESSES = 8
+MAX_ADDRESS = 512  # characters
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Method = Annotated[str, msgspec.Meta(max_length=MAX_METHOD)]
+Words = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+Addresses = Annotated[
+    tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)
+]
+FailureKind = Literal["unknown method", "refused", "error", "cancelled"]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The first message of either end. `life` is drawn anew when an endpoint starts."""
+
+    life: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    addresses: Addresses = ()
+
+
+class Request(msgspec.Struct, frozen=True, tag="call"):
+    id: Number  # counts up from 0 on each connection and in each direction
+    method: Method
+    body: Any  # a struct when sent; msgspec.Raw in `IncomingRequest`
+
+
+class IncomingRequest(msgspec.Struct, frozen=True, tag="call"):
+    id: Number
+    method: Method
+    body: msgspec.Raw
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """`received` and `replied` are the answerer's raw clock, for NTP."""
+
+    id: Number
+    received: float
+    replied: float
+    body: Any
+
+
+class IncomingAnswer(msgspec.Struct, frozen=True, tag="answer"):
+    id: Number
+    received: float
+    replied: float
+    body: msgspec.Raw
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """Instead of an answer. Each request gets exactly one of the two, a cancelled one as well."""
+
+    id: Number
+    kind: FailureKind
+    code: Words = ""
+    text: Words = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """The caller no longer wants the answer."""
+
+    id: Number
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    number: Number
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """Answers the ping of this number; one pong may do for several."""
+
+    number: Number
+    received: float
+    replied: float
+
+
+class BulkWanted(msgspec.Struct, frozen=True, tag="bulk wanted"):
+    """Please dial me a bulk connection at one of these addresses and name this token on it."""
+
+    token: Number
+    addresses: Addresses
+
+
+class BulkDenied(msgspec.Struct, frozen=True, tag="bulk denied"):
+    token: Number
+    reason: Words
+
+
+class Retire(msgspec.Struct, frozen=True, tag="retire"):
+    """There is a better connection between us: I begin nothing more on this one."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    reason: Words
+
+
+ControlMessage: TypeAlias = (
+    Hello
+    | IncomingRequest
+    | IncomingAnswer
+    | Failure
+    | Cancel
+    | Ping
+    | Pong
+    | BulkWanted
+    | BulkDenied
+    | Retire
+    | Goodbye
+)
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """The first message on a bulk connection that was dialed on request; the other end opens streams on it."""
+
+    token: Number
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """Begins a stream."""
+
+    method: Method
+    body: Any
+
+
+class IncomingOpen(msgspec.Struct, frozen=True, tag="open"):
+    method: Method
+    body: msgspec.Raw
+
+
+class Piece(msgspec.Struct, frozen=True, tag="m"):
+    """A message of a stream, in front of its payload."""
+
+    body: Any
+
+
+class IncomingPiece(msgspec.Struct, frozen=True, tag="m"):
+    body: msgspec.Raw
+
+
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    """Nothing more comes from this end of the stream."""
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The handler has returned: a `Finish` after which nothing is read either."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The handler has failed or refused; otherwise like `Done`."""
+
+    kind: FailureKind
+    code: Words = ""
+    text: Words = ""
+
+
+BulkMessage: TypeAlias = Offer | IncomingOpen | IncomingPiece | Finish | Done | Failed
