@@ -64,9 +64,9 @@ class Lookup:
 
     def wants(self, peer: PeerID) -> bool:
         """Whether this peer will be asked anyway as things stand: then it may as well share somebody's message."""
-        return (
-            not self.finished and self._left > 0 and self._asked.get(peer) is Asked.NOT_YET and peer in self._window()
-        )
+        if self.finished or self._left <= 0:
+            return False
+        return self._asked.get(peer) is Asked.NOT_YET and peer in self._window()
 
     def asking(self, peer: PeerID) -> None:
         """The question is on its way."""

@@ -55,7 +55,7 @@ class RoutingTable:
             yield from bucket.contacts.values()
 
     def seen(self, contact: Contact) -> tuple[bool, Contact | None]:
-        """A sign of life. Returns whether the contact is new in the table, and whom to ping because its bucket is full."""
+        """A sign of life. Returns whether the contact is new in the table, and whom to ping if its bucket is full."""
         if contact.peer_id == self._own:
             return False, None
         index = self._index_of(contact.peer_id)

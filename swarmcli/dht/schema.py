@@ -98,9 +98,7 @@ def _check(adapter: pydantic.TypeAdapter[Any], value: Any, what: str) -> None:
         adapter.validate_python(value, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValidationError(
-            f"{what} does not fit the schema: {where + ': ' if where else ''}{first['msg']}"
-        ) from error
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise ValidationError(f"{what} does not fit the schema: {where}{first['msg']}") from error
     except RecursionError as error:
         raise ValidationError(f"{what} is nested too deeply") from error

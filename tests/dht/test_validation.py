@@ -34,7 +34,7 @@ GOOD = Record("key", encode_subkey("a"), encode_value(1), 500.0)
 def test_bounds(change: dict[str, object]) -> None:
     checker = RecordChecker(LIMITS)
     checker.check(GOOD, now=0.0)
-    with pytest.raises(ValidationError, match="^bounds: "):
+    with pytest.raises(ValidationError, match=r"^bounds: "):
         checker.check(msgspec.structs.replace(GOOD, **change), now=0.0)
     assert checker.refused == {"bounds": 1}
 
@@ -46,7 +46,7 @@ def test_the_cap_on_expirations_leaves_room_for_wrong_clocks() -> None:
 def test_signatures_are_checked_without_being_asked_for() -> None:
     checker = RecordChecker(LIMITS)
     stolen = msgspec.structs.replace(GOOD, subkey=encode_subkey(OwnedSubkey(Identity.from_seed(1).peer_id)))
-    with pytest.raises(ValidationError, match="^signature: "):
+    with pytest.raises(ValidationError, match=r"^signature: "):
         checker.check(stolen, now=0.0)
     assert checker.refused == {"signature": 1}
 
@@ -55,6 +55,6 @@ def test_users_validators_come_on_top() -> None:
     checker = RecordChecker(LIMITS)
     checker.check(GOOD, now=0.0)
     checker.add([SchemaValidator.for_keys("key", value=str, subkey=str)])
-    with pytest.raises(ValidationError, match="^schema: "):
+    with pytest.raises(ValidationError, match=r"^schema: "):
         checker.check(GOOD, now=0.0)
     assert checker.refused == {"schema": 1}

@@ -1,0 +1,87 @@
+"""Finding the network: first contacts are tried side by side and again until one answers or time is up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from swarmcli.dht.calls import Calls
+from swarmcli.dht.core import NodeCore
+from swarmcli.errors import BootstrapError, CallTimeout, SwarmError
+from swarmcli.network.address import parse_address
+from swarmcli.network.identity import PeerID
+
+_FIRST_PAUSE = 0.1  # seconds between two attempts at one address; it doubles
+_LONGEST_PAUSE = 1.0
+
+
+async def find_first_contact(
+    core: NodeCore, calls: Calls, addresses: Sequence[str], timeout: float
+) -> dict[str, PeerID | None]:
+    """Returns, as soon as one address answered, whom each address led to so far (None: nobody yet).
+
+    Raises AddressError for an address that cannot be read, and BootstrapError, with what failed last at each
+    address, when none has answered after `timeout` seconds. A node whose only first contact is itself is alone,
+    which is no error.
+    """
+    found: dict[str, PeerID | None] = {address: parse_address(address).peer_id for address in addresses}
+    others = [address for address, peer in found.items() if peer != core.endpoint.peer_id]
+    if not others:
+        return found
+    search = _Search(core, calls, found)
+    await search.run(others, timeout)
+    return found
+
+
+class _Search:
+    def __init__(self, core: NodeCore, calls: Calls, found: dict[str, PeerID | None]) -> None:
+        self._core = core
+        self._calls = calls
+        self._found = found
+        self._attempts: dict[str, Exception] = {}
+        self._answered = asyncio.Event()
+
+    async def run(self, addresses: Sequence[str], timeout: float) -> None:
+        async with asyncio.TaskGroup() as group:
+            tries = [group.create_task(self._keep_trying(address)) for address in addresses]
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._answered.wait()
+            except TimeoutError:
+                pass  # judged below, once nothing runs any more
+            for task in tries:
+                task.cancel()
+        if not self._answered.is_set():
+            raise self._failure(addresses, timeout)
+
+    async def _keep_trying(self, address: str) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                await self._try(address)
+            except SwarmError as error:
+                self._attempts[address] = error
+            else:
+                self._answered.set()
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _try(self, address: str) -> None:
+        endpoint = self._core.endpoint
+        peer = await endpoint.connect(address, timeout=self._core.limits.call_timeout)
+        self._found[address] = peer
+        if peer != endpoint.peer_id:
+            await self._calls.ping(peer)
+
+    def _failure(self, addresses: Sequence[str], timeout: float) -> BootstrapError:
+        unanswered = CallTimeout("no answer yet")
+        attempts = {address: self._attempts.get(address, unanswered) for address in addresses}
+        lines = "; ".join(f"{address}: {_describe(error)}" for address, error in attempts.items())
+        return BootstrapError(f"no first contact answered within {timeout:g} s: {lines}", attempts)
+
+
+def _describe(error: Exception) -> str:
+    step = getattr(error, "step", None)
+    text = str(error) or type(error).__name__
+    return f"{step} failed: {text}" if step else text

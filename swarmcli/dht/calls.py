@@ -1,0 +1,122 @@
+"""Asking other nodes: one method per message, with its deadline, its bounds, and what a failure says of the contact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from swarmcli.dht import messages
+from swarmcli.dht.core import NodeCore
+from swarmcli.dht.keys import id_to_bytes
+from swarmcli.dht.lookup import Lookup
+from swarmcli.dht.messages import FindReply, FindRequest, PingReply, PingRequest, Question
+from swarmcli.dht.records import Record
+from swarmcli.dht.routing import Contact
+from swarmcli.errors import CallRefused, NetworkError, RemoteError, ValidationError
+from swarmcli.network.identity import PeerID
+from swarmcli.network.transport import PeerInfo
+
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+
+_SHORTEST_TIMEOUT = 2.0  # seconds; a busy machine is not a dead one
+
+
+class Calls:
+    """All raise NetworkError when there is no answer and ValidationError when there is an impossible one.
+
+    Either way the contact has left the routing table by then, unless it only said no.
+    """
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+
+    async def ping(self, peer: PeerID) -> Contact | None:
+        """The contact as it describes itself; None for a peer in client mode."""
+        reply = await self._call(peer, messages.PING, PingRequest(self._core.addresses), PingReply)
+        contact = messages.contact_from(peer, reply.addresses, self._core.limits)
+        self._core.contacts.heard_from(contact)
+        return contact if contact.addresses else None
+
+    async def find(
+        self, contact: Contact, questions: Sequence[Question], *, contacts: int, values: bool
+    ) -> tuple[FindReply, list[Contact]]:
+        """One message with at most `max_targets` questions; also the neighbours that the answer names."""
+        limits = self._core.limits
+        request = FindRequest(self._core.addresses, tuple(questions), contacts, values)
+        reply = await self._ask(contact, messages.FIND, request, FindReply)
+        try:
+            messages.check_find_reply(reply, request, limits)
+            found = [messages.contact_from(near.peer_id, near.addresses, limits) for near in reply.neighbours]
+        except ValidationError as error:
+            self._malformed(contact.peer_id, str(error))
+            raise
+        return reply, found
+
+    async def find_nodes(self, contact: Contact, lookups: Sequence[Lookup], count: int) -> list[Contact]:
+        """Whom this contact knows near the targets of the lookups."""
+        found: list[Contact] = []
+        most = self._core.limits.max_targets
+        for start in range(0, len(lookups), most):
+            questions = [Question(id_to_bytes(lookup.target)) for lookup in lookups[start : start + most]]
+            _, neighbours = await self.find(contact, questions, contacts=count, values=False)
+            found.extend(neighbours)
+        return found
+
+    async def store(self, contact: Contact, records: Sequence[Record]) -> Sequence[messages.Outcome]:
+        """One outcome per record. The caller keeps the message within bounds, see `batches`."""
+        request = messages.StoreRequest(self._core.addresses, tuple(records))
+        reply = await self._ask(contact, messages.STORE, request, messages.StoreReply)
+        if len(reply.outcomes) != len(records):
+            reason = "as many outcomes as records were expected"
+            self._malformed(contact.peer_id, reason)
+            raise ValidationError(reason)
+        return reply.outcomes
+
+    async def sync(self, contact: Contact, digests: Sequence[tuple[bytes, int]]) -> set[bytes]:
+        """Under which of these keys the contact holds something else than this node."""
+        request = messages.SyncRequest(self._core.addresses, tuple(digests))
+        reply = await self._ask(contact, messages.SYNC, request, messages.SyncReply)
+        return set(reply.wanted)
+
+    async def _ask(self, contact: Contact, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
+        """Like `_call`; a contact known from hearsay is a contact from now on, since it has answered."""
+        endpoint = self._core.endpoint
+        if not endpoint.can_reach(contact.peer_id):
+            endpoint.learn(PeerInfo(contact.peer_id, contact.addresses))
+        answer = await self._call(contact.peer_id, method, request, reply)
+        self._core.contacts.heard_from(contact)
+        return answer
+
+    async def _call(self, peer: PeerID, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
+        try:
+            return await self._core.endpoint.call(peer, method, request, reply, timeout=self._timeout(peer))
+        except (CallRefused, RemoteError):
+            raise
+        except NetworkError:
+            self._core.contacts.gone(peer, self._core.loop_time())
+            raise
+
+    def _timeout(self, peer: PeerID) -> float:
+        """Ten measured round trips, within bounds; the upper bound while nothing is measured."""
+        longest = self._core.limits.call_timeout
+        measured = self._core.endpoint.round_trip(peer)
+        return longest if measured is None else min(longest, max(_SHORTEST_TIMEOUT, 10 * measured))
+
+    def _malformed(self, peer: PeerID, reason: str) -> None:
+        self._core.contacts.gone(peer, self._core.loop_time())
+        self._core.impossible(peer, reason)
+
+
+def batches(records: Sequence[Record], most_bytes: int, most_records: int) -> list[list[Record]]:
+    """Cuts records into messages within bounds, in order."""
+    result: list[list[Record]] = []
+    size = 0
+    for record in records:
+        if not result or size + record.size > most_bytes or len(result[-1]) >= most_records:
+            result.append([])
+            size = 0
+        result[-1].append(record)
+        size += record.size
+    return result

@@ -1,0 +1,286 @@
+"""DHT: the hash table for programs without coroutines. A thin shell over DHTNode on the process's loop thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from swarmcli.clock import Clock, set_default_clock
+from swarmcli.dht.follower import Follower
+from swarmcli.dht.keys import OwnedSubkey, Subkey
+from swarmcli.dht.node import DHTNode
+from swarmcli.dht.records import ValueWithExpiration
+from swarmcli.dht.validation import RecordValidator
+from swarmcli.events import Events
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.rpc import Endpoint
+from swarmcli.network.tcp import TCPTransport
+from swarmcli.network.thread import LoopThread, SwarmFuture
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    initial_peers: tuple[str, ...]
+    client_mode: bool
+    host: str
+    port: int
+    announce_addresses: tuple[str, ...]
+    num_replicas: int
+    cache_locally: bool
+    startup_timeout: float
+
+
+class DHT:
+    """A peer of the swarm: an identity, an endpoint that listens, and a node of the hash table.
+
+    Every call may come from any thread but the loop's own; with `return_future=True` it returns at once with a
+    future that may be waited for, or awaited from asyncio.
+    """
+
+    def __init__(
+        self,
+        initial_peers: Sequence[str] | None = None,
+        *,
+        start: bool,
+        client_mode: bool = False,
+        host: str = "0.0.0.0",
+        port: int = 0,
+        announce_addresses: Sequence[str] = (),
+        identity_path: str | os.PathLike[str] | None = None,
+        record_validators: Iterable[RecordValidator] = (),
+        num_replicas: int = 5,
+        cache_locally: bool = True,
+        startup_timeout: float = 15,
+        shutdown_timeout: float = 3,
+        await_ready: bool = True,
+    ) -> None:
+        """`initial_peers` are addresses of peers that are there already (tcp://host:port/peerid); none: a new network.
+
+        Raises IdentityError for a key file that cannot be used; with `start` and `await_ready` also what
+        `run_in_background` raises. Times are seconds.
+        """
+        for name, addresses in (("initial_peers", initial_peers or ()), ("announce_addresses", announce_addresses)):
+            if isinstance(addresses, str):
+                raise TypeError(f"{name} is a sequence of addresses, got the str {addresses!r}")
+        self._settings = _Settings(
+            tuple(str(address) for address in initial_peers or ()),
+            client_mode,
+            host,
+            port,
+            tuple(announce_addresses),
+            num_replicas,
+            cache_locally,
+            float(startup_timeout),
+        )
+        self._shutdown_timeout = float(shutdown_timeout)
+        self._validators = list(record_validators)
+        self._identity = Identity.generate() if identity_path is None else Identity.load_or_create(Path(identity_path))
+        self._thread: LoopThread | None = None
+        self._opening: SwarmFuture[DHTNode] | None = None
+        self._opener: asyncio.Task[Any] | None = None
+        self._node: DHTNode | None = None
+        self._closed = False
+        self.events = Events()
+        self.clock = Clock()
+        if start:
+            self.run_in_background(await_ready=await_ready)
+
+    def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
+        """Starts the peer. With `await_ready` returns once it has found the network.
+
+        Raises BootstrapError when no first contact answered, ListenError when it cannot listen, AddressError for an
+        address that cannot be read, TimeoutError after `timeout` seconds. After an error nothing is left running.
+        """
+        if self._closed or self._thread is not None:
+            raise RuntimeError("this DHT has been shut down" if self._closed else "this DHT has been started already")
+        self._thread = LoopThread.acquire()
+        self._opening = self._thread.submit(self._open())
+        if not await_ready:
+            return
+        try:
+            self._opening.result(timeout)
+        except (Exception, KeyboardInterrupt):
+            self.shutdown()
+            raise
+
+    @property
+    def peer_id(self) -> PeerID:
+        """Who this peer is."""
+        return self._identity.peer_id
+
+    @property
+    def client_mode(self) -> bool:
+        """Whether this peer only calls others and cannot be dialed."""
+        return self._settings.client_mode
+
+    @property
+    def node(self) -> DHTNode:
+        """The node itself, for coroutines on the loop thread. RuntimeError before it is ready and after the end."""
+        if self._node is None:
+            raise RuntimeError("this DHT is not running")
+        return self._node
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The network endpoint that everything of this peer shares."""
+        return self.node.endpoint
+
+    def is_alive(self) -> bool:
+        """Whether the peer is up."""
+        return self._node is not None and not self._closed
+
+    def get_visible_addresses(self) -> list[str]:
+        """Where others can dial this peer, in the form that `initial_peers` takes; empty in client mode."""
+        return [f"{address}/{self.peer_id.text}" for address in self.endpoint.info.addresses]
+
+    get_visible_maddrs = get_visible_addresses
+
+    @overload
+    def store(
+        self,
+        key: str,
+        value: Any,
+        expiration_time: float,
+        subkey: Subkey = None,
+        return_future: Literal[False] = False,
+    ) -> bool: ...
+    @overload
+    def store(
+        self, key: str, value: Any, expiration_time: float, subkey: Subkey = None, *, return_future: Literal[True]
+    ) -> SwarmFuture[bool]: ...
+    def store(
+        self, key: str, value: Any, expiration_time: float, subkey: Subkey = None, return_future: bool = False
+    ) -> bool | SwarmFuture[bool]:
+        """See DHTNode.store: whether at least one replica holds the value now."""
+        return self._do(lambda node: node.store(key, value, expiration_time, subkey), return_future)
+
+    @overload
+    def get(
+        self, key: str, latest: bool = False, return_future: Literal[False] = False
+    ) -> ValueWithExpiration | None: ...
+    @overload
+    def get(
+        self, key: str, latest: bool = False, *, return_future: Literal[True]
+    ) -> SwarmFuture[ValueWithExpiration | None]: ...
+    def get(
+        self, key: str, latest: bool = False, return_future: bool = False
+    ) -> ValueWithExpiration | SwarmFuture[ValueWithExpiration | None] | None:
+        """See DHTNode.get; with subkeys the value is a dictionary subkey → ValueWithExpiration."""
+        return self._do(lambda node: node.get(key, latest), return_future)
+
+    def own_subkey(self, name: bytes = b"") -> OwnedSubkey:
+        """A subkey that only this peer can write."""
+        return OwnedSubkey(self.peer_id, name)
+
+    def withdraw(self, key: str, subkey: OwnedSubkey, return_future: bool = False) -> bool | SwarmFuture[bool]:
+        """See DHTNode.withdraw: takes back what this peer stored under one of its own subkeys."""
+        return self._do(lambda node: node.withdraw(key, subkey), return_future)
+
+    def follow(self, key: str) -> Follower:
+        """See DHTNode.follow; to be refreshed on the loop: `dht.run_coroutine(follower.refresh())`."""
+        return self.node.follow(key)
+
+    def add_validators(self, record_validators: Iterable[RecordValidator]) -> None:
+        """More rules for records, from now on."""
+        validators = list(record_validators)
+
+        async def add(node: DHTNode) -> None:
+            node.add_validators(validators)
+
+        self._do(add, False)
+
+    def run_coroutine(
+        self,
+        coroutine: Coroutine[Any, Any, T] | Callable[[DHT, DHTNode], Awaitable[T]],
+        return_future: bool = False,
+    ) -> T | SwarmFuture[T]:
+        """Runs a coroutine, or a function of this DHT and its node that returns one, on the loop thread."""
+        if isinstance(coroutine, Coroutine):
+            return self._deliver(coroutine, return_future)
+        function = coroutine
+        return self._do(lambda node: function(self, node), return_future)
+
+    def shutdown(self) -> None:
+        """Says goodbye and ends everything of this peer, within `shutdown_timeout` seconds. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._thread is not None:
+                self._end(self._thread)
+        finally:
+            self._identity.close()
+
+    def __enter__(self) -> DHT:
+        if self._thread is None:
+            self.run_in_background()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._node is not None else "not ready"
+        return f"<DHT {self.peer_id.short} {state}>"
+
+    def _end(self, thread: LoopThread) -> None:
+        try:
+            thread.run(self._close(), self._shutdown_timeout)
+        except TimeoutError:
+            logger.warning("this peer did not come to its end within %g s and was cut off", self._shutdown_timeout)
+        finally:
+            thread.release()
+
+    async def _open(self) -> DHTNode:
+        self._opener = asyncio.current_task()
+        settings = self._settings
+        transport = TCPTransport(
+            self._identity, host=settings.host, port=settings.port, announce=settings.announce_addresses
+        )
+        endpoint = Endpoint(transport, clock=self.clock, client_mode=settings.client_mode, events=self.events)
+        try:
+            await endpoint.start()
+        except (Exception, asyncio.CancelledError):
+            await endpoint.close()
+            raise
+        set_default_clock(self.clock)
+        self._node = await DHTNode.create(
+            endpoint,
+            initial_peers=settings.initial_peers,
+            num_replicas=settings.num_replicas,
+            cache_locally=settings.cache_locally,
+            record_validators=self._validators,
+            startup_timeout=settings.startup_timeout,
+        )
+        return self._node
+
+    async def _close(self) -> None:
+        if self._opener is not None and not self._opener.done():
+            self._opener.cancel()
+            await asyncio.wait([self._opener])
+        if self._node is not None:
+            node, self._node = self._node, None
+            await node.shutdown()
+
+    def _do(self, action: Callable[[DHTNode], Awaitable[T]], return_future: bool) -> Any:
+        return self._deliver(self._with_node(action), return_future)
+
+    async def _with_node(self, action: Callable[[DHTNode], Awaitable[T]]) -> T:
+        if self._node is None and self._opening is not None:
+            await asyncio.shield(asyncio.wrap_future(self._opening))
+        return await action(self.node)
+
+    def _deliver(self, coroutine: Coroutine[Any, Any, T], return_future: bool) -> Any:
+        if self._thread is None or self._closed:
+            coroutine.close()
+            raise RuntimeError("this DHT is not running; start it with run_in_background()")
+        return self._thread.submit(coroutine) if return_future else self._thread.run(coroutine)

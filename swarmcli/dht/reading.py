@@ -1,0 +1,113 @@
+"""Reading keys: what the replicas hold, checked and merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarmcli.dht.calls import Calls
+from swarmcli.dht.core import NodeCore
+from swarmcli.dht.keys import id_to_bytes
+from swarmcli.dht.lookup import Lookup
+from swarmcli.dht.messages import Question
+from swarmcli.dht.records import Record, merge_all
+from swarmcli.dht.routing import Contact
+from swarmcli.dht.traversal import traverse
+from swarmcli.errors import ValidationError
+from swarmcli.network.identity import PeerID
+
+_MOST_PAGES = 256  # of one answer; a replica that never comes to an end is left
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far one replica has been read: a number that means something in one life of it only."""
+
+    instance: int = 0
+    version: int = 0
+
+
+@dataclass(slots=True)
+class KeyRead:
+    """One key while it is being read. Cursors that are kept make the next reading a reading of changes."""
+
+    target: int
+    records: dict[bytes, Record] = field(default_factory=dict)
+    cursors: dict[PeerID, Cursor] = field(default_factory=dict)
+
+    def question(self, peer: PeerID) -> Question:
+        cursor = self.cursors.get(peer)
+        if cursor is None:
+            return Question(id_to_bytes(self.target))
+        return Question(id_to_bytes(self.target), cursor.instance, cursor.version)
+
+
+class Reader:
+    """Reads many keys in one traversal."""
+
+    def __init__(self, core: NodeCore, calls: Calls) -> None:
+        self._core = core
+        self._calls = calls
+
+    async def read(self, reads: Sequence[KeyRead], *, latest: bool) -> list[Lookup]:
+        """Fills in the records of each key from its replicas; returns how each search went.
+
+        With `latest` all replicas of a key are asked, else the first that holds anything is enough.
+        """
+        options = self._core.options
+        lookups = [self._core.new_lookup(read.target, options.num_replicas) for read in reads]
+        by_target = {read.target: read for read in reads}
+        for read, lookup in zip(reads, lookups, strict=True):
+            self.read_own(read)
+            if read.records and not latest:
+                lookup.stop()
+
+        async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+            found = await self._visit(contact, [by_target[lookup.target] for lookup in asking])
+            for lookup in asking:
+                if not latest and by_target[lookup.target].records:
+                    lookup.stop()
+            return found
+
+        await traverse(lookups, ask, parallel=options.parallel, slow_after=self._core.limits.slow_after)
+        return lookups
+
+    def read_own(self, read: KeyRead) -> None:
+        """What this very node holds of the key. Checked again: validators may have been added since."""
+        entry = self._core.storage.entry(read.target, self._core.now())
+        cursor = read.cursors.setdefault(self._core.endpoint.peer_id, Cursor())
+        if entry is None:
+            return
+        for stored in entry.since(cursor.version):
+            cursor.version = stored.version
+            try:
+                self._core.checker.check(stored.record, self._core.now())
+            except ValidationError:
+                continue  # counted by the checker
+            merge_all(read.records, [stored.record])
+
+    async def read_replica(self, contact: Contact, reads: Sequence[KeyRead], *, contacts: int = 0) -> list[Contact]:
+        """What one replica holds (or has changed), page by page; also the neighbours that it names."""
+        found: list[Contact] = []
+        left = list(reads)
+        for _ in range(_MOST_PAGES):
+            if not left:
+                return found
+            now_reading = left[: self._core.limits.max_targets]
+            questions = [read.question(contact.peer_id) for read in now_reading]
+            reply, neighbours = await self._calls.find(contact, questions, contacts=contacts, values=True)
+            found.extend(neighbours)
+            unfinished: list[KeyRead] = []
+            for read, answer in zip(now_reading, reply.answers, strict=True):
+                merge_all(read.records, await self._core.checked(answer.records, read.target, contact.peer_id))
+                read.cursors[contact.peer_id] = Cursor(reply.instance, answer.cursor)
+                if answer.more:
+                    unfinished.append(read)
+            left = unfinished + left[len(now_reading) :]
+            contacts = 0 if unfinished else contacts
+        self._core.impossible(contact.peer_id, "an answer without an end")
+        raise ValidationError("an answer without an end")
+
+    async def _visit(self, contact: Contact, reads: Sequence[KeyRead]) -> list[Contact]:
+        count = self._core.options.num_replicas + self._core.options.parallel
+        return await self.read_replica(contact, reads, contacts=count)

@@ -1,0 +1,138 @@
+"""Answering other nodes. Only listening nodes serve: nobody asks a peer in client mode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NoReturn
+
+from swarmcli.dht import messages
+from swarmcli.dht.core import BREATH, NodeCore
+from swarmcli.dht.keys import id_from_bytes, is_owned, key_id
+from swarmcli.dht.limits import WriteMeter
+from swarmcli.dht.messages import Answer, Neighbour, Outcome
+from swarmcli.dht.records import Record
+from swarmcli.dht.routing import Contact
+from swarmcli.dht.storage import Verdict
+from swarmcli.errors import CallRefused, ValidationError
+from swarmcli.network.identity import PeerID
+
+
+class DHTService:
+    """The four methods that a node serves."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._meter = WriteMeter(core.limits)
+
+    def start(self) -> None:
+        """Begins to answer."""
+        endpoint = self._core.endpoint
+        endpoint.serve(messages.PING, messages.PingRequest, self.ping)
+        endpoint.serve(messages.FIND, messages.FindRequest, self.find)
+        endpoint.serve(messages.STORE, messages.StoreRequest, self.store)
+        endpoint.serve(messages.SYNC, messages.SyncRequest, self.sync)
+
+    def stop(self) -> None:
+        """Answers no more."""
+        self._core.endpoint.withdraw(messages.PING, messages.FIND, messages.STORE, messages.SYNC)
+
+    async def ping(self, peer: PeerID, request: messages.PingRequest) -> messages.PingReply:
+        self._heard_from(peer, request.addresses)
+        return messages.PingReply(self._core.addresses)
+
+    async def find(self, peer: PeerID, request: messages.FindRequest) -> messages.FindReply:
+        """Neighbours of the targets and, if asked for, the records under them, cut at the size of a reply."""
+        targets = tuple(question.target for question in request.questions)
+        self._check_ids(peer, targets, self._core.limits.max_targets)
+        self._heard_from(peer, request.addresses)
+        answers = self._answers(request.questions) if request.values else []
+        neighbours = self._neighbours(peer, [id_from_bytes(target) for target in targets], request.contacts)
+        return messages.FindReply(self._core.instance, neighbours, tuple(answers))
+
+    async def store(self, peer: PeerID, request: messages.StoreRequest) -> messages.StoreReply:
+        """Judges each record by itself."""
+        self._heard_from(peer, request.addresses)
+        now = self._core.loop_time()
+        outcomes: list[Outcome] = []
+        for index, record in enumerate(request.records):
+            if index % BREATH == BREATH - 1:
+                await asyncio.sleep(0)
+            allowed = index < self._core.limits.max_records and self._meter.allow(peer, record.size, now)
+            outcomes.append(self._judge(peer, record) if allowed else Outcome(Verdict.BUSY))
+        return messages.StoreReply(tuple(outcomes))
+
+    async def sync(self, peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
+        """Which of these keys look otherwise here."""
+        self._check_ids(peer, tuple(number for number, _ in request.digests), self._core.limits.max_records)
+        self._heard_from(peer, request.addresses)
+        now = self._core.now()
+        wanted: list[bytes] = []
+        for number, digest in request.digests:
+            entry = self._core.storage.entry(id_from_bytes(number), now)
+            if entry is None or entry.digest() != digest:
+                wanted.append(number)
+        return messages.SyncReply(tuple(wanted))
+
+    def _judge(self, peer: PeerID, record: Record) -> Outcome:
+        verdict = self._core.accept(record)
+        if verdict is Verdict.REFUSED:
+            self._core.report(peer, "record", "asked to store a record that does not count")
+        if verdict is Verdict.STALE and is_owned(record.subkey):
+            return Outcome(verdict, self._core.storage.find(key_id(record.key), record.subkey))
+        return Outcome(verdict)
+
+    def _answers(self, questions: Sequence[messages.Question]) -> list[Answer]:
+        room = self._core.limits.max_reply
+        left = self._core.limits.max_records
+        answers: list[Answer] = []
+        for question in questions:
+            answer, size = self._answer(question, room, left)
+            room -= size
+            left -= len(answer.records)
+            answers.append(answer)
+        return answers
+
+    def _answer(self, question: messages.Question, room: int, left: int) -> tuple[Answer, int]:
+        """What was stored after the question's cursor, as far as it fits; and the bytes that it takes."""
+        cursor = question.cursor if question.instance == self._core.instance else 0
+        entry = self._core.storage.entry(id_from_bytes(question.target), self._core.now())
+        newer = entry.since(cursor) if entry is not None else []
+        size = 0
+        records: list[Record] = []
+        for stored in newer:
+            size += stored.record.size
+            if size > room or len(records) >= left:
+                return Answer(tuple(records), cursor, more=True), size - stored.record.size
+            records.append(stored.record)
+            cursor = stored.version
+        return Answer(tuple(records), cursor), size
+
+    def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Neighbour, ...]:
+        """The nearest known nodes of each target, once each, without the asker."""
+        count = min(max(0, count), self._core.options.bucket_size)
+        found: dict[PeerID, Contact] = {}
+        for target in targets:
+            if count == 0 or len(found) + count > self._core.limits.max_contacts:
+                break
+            found.update((near.peer_id, near) for near in self._core.contacts.table.nearest(target, count + 1))
+        found.pop(asker, None)
+        most = count * len(targets)
+        return tuple(Neighbour(near.peer_id, near.addresses) for near in list(found.values())[:most])
+
+    def _heard_from(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
+        try:
+            contact = messages.contact_from(peer, addresses, self._core.limits)
+        except ValidationError as error:
+            self._refuse(peer, str(error))
+        self._core.contacts.heard_from(contact)
+
+    def _check_ids(self, peer: PeerID, ids: tuple[bytes, ...], most: int) -> None:
+        try:
+            messages.check_ids(ids, most)
+        except ValidationError as error:
+            self._refuse(peer, str(error))
+
+    def _refuse(self, peer: PeerID, reason: str) -> NoReturn:
+        self._core.impossible(peer, reason)
+        raise CallRefused("malformed", reason)
