@@ -73,6 +73,10 @@ class GradientAccumulator:
                 parameter.grad = gradient
 
 
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    """In which gradients of this type are summed and averaged."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
 def _zeros(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
-    dtype = torch.float32 if parameter.dtype.itemsize < 4 else parameter.dtype
-    return torch.zeros(parameter.shape, dtype=dtype, device=device)
+    return torch.zeros(parameter.shape, dtype=sum_type(parameter.dtype), device=device)

@@ -52,9 +52,12 @@ class Standing:
 
     def beats(self, other: Standing) -> bool:
         """The rule for lineages that parted: higher epoch, then more samples, then the smaller id."""
-        if (self.epoch, self.samples) != (other.epoch, other.samples):
-            return (self.epoch, self.samples) > (other.epoch, other.samples)
-        return self.lineage < other.lineage
+        return self.order > other.order
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Greater for the standing that beats the other."""
+        return self.epoch, self.samples, -int.from_bytes(self.lineage, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,7 @@ class Claim:
 
 def best(standings: Iterable[Standing]) -> Standing | None:
     """The one that beats all others; None if there is none."""
-    winner: Standing | None = None
-    for standing in standings:
-        if winner is None or standing.beats(winner):
-            winner = standing
-    return winner
+    return max(standings, key=lambda standing: standing.order, default=None)
 
 
 def lineage_to_follow(own: Claim, others: Iterable[Claim]) -> Standing:

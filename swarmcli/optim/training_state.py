@@ -120,6 +120,37 @@ class TrainingState:
             self.scheduler.load_state_dict(schedule)
         self.standing = standing
 
+    def checkpoint(self) -> dict[str, Any]:
+        """The optimizer's state_dict, and under "swarm" the scheduler, the standing and a digest of the parameters."""
+        swarm = {
+            "epoch": self.standing.epoch,
+            "samples_seen": self.standing.samples,
+            "lineage": self.standing.lineage.hex(),
+            "parameters": self.digest(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+        }
+        return {**self.optimizer.state_dict(), "swarm": swarm}
+
+    def load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Takes over what `checkpoint` returned, once the parameters of that moment are restored.
+
+        Raises ValueError, and changes nothing, if the parameters are others or the checkpoint is no such thing.
+        """
+        swarm = _mapping(checkpoint, "swarm")
+        if swarm.get("parameters") != self.digest():
+            raise ValueError("the model's parameters are not those of the checkpoint: restore them first")
+        try:
+            lineage = bytes.fromhex(swarm.get("lineage", ""))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"lineage: expected hexadecimal digits, got {swarm.get('lineage')!r:.80}") from error
+        standing = read_standing({**swarm, "lineage": lineage})
+        if (self.scheduler is None) != (swarm.get("scheduler") is None):
+            raise ValueError("either the checkpoint or this optimizer has no scheduler")
+        self.optimizer.load_state_dict({key: value for key, value in checkpoint.items() if key != "swarm"})
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(swarm["scheduler"])
+        self.standing = standing
+
     def _own_tensors(self) -> dict[str, torch.Tensor]:
         """Those that every peer of the run holds in the same shapes."""
         own = {f"parameter/{index}": parameter for index, parameter in enumerate(self.parameters)}

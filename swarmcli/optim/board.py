@@ -1,0 +1,70 @@
+"""One signed record per peer under one DHT key: each peer writes its own and reads everybody's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import pydantic
+
+from swarmcli.dht import OwnedSubkey
+from swarmcli.network.identity import PeerID
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHTNode
+
+Record = TypeVar("Record", bound=pydantic.BaseModel)
+logger = logging.getLogger(__name__)
+
+
+class Board(Generic[Record]):
+    """The records under `key`, as `model`; they expire `expiration` seconds after their last publication.
+
+    What does not fit the model, or stands under a subkey that its owner did not sign for, is dropped and counted.
+    """
+
+    def __init__(self, node: DHTNode, key: str, model: type[Record], expiration: float) -> None:
+        self._node = node
+        self.key = key
+        self.expiration = expiration
+        self.dropped = 0  # unreadable records seen so far
+        self.records: dict[PeerID, Record] = {}  # as of the last refresh, this peer's own included
+        self._model = model
+        self._follower = node.follow(key)
+        self._subkey = node.own_subkey()
+        self._published = False
+        self._reading = asyncio.Lock()  # a follower reads for one at a time
+
+    async def publish(self, record: Record) -> bool:
+        """Writes this peer's record; False if no replica took it."""
+        self._published = True
+        expires = self._node.endpoint.clock.now() + self.expiration
+        return await self._node.store(self.key, record.model_dump(), expires, self._subkey)
+
+    async def refresh(self) -> dict[PeerID, Record]:
+        """Reads what changed since the last time and returns all records that have not expired."""
+        records: dict[PeerID, Record] = {}
+        async with self._reading:
+            for subkey, entry in (await self._follower.refresh()).items():
+                record = self._read(subkey, entry.value)
+                if record is not None and isinstance(subkey, OwnedSubkey):
+                    records[subkey.owner] = record
+        self.records = records
+        return records
+
+    async def withdraw(self) -> None:
+        """Takes this peer's record back, so that readers no longer see it."""
+        if self._published:
+            await self._node.withdraw(self.key, self._subkey)
+            self._published = False
+
+    def _read(self, subkey: object, value: object) -> Record | None:
+        try:
+            if isinstance(subkey, OwnedSubkey):
+                return self._model.model_validate(value)
+            logger.debug("dropped a record without owner under %s", self.key)
+        except pydantic.ValidationError as error:
+            logger.debug("dropped a record under %s: %s", self.key, error)
+        self.dropped += 1
+        return None

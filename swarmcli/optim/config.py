@@ -1,0 +1,36 @@
+"""The options of a collaborative optimizer as one checked value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarmcli.optim.progress import RefreshOptions
+from swarmcli.optim.report import PeerDescription
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerConfig:
+    """What the peers of a run agree on, and how long one of them waits. Times are seconds and upper bounds."""
+
+    run_id: str  # peers with the same one train together
+    target_batch_size: int  # samples of all peers together that make an epoch
+    matchmaking_time: float = 15.0  # how long an epoch that is over waits for others who should be in its round
+    averaging_timeout: float = 60.0  # how long a round that failed is tried again
+    load_state_timeout: float = 600.0  # how long a newcomer looks for somebody who gives it the state
+    idle_wait: float = 1.0  # how long a step without samples waits for the epoch's end before it returns
+    description: PeerDescription = field(default_factory=PeerDescription)  # what people see of this peer
+    fingerprint: Mapping[str, str] = field(default_factory=dict)  # key → hash; groups admit only equal ones
+    tracker: RefreshOptions = field(default_factory=RefreshOptions)
+    performance_ema_alpha: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.run_id:
+            raise ValueError("run_id: expected a name, got an empty string")
+        if self.target_batch_size <= 0:
+            raise ValueError(f"target_batch_size={self.target_batch_size!r}: expected a positive number of samples")
+        for name in ("matchmaking_time", "averaging_timeout", "load_state_timeout", "idle_wait"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value!r}: expected a positive number of seconds")

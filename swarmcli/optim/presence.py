@@ -1,0 +1,211 @@
+"""Presence: what this peer tells the run about itself, and what it knows of the others.
+
+Records under `{run_id}_peers` are seconds old. Where that matters (am I behind? am I alone?) the peers themselves
+are asked, by the call `{run_id}.standing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from swarmcli.dht.schema import SchemaValidator
+from swarmcli.errors import NetworkError, SwarmError
+from swarmcli.events import PeerSeen
+from swarmcli.network.identity import PeerID
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.transport import PeerInfo
+from swarmcli.optim.board import Board
+from swarmcli.optim.lineage import LINEAGE_BYTES, Claim, Standing
+from swarmcli.optim.report import PeerKeys, PeerReport
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHTNode
+
+ASKED_AT_ONCE = 16  # one answer usually settles the question
+logger = logging.getLogger(__name__)
+
+
+class StandingRequest(msgspec.Struct, frozen=True):
+    """Which lineage do you hold, and have you decided on it?"""
+
+
+class StandingReply(msgspec.Struct, frozen=True):
+    epoch: int
+    samples: int
+    lineage: bytes
+    settled: bool
+
+
+class Presence:
+    """Publishes this peer's report when it changes and at half its expiration; reads the others' in the background.
+
+    `describe` makes the report. PeerSeen is emitted for every other peer that appears, changes or leaves.
+    """
+
+    def __init__(
+        self,
+        node: DHTNode,
+        run_id: str,
+        describe: Callable[[], PeerReport],
+        *,
+        expiration: float = 60.0,
+        refresh_period: float = 3.0,
+        answer_timeout: float = 3.0,
+    ) -> None:
+        self._node = node
+        self._endpoint = node.endpoint
+        self._describe = describe
+        self._refresh_period = refresh_period
+        self._answer_timeout = answer_timeout
+        self._method = f"{run_id}.standing"
+        self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
+        self._changed = asyncio.Event()
+        self._tasks = TaskOwner()
+        self.others: dict[PeerID, PeerReport] = {}  # as of the last look
+        node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
+
+    async def start(self) -> None:
+        """Declares this peer first and then looks who else is there: of two that start at once, one sees the other."""
+        self._endpoint.serve(self._method, StandingRequest, self._answer)
+        await self._publish()
+        await self.refresh()
+        self._tasks.spawn(self._keep_publishing())
+        self._tasks.spawn(self._keep_reading())
+
+    async def shutdown(self) -> None:
+        """Ends the background work and withdraws the report. Idempotent."""
+        self._endpoint.withdraw(self._method)
+        await self._tasks.close()
+        with contextlib.suppress(SwarmError):  # a record that cannot be withdrawn expires by itself
+            await self._board.withdraw()
+
+    def announce(self) -> None:
+        """The report has changed: it goes out soon."""
+        self._changed.set()
+
+    async def refresh(self) -> Mapping[PeerID, PeerReport]:
+        """Looks who is there now. If the DHT cannot be read, what was known stays."""
+        try:
+            records = await self._board.refresh()
+        except SwarmError as error:
+            logger.warning("the peers' reports were not read: %s", error)
+            return self.others
+        before, self.others = self.others, {p: r for p, r in records.items() if p != self._node.peer_id}
+        for peer, report in self.others.items():
+            self._endpoint.learn(PeerInfo(peer, tuple(report.addresses)))
+            if before.get(peer) != report:
+                self._endpoint.events.emit(_seen(peer, report, left=False))
+        for peer in before.keys() - self.others.keys():
+            self._endpoint.events.emit(_seen(peer, before[peer], left=True))
+        return self.others
+
+    def claims(self) -> list[Claim]:
+        """The lineages that others hold, by their last reports."""
+        return [report.claim for report in self.others.values() if report.holds_state]
+
+    async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, Claim]:
+        """What these peers say right now; who does not answer is missing."""
+        asked = list(peers)
+        answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
+        return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
+
+    async def survey(self) -> dict[PeerID, Claim]:
+        """Asks the holders of the leading lineages, a few at a time, until some of them answer.
+
+        So records of peers that are gone, and claims that nobody stands by, count for nothing.
+        """
+        await self.refresh()
+        holders = [peer for peer, report in self.others.items() if report.holds_state]
+        holders.sort(key=lambda peer: self.others[peer].claim.standing.order, reverse=True)
+        for begin in range(0, len(holders), ASKED_AT_ONCE):
+            answers = await self.ask(holders[begin : begin + ASKED_AT_ONCE])
+            if answers:
+                return answers
+        return {}
+
+    async def has_company(self, standing: Standing) -> bool:
+        """Whether any peer that can be reached trains on this lineage, or on one that beats it."""
+        if any(self._endpoint.is_connected(peer) for peer in self._company(standing)):
+            return True
+        await self.refresh()
+        answers = await self.ask(self._company(standing)[:ASKED_AT_ONCE])
+        return any(c.standing.lineage == standing.lineage or c.standing.beats(standing) for c in answers.values())
+
+    async def anyone_behind(self, epoch: int) -> bool:
+        """Whether a peer that holds a state and can be reached has not come to this epoch yet."""
+        await self.refresh()
+        behind = [peer for peer, report in self.others.items() if report.holds_state and report.epoch < epoch]
+        answers = await self.ask(behind[:ASKED_AT_ONCE])
+        return any(claim.standing.epoch < epoch for claim in answers.values())
+
+    def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
+        """In the order in which they are best asked for a state: near ones first, and those with time to answer."""
+
+        def cost(peer: PeerID) -> tuple[bool, bool, float]:
+            report, round_trip = self.others.get(peer), self._endpoint.round_trip(peer)
+            busy = report is None or report.phase == "training"
+            return not self._endpoint.is_connected(peer), busy, round_trip if round_trip is not None else 1.0
+
+        return sorted(peers, key=cost)
+
+    def _company(self, standing: Standing) -> list[PeerID]:
+        def counts(report: PeerReport) -> bool:
+            claim = report.claim.standing
+            partner = claim.lineage == standing.lineage and report.phase not in ("assisting", "lingering")
+            return partner or (report.holds_state and claim.beats(standing))
+
+        return [peer for peer, report in self.others.items() if counts(report)]
+
+    async def _ask(self, peer: PeerID) -> Claim | None:
+        try:
+            reply = await self._endpoint.call(
+                peer, self._method, StandingRequest(), StandingReply, timeout=self._answer_timeout
+            )
+        except NetworkError as error:
+            logger.debug("%s did not say where it stands: %s", peer.short, error)
+            return None
+        if len(reply.lineage) != LINEAGE_BYTES or min(reply.epoch, reply.samples) < 0:
+            return None
+        return Claim(Standing(reply.epoch, reply.samples, reply.lineage), reply.settled)
+
+    async def _answer(self, peer: PeerID, request: StandingRequest) -> StandingReply:
+        claim = self._describe().claim
+        return StandingReply(claim.standing.epoch, claim.standing.samples, claim.standing.lineage, claim.settled)
+
+    async def _publish(self) -> None:
+        self._changed.clear()
+        try:
+            await self._board.publish(self._describe())
+        except SwarmError as error:
+            logger.warning("this peer's report was not stored: %s", error)
+
+    async def _keep_publishing(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._board.expiration / 2):
+                    await self._changed.wait()
+            await self._publish()
+
+    async def _keep_reading(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_period)
+            await self.refresh()
+
+
+def _seen(peer: PeerID, report: PeerReport, *, left: bool) -> PeerSeen:
+    return PeerSeen(
+        peer=peer.text,
+        name=report.name,
+        role=report.role,
+        epoch=report.epoch,
+        samples=report.samples,
+        samples_per_second=report.samples_per_second,
+        client_mode=report.client_mode,
+        left=left,
+    )
