@@ -98,8 +98,9 @@ class FrameReader:
         del self._held[:end]
         self._payload = _payload_memory(receiver, self._header, payload_size)
         early = min(payload_size, len(self._held))  # payload that came in one piece with the header
-        self._payload[:early] = self._held[:early]
-        del self._held[:early]
+        if early:
+            self._payload[:early] = self._held[:early]
+            del self._held[:early]
         self.rest = self._payload[early:]
         return True
 
