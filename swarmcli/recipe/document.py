@@ -100,14 +100,17 @@ def parse_document(text: str, name: str) -> Entry:
 
 
 def parse_value(text: str, origin: str) -> Entry:
-    """Reads the value of one `--set key=value`, which may be a word, a [list] or a {mapping}."""
+    """Reads the value of one `--set key=value`: a [list], a {mapping}, "quoted text", or else a word as it stands."""
+    text = text.strip()
+    if not text.startswith(("[", "{", '"', "'")):
+        return Entry(Word(text), origin)
     try:
         _refuse_tags(text, origin)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         problem = getattr(error, "problem", None) or "it is nested too deeply"
-        raise RecipeError(f"{origin}: the value cannot be read ({problem}); put text into quotes") from error
-    return Entry(Word(""), origin) if node is None else _Builder(origin, lines=False).build(node)
+        raise RecipeError(f"{origin}: the value cannot be read ({problem}); check its brackets and quotes") from error
+    return _Builder(origin, lines=False).build(node)
 
 
 def _refuse_tags(text: str, name: str) -> None:

@@ -58,7 +58,7 @@ class Checkpoint:
         if own.keys() != self.model.keys():
             differing = min(own.keys() ^ self.model.keys())
             raise CheckpointError(
-                f"{self.path} is of another model: {differing} is only in {'this one' if differing in own else 'that'}; "
+                f"{self.path} is of another model: {differing} is only {'here' if differing in own else 'there'}; "
                 "resume with the recipe that wrote it"
             )
         for name, tensor in own.items():

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe.document import MAX_NODES, Entry, Word, parse_document, parse_value, plain
+
+
+def read(text: str) -> Any:
+    return plain(parse_document(text, "file.yaml"), Any)
+
+
+def problem(text: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        parse_document(text, "file.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("1e-4", 1e-4),  # YAML 1.1 reads text
+        ("1E5", 1e5),
+        ("6.02e+23", 6.02e23),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("-7", -7),
+        ("+7", 7),
+        ("010", 10.0),  # YAML 1.1 reads eight
+        ("no", "no"),  # YAML 1.1 reads false
+        ("on", "on"),
+        ("y", "y"),
+        ("12:30", "12:30"),  # YAML 1.1 reads 750
+        ("2024-01-01", "2024-01-01"),  # YAML 1.1 reads a date
+        ("true", True),
+        ("FALSE", False),
+        ("null", None),
+        ("~", None),
+        ("'1'", "1"),
+        ('"true"', "true"),
+        ("1.2.3", "1.2.3"),
+        ("-.inf", -math.inf),
+        ("e5", "e5"),
+        ("1e", "1e"),
+    ],
+)
+def test_a_word_means_what_a_person_expects(word: str, meaning: object) -> None:
+    found = read(f"key: {word}")["key"]
+    assert found == meaning and type(found) is type(meaning)
+
+
+def test_not_a_number_is_a_number_to_the_reader_and_the_schema_refuses_it() -> None:
+    assert math.isnan(read("key: .nan")["key"])
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_float_that_python_writes_is_read_as_that_float(number: float) -> None:
+    assert read(f"key: {number!r}")["key"] == number
+
+
+@given(
+    st.recursive(st.integers() | st.text(max_size=20) | st.booleans() | st.none(), lambda x: st.lists(x, max_size=3))
+)
+def test_what_yaml_writes_is_read_back(value: object) -> None:
+    assert read(yaml.safe_dump({"key": value}, allow_unicode=True)) == {"key": value}
+
+
+def test_text_is_taken_as_it_is_written_where_text_is_expected() -> None:
+    assert plain(Entry(Word("1e3"), "x"), str) == "1e3"
+    assert plain(Entry(Word("no"), "x"), str | None) == "no"
+    assert plain(Entry(Word("null"), "x"), str | None) is None
+    assert plain(Entry([Entry(Word("010"), "x")], "x"), tuple[str, ...]) == ["010"]
+
+
+def test_every_entry_knows_its_line() -> None:
+    root = parse_document("a: 1\nb:\n  c:\n    - 2\n    - d: 3\n", "file.yaml")
+    b = root.child("b")
+    assert b is not None and b.origin == "file.yaml:2"
+    c = b.child("c")
+    assert c is not None and c.origin == "file.yaml:3"
+    item = c.child(1)
+    assert item is not None and item.origin == "file.yaml:5"
+
+
+def test_a_key_given_twice_is_refused_with_both_lines() -> None:
+    assert problem("a: 1\nb: 2\na: 3\n") == (
+        "file.yaml:3: the key 'a' is given twice, first at file.yaml:1; remove one of them"
+    )
+    assert "given twice" in problem("s:\n  'a': 1\n  a: 3\n")
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system ['true']", "!mine 1", "!!int '3'"])
+def test_tags_are_refused_so_that_nothing_is_constructed(tag: str) -> None:
+    message = problem(f"a: 1\nb: {tag}\n")
+    assert message.startswith("file.yaml:2: the tag") and "without it" in message
+
+
+def test_aliases_are_copies() -> None:
+    assert read("a: &x [1, 2]\nb: *x\n") == {"a": [1, 2], "b": [1, 2]}
+
+
+def test_an_alias_of_aliases_does_not_fill_the_memory() -> None:
+    lines = ["a0: &a0 [1,1,1,1,1,1,1,1,1]"]
+    lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    assert f"more than {MAX_NODES} values" in problem("\n".join(lines))
+
+
+def test_a_value_inside_itself_is_refused() -> None:
+    assert "contains itself" in problem("a: &x [*x]")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\n\tb: 2", "file.yaml:2: a tab stands where YAML wants spaces; indent with spaces"),
+        ("a: 1\nb: [1, 2", "file.yaml:2: this is no valid YAML"),
+        ("a: 'x", "this is no valid YAML"),
+        ("", "file.yaml:1: the recipe is empty"),
+        ("# nothing\n", "the recipe is empty"),
+        ("- a\n- b\n", "file.yaml:1: a recipe is a list of `key: value` lines"),
+        ("a: 1\n---\nb: 2\n", "no valid YAML"),
+        ("a: \x01", "no valid YAML"),
+        ("? [a]\n: 1\n", "a key must be a word"),
+        ("a: " + "[" * 5000, "file.yaml:1:"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+    ],
+)
+def test_broken_files_are_refused_with_the_line(text: str, words: str) -> None:
+    assert words in problem(text)
+
+
+def test_values_of_the_command_line_may_be_words_lists_and_mappings() -> None:
+    assert plain(parse_value("3", "o"), Any) == 3
+    assert plain(parse_value("[1, x]", "o"), Any) == [1, "x"]
+    assert plain(parse_value("{a: 1e-2}", "o"), Any) == {"a": 0.01}
+    assert plain(parse_value("", "o"), Any) is None
+    with pytest.raises(RecipeError, match="--set a=\\[: the value cannot be read"):
+        parse_value("[", "--set a=[")
+    with pytest.raises(RecipeError, match="the tag"):
+        parse_value("[!!python/name:os.system]", "--set a")
+
+
+@pytest.mark.parametrize("text", ["*.md", "!x", "a: b", "# x", "&a", "- x", "@x", "`x`"])
+def test_words_of_the_command_line_need_no_quotes(text: str) -> None:
+    assert plain(parse_value(text, "o"), Any) == text

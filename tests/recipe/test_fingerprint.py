@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipe.recipes import SMALL, small
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import Recipe, differing_keys
+from swarmcli.recipe.problems import all_keys
+
+
+def differs(*overrides: str) -> list[str]:
+    return differing_keys(small().fingerprint(), small(*overrides).fingerprint())
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("optimizer.learning_rate=0.5", "optimizer.learning_rate"),
+        ("optimizer.betas=[0.5, 0.5]", "optimizer.betas"),
+        ("base_model.n_layer=2", "base_model.n_layer"),
+        ("base_model.n_positions=64", "base_model.n_positions"),
+        ("datasets.0.weight=2", "datasets.0.weight"),
+        ("seed=9", "seed"),
+        ("run_id=other", "run_id"),
+        ("target_batch_size=33", "target_batch_size"),
+        ("max_epochs=9", "max_epochs"),
+        ("averaging.compression=float16", "averaging.compression"),
+        ("sequence_len=8", "sequence_len"),
+    ],
+)
+def test_what_must_agree_is_named_when_it_differs(override: str, key: str) -> None:
+    assert differs(override) == [key]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "micro_batch_size=1",
+        "gradient_accumulation_steps=2",
+        "output_dir=elsewhere",
+        "network.initial_peers=[tcp://h:1]",
+        "averaging.matchmaking_time=3",
+        "checkpoint.every_epochs=4",
+        "local={device: cpu, port: 7, name: me, trust_remote_code: true}",
+        "optimizer.learning_rate=0.001",  # the default, written out
+    ],
+)
+def test_what_a_volunteer_may_choose_is_not_compared(override: str) -> None:
+    assert differs(override) == []
+
+
+def test_a_dataset_more_names_its_keys() -> None:
+    assert differs("datasets.1={type: files, path: x}") == [
+        "datasets.1.glob", "datasets.1.path", "datasets.1.type", "datasets.1.weight"
+    ]  # fmt: skip
+
+
+def test_the_protocol_is_part_of_it_and_hashes_are_short() -> None:
+    fingerprint = small().fingerprint()
+    assert "protocol" in fingerprint
+    assert all(len(value) == 16 for value in fingerprint.values())
+    assert not [key for key in fingerprint if key.startswith(("local", "network", "checkpoint", "output_dir"))]
+
+
+def test_the_fingerprint_is_the_same_everywhere() -> None:
+    # Peers of unlike machines and versions compare these: a change here is a change of the protocol.
+    assert small().fingerprint()["optimizer.betas"] == "46fa0d7f05324d57"
+    assert small().fingerprint()["base_model.n_layer"] == "6b86b273ff34fce1"
+
+
+def test_every_field_says_whether_it_must_agree() -> None:
+    for key, info in all_keys(Recipe).items():
+        assert isinstance(info.json_schema_extra, dict) and "agree" in info.json_schema_extra, key
+        assert info.description, key
+
+
+def test_a_model_directory_counts_by_its_config_wherever_it_lies(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "gpt2",  "n_layer": 1}')
+    text = SMALL.replace(SMALL[SMALL.index("base_model") : SMALL.index("datasets")], "base_model: here\n")
+    here = small(text=text, directory=tmp_path).fingerprint()
+    there = small("base_model=there", text=text, directory=tmp_path).fingerprint()
+    assert differing_keys(here, there) == []
+    (tmp_path / "there" / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2}))
+    changed = small("base_model=there", text=text, directory=tmp_path).fingerprint()
+    assert differing_keys(here, changed) == ["base_model"]
+
+
+def test_a_tokenizer_directory_counts_by_its_files(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+        (tmp_path / name / "README.md").write_text(name)
+    here = small("tokenizer=here", directory=tmp_path).fingerprint()
+    there = small("tokenizer=there", directory=tmp_path).fingerprint()
+    assert differing_keys(here, there) == []
+    (tmp_path / "there" / "tokenizer.json").write_text("{ }")
+    assert differing_keys(here, small("tokenizer=there", directory=tmp_path).fingerprint()) == ["tokenizer"]
+
+
+def test_directories_that_are_not_there_are_named_with_the_place_in_the_recipe(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecipeError, match="--set base_model=gone: base_model 'gone' is no directory with a saved model"
+    ):
+        small("base_model=gone", directory=tmp_path).fingerprint()
+    with pytest.raises(RecipeError, match="--set tokenizer=gone: tokenizer 'gone' is no directory"):
+        small("tokenizer=gone", directory=tmp_path).fingerprint()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    with pytest.raises(RecipeError, match="no valid JSON"):
+        small("base_model=broken", directory=tmp_path).fingerprint()
+
+
+def test_keys_on_one_side_only_differ() -> None:
+    assert differing_keys({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]

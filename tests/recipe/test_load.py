@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipe.recipes import SMALL
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import load_recipe
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+def test_a_file_is_read_and_its_paths_begin_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(SMALL)
+    recipe = load_recipe(file, ["seed=4"])
+    assert recipe.seed == 4 and recipe.output_dir == tmp_path / "runs"
+    assert recipe.origin("run_id") == f"{file}:1"
+
+
+def test_files_that_cannot_be_recipes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"gone\.yaml: cannot be read \(No such file or directory\)"):
+        load_recipe(tmp_path / "gone.yaml")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(tmp_path)
+    (tmp_path / "latin").write_bytes(b"run_id: \xff\xfe")
+    with pytest.raises(RecipeError, match="no UTF-8 text"):
+        load_recipe(tmp_path / "latin")
+    (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(RecipeError, match="larger than 1 MiB"):
+        load_recipe(tmp_path / "large")
+
+
+def test_errors_name_the_file_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "r.yaml").write_text(SMALL + "sede: 1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"^r\.yaml:11: unknown key sede; did you mean seed\?$"):
+        load_recipe("r.yaml")
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
+def test_the_recipes_of_the_project_are_in_order(file: Path) -> None:
+    recipe = load_recipe(file)
+    assert recipe.run_id == file.stem
+
+
+def test_the_package_is_light(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, swarmcli.recipe; print(sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

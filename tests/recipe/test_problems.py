@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from recipe.recipes import SMALL, refused
+from swarmcli.recipe import Recipe
+from swarmcli.recipe.problems import all_keys, as_written
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("target_batch_sise", "did you mean target_batch_size?"),
+        ("learning_rate", "did you mean optimizer.learning_rate?"),
+        ("warmup_step", "did you mean lr_scheduler.warmup_steps?"),
+        ("lr", "did you mean optimizer.learning_rate?"),
+        ("batch_size", "did you mean micro_batch_size?"),
+        ("num_epochs", "did you mean max_epochs?"),
+        ("initial_peers", "did you mean network.initial_peers?"),
+        ("zzzz", "known here: averaging, base_model, checkpoint, datasets"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, suggestion: str) -> None:
+    assert refused(f"{SMALL}{key}: 1\n").startswith(f"small.yaml:11: unknown key {key}; {suggestion}")
+
+
+def test_everything_that_is_wrong_is_said_at_once_each_with_its_line() -> None:
+    text = (
+        SMALL.replace("sequence_len: 16", "sequence_len: long").replace("run_id: small\n", "") + "local:\n  prot: 1\n"
+    )
+    assert refused(text).splitlines() == [
+        "small.yaml:1: run_id is missing; add `run_id: …` (the name of the run: up to 64 letters, digits, dots, "
+        "dashes, underscores)",
+        "small.yaml:8: sequence_len should be a whole number, not 'long'; sequence_len is tokens per sample",
+        "small.yaml:11: unknown key local.prot; did you mean port?",
+    ]
+
+
+def test_values_in_messages_are_cut() -> None:
+    assert len(refused(SMALL, "seed=" + "x" * 5000).split("should be")[1]) < 400
+
+
+def test_all_keys_names_every_leaf_once() -> None:
+    keys = all_keys(Recipe)
+    assert {
+        "run_id",
+        "datasets",
+        "datasets.glob",
+        "datasets.text_column",
+        "optimizer.betas",
+        "local.port",
+    } <= keys.keys()
+    assert not {"optimizer", "local", "network"} & keys.keys()
+
+
+def test_defaults_are_shown_as_they_would_be_written() -> None:
+    values = (True, None, (0.9, 0.999), 1e-8, (), "x")
+    assert list(map(as_written, values)) == ["true", "null", "[0.9, 0.999]", "1e-08", "[]", "x"]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from recipe.recipes import SMALL, refused, small
+from swarmcli.recipe import Recipe, parse_recipe
+
+
+def test_defaults_are_those_that_people_know() -> None:
+    recipe = small()
+    assert recipe.optimizer.name == "adamw" and recipe.lr_scheduler.name == "constant"
+    assert (recipe.averaging.matchmaking_time, recipe.averaging.averaging_timeout) == (15.0, 60.0)
+    assert recipe.tokenizer == "bytes" and recipe.max_epochs is None
+
+
+def test_recipes_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        small().seed = 3  # type: ignore[misc]
+
+
+def test_a_volunteer_overrides_what_concerns_the_machine() -> None:
+    recipe = small("micro_batch_size=4", "gradient_accumulation_steps=2")
+    assert (recipe.micro_batch, recipe.accumulation_steps) == (4, 2)
+    recipe = small("micro_batch_size=4", "local.micro_batch_size=1", "local.gradient_accumulation_steps=3")
+    assert (recipe.micro_batch, recipe.accumulation_steps) == (1, 3)
+
+
+def test_relative_paths_begin_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    recipe = small("output_dir=out", "local.identity_path=~/id.key", directory=tmp_path)
+    assert recipe.output_dir == tmp_path / "out"
+    assert recipe.local.identity_path == Path("/somewhere/id.key")
+    assert recipe.directory == tmp_path
+    assert small(directory=tmp_path).output_dir == tmp_path / "runs"
+    assert recipe.locate("x/../y") == tmp_path / "y"
+    assert recipe.locate("/abs") == Path("/abs")
+
+
+def test_data_may_lie_elsewhere(tmp_path: Path) -> None:
+    recipe = small("local.data_dir=mine", directory=tmp_path)
+    assert recipe.locate("texts", data=True) == tmp_path / "mine" / "texts"
+    assert recipe.locate("texts") == tmp_path / "texts"
+    assert small(directory=tmp_path).locate("texts", data=True) == tmp_path / "texts"
+
+
+def test_values_know_where_they_were_written() -> None:
+    recipe = small("local.port=7")
+    assert recipe.origin("base_model", "n_head") == "small.yaml:5"
+    assert recipe.origin("base_model", "absent") == "small.yaml:2"
+    assert recipe.origin("local", "port") == "--set local.port=7"
+    assert recipe.origin("optimizer", "name") == "small.yaml:1"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optimizer.learning_rate=0", "should be above 0"),
+        ("optimizer.learning_rate=.inf", "should be a finite number"),
+        ("optimizer.learning_rate=.nan", "should be"),
+        ("optimizer.learning_rate=fast", "should be a number, not 'fast'; learning_rate is the peak of the schedule"),
+        ("optimizer.betas=[0.9]", "optimizer.betas.1 is missing"),
+        ("optimizer.betas=[0.9, 1.0]", "optimizer.betas.1 should be below 1"),
+        ("optimizer.betas=0.9", "should be a list like [a, b]"),
+        ("optimizer=adamw", "optimizer should be a section: keys indented below it, not 'adamw'"),
+        ("optimizer.name=adamx", "optimizer.name should be one of 'adamw', 'adam' or 'sgd', not 'adamx'"),
+        ("run_id=a b", "run_id should be of another form, not 'a b'; run_id is the name of the run: up to 64 letters"),
+        ("run_id=../x", "run_id should be of another form"),
+        ("run_id=null", "run_id should be text, not empty"),
+        ("seed=-1", "seed should be at least 0, not -1"),
+        ("seed=1.5", "seed should be a whole number, not 1.5"),
+        ("sequence_len=1", "sequence_len should be at least 2"),
+        ("datasets=[]", "datasets should be given, and not empty"),
+        ("datasets=stdlib", "datasets should be a list"),
+        ("datasets.0.type=stdlibb", "datasets.0 needs a type that is known; write `type:` with one of files, stdlib"),
+        ("datasets.0={path: x}", "datasets.0 needs a type that is known"),
+        ("datasets.0={type: files}", "datasets.0.path is missing; add `path: …` (a file or a directory"),
+        ("datasets.0.glob=x", "unknown key datasets.0.glob; did you mean"),
+        ("network.initial_peers=[foo]", "network.initial_peers.0: 'foo' is no address: expected tcp://host:port"),
+        ("local.device=gpu", "local.device should be of another form, not 'gpu'; device is auto"),
+        ("local.client_mode=maybe", "local.client_mode should be true or false"),
+        ("local.port=65536", "at most 65535"),
+        ("base_model=[1]", "write a transformers config below it"),
+        ("base_model=null", "write a transformers config below it"),
+        ("base_model={n_layer: 2}", "base_model lacks model_type; add for example `model_type: gpt2`"),
+        ("optimizer.momentum=0.9", "momentum has no meaning for adamw; remove it, or use sgd"),
+        ("lr_scheduler.min_lr_ratio=0.1", "min_lr_ratio has no meaning for a constant rate"),
+        ("lr_scheduler.name=cosine", "a cosine schedule needs an end; set max_epochs or lr_scheduler.total_steps"),
+    ],
+)
+def test_values_out_of_bounds_are_refused_with_what_would_do(override: str, words: str) -> None:
+    message = refused(SMALL, override)
+    assert words in message and message.startswith((f"--set {override}", "small.yaml:8: datasets.0"))
+
+
+def test_keys_that_need_each_other_are_checked_together() -> None:
+    assert "betas has no meaning for sgd" in refused(SMALL, "optimizer={name: sgd, betas: [0.9, 0.9]}")
+    assert "a warm-up of 5 epochs does not fit into 5" in refused(
+        SMALL, "lr_scheduler={name: linear, warmup_steps: 5}", "max_epochs=5"
+    )
+    recipe = small("lr_scheduler={name: cosine, warmup_steps: 5, total_steps: 6}")
+    assert recipe.lr_scheduler.total_steps == 6
+
+
+def test_a_recipe_can_be_made_in_code() -> None:
+    recipe = Recipe(
+        run_id="x",
+        base_model={"model_type": "gpt2"},
+        datasets=({"type": "stdlib"},),
+        sequence_len=8,
+        target_batch_size=8,
+    )
+    assert recipe.origin("seed") == "recipe" and recipe.directory == Path.cwd()
+
+
+def test_text_that_looks_like_something_else_stays_text() -> None:
+    text = SMALL.replace("run_id: small", "run_id: 0012") + "local:\n  name: no\n"
+    recipe = parse_recipe(text)
+    assert recipe.run_id == "0012" and recipe.local.name == "no"
