@@ -70,7 +70,7 @@ function updatePeer(node, peer, now) {
   write(at(".name"), peer.name || peer.short_id);
   at(".who").title = peer.peer_id;
   at(".tag").hidden = !peer.me;
-  const details = [peer.name ? peer.short_id : "", peer.device, peer.client_mode ? "behind a firewall" : ""];
+  const details = [peer.name && peer.name !== peer.short_id ? peer.short_id : "", peer.device, peer.client_mode ? "behind a firewall" : ""];
   write(at(".who .sub"), details.filter(Boolean).join(" · "));
   write(at(".role"), peer.role);
   write(at(".epoch .value"), count(peer.epoch));

@@ -3,10 +3,12 @@
 from swarmcli.journal.describe import Line, describe, describe_sighting, megabytes, short
 from swarmcli.journal.journal import JOURNAL_NAME, Journal, RunDescription
 from swarmcli.journal.reader import JournalReader
+from swarmcli.journal.recording import Recorder
 from swarmcli.journal.records import (
     EpochRecord,
     EventRecord,
     PeerRecord,
+    Record,
     ReportRecord,
     RoundRecord,
     RunRecord,
@@ -24,6 +26,8 @@ __all__ = [
     "JournalStatistics",
     "Line",
     "PeerRecord",
+    "Record",
+    "Recorder",
     "ReportRecord",
     "RoundRecord",
     "RunDescription",

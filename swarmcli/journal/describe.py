@@ -71,9 +71,10 @@ def _describe_download(event: happened.StateDownloaded) -> Line:
 def describe_sighting(event: happened.PeerSeen) -> Line:
     """For the first and the last time that a peer is seen; those between are no news."""
     name = event.name or short(event.peer)
+    who = name if name == event.role else f"{event.role} {name}"
     if event.left:
-        return Line("info", "left", event.peer, f"{event.role} {name} left")
-    return Line("info", "joined", event.peer, f"{event.role} {name} joined")
+        return Line("info", "left", event.peer, f"{who} left")
+    return Line("info", "joined", event.peer, f"{who} joined")
 
 
 def megabytes(size: float) -> str:

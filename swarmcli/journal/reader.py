@@ -65,6 +65,13 @@ class JournalReader:
         where = "run IN ({runs}) AND id > ?" + ("" if details else " AND level != 'detail'")
         return self._rows(EventRecord, where, (run_id, after), "id", limit)
 
+    def added(
+        self, run_id: str, name: str, *, after: int, limit: int | None = None
+    ) -> list[EpochRecord] | list[RoundRecord] | list[EventRecord]:
+        """Rows of the list `name` ("epochs", "rounds" or "events") whose row id is above `after`, by id."""
+        record_type = {"epochs": EpochRecord, "rounds": RoundRecord, "events": EventRecord}[name]
+        return self._rows(record_type, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
+
     def peers(self, run_id: str) -> list[PeerRecord]:
         """The last that was known of each peer, by when it was first seen."""
         latest: dict[str, PeerRecord] = {}

@@ -20,7 +20,7 @@ from coordinator_web.source import (
 
 START = 1_790_000_000.0
 TARGET = 4096
-JOIN_LINE = "swarm join recipes/stdlib-lm.yaml --initial-peer tcp://203.0.113.7:31330/" + "k7q2m4xw5z" * 5 + "ab"
+JOIN_LINE = "swarm join recipes/stdlib-lm.yaml --peer tcp://203.0.113.7:31330/" + "k7q2m4xw5z" * 5 + "ab"
 REASONS = ("no part arrived for 4.0 s", "the connection was lost", "a part with NaN came from it")
 
 

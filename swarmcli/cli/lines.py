@@ -1,0 +1,60 @@
+"""Records of the journal as single lines: what the live view prints and `swarm log --follow` shows."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from swarmcli.cli.console import printable
+from swarmcli.journal import EpochRecord, EventRecord, RoundRecord, megabytes
+
+
+def clock(time: float) -> str:
+    """The time of day on this machine, of wall-clock seconds."""
+    return datetime.fromtimestamp(time).strftime("%H:%M:%S")
+
+
+def day(time: float) -> str:
+    return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: float) -> str:
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 5970:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def epoch_line(record: EpochRecord) -> str:
+    parts = [f"epoch {record.epoch}"]
+    if record.loss is not None:
+        parts.append(f"loss {number(record.loss)}")
+    if record.samples:
+        parts.append(f"{plural(record.samples, 'sample')} of {plural(record.peers, 'peer')}")
+    parts.append(f"{duration(record.seconds)}, {duration(record.averaging_seconds)} of it averaging")
+    return "  ".join(parts)
+
+
+def round_line(record: RoundRecord) -> str:
+    where = f" of epoch {record.epoch}" if record.epoch >= 0 else ""
+    peers = plural(len(record.contributors), "peer")
+    if len(record.contributors) != len(record.members):
+        peers = f"{len(record.contributors)} of {plural(len(record.members), 'peer')}"
+    moved = f"{megabytes(record.bytes_sent)} sent, {megabytes(record.bytes_received)} received"
+    why = f": {printable(record.reason)}" if record.reason else ""
+    return f"round{where} {record.outcome}{why}  {peers}  {duration(record.seconds)}  {moved}"
+
+
+def event_line(record: EventRecord) -> str:
+    mark = f"{record.level}: " if record.level in ("warning", "error") else ""
+    return mark + printable(record.text)

@@ -1,0 +1,141 @@
+"""What a running peer shows: on a terminal a view that is redrawn in place, elsewhere a line for each thing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from coordinator_web.source import LiveStatus
+from swarmcli.cli.lines import clock as time_of_day
+from swarmcli.cli.lines import duration, epoch_line, event_line, number, plural
+from swarmcli.cli.live_frame import Frame, mean_loss
+from swarmcli.events import Event, Events
+from swarmcli.journal import EpochRecord, EventRecord, Record, Recorder
+
+REDRAW_SECONDS = 0.25
+PROGRESS_SECONDS = 30.0  # without a terminal: a line of progress after this long without any other
+MAX_WAITING = 1000  # records that wait for a slow terminal; the oldest give way
+LOSSES = 60  # epochs in the little curve
+STYLES = {"warning": "yellow", "error": "red"}
+
+
+class LiveView:
+    """Shows a run while the block lasts.
+
+    `status()` says how things stand; it is called from the view's own thread, which alone prints: a terminal that
+    does not read (Ctrl-S, a full pipe) must not stop the training. None: not known yet. `title` stands there until
+    it is known; `clock` gives wall-clock seconds.
+    """
+
+    def __init__(
+        self,
+        status: Callable[[], LiveStatus | None],
+        events: Events,
+        *,
+        console: Console,
+        title: str = "swarm",
+        clock: Callable[[], float] = time.time,
+        interval: float = REDRAW_SECONDS,
+    ) -> None:
+        self._status = status
+        self._events = events
+        self._console = console
+        self._title = title
+        self._clock = clock
+        self._interval = interval
+        self._recorder = Recorder()
+        self._losses: deque[float] = deque(maxlen=LOSSES)
+        self._last_epoch: EpochRecord | None = None
+        self._heard: deque[Record] = deque(maxlen=MAX_WAITING)
+        self._changed = threading.Condition()
+        self._ending = False
+        self._printed_at = clock()
+        self._thread = threading.Thread(target=self._run, name="swarm-view", daemon=True)
+
+    def __enter__(self) -> LiveView:
+        self._unsubscribe = self._events.subscribe(self._hear)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unsubscribe()
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join(timeout=2.0)  # a terminal that takes nothing more must not hold up the end
+
+    def _hear(self, event: Event) -> None:
+        """Called by whoever emits, perhaps the loop's thread: notes the event and returns."""
+        with self._changed:
+            self._heard.extend(self._recorder.records(event, self._clock()))
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        if self._console.is_terminal:
+            self._redraw()
+        else:
+            self._print_lines()
+
+    def _redraw(self) -> None:
+        """Epochs show in the frame; other lines scroll away above it."""
+        with Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+            ending = False
+            while not ending:
+                ending, records = self._next(self._interval)
+                for record in records:
+                    if isinstance(record, EventRecord):
+                        self._print(record.time, event_line(record), STYLES.get(record.level, ""))
+                live.update(Frame(self._title, self._status(), self._last_epoch, tuple(self._losses)), refresh=True)
+
+    def _print_lines(self) -> None:
+        ending = False
+        while not ending:
+            ending, records = self._next(PROGRESS_SECONDS / 4)
+            for record in records:
+                line = epoch_line(record) if isinstance(record, EpochRecord) else event_line(record)
+                self._print(record.time, line)
+            if not ending and abs(self._clock() - self._printed_at) >= PROGRESS_SECONDS:
+                self._print_progress()
+
+    def _next(self, timeout: float) -> tuple[bool, list[EpochRecord | EventRecord]]:
+        """Waits for something to show, for the end, or for the time to redraw."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending or self._heard, timeout)
+            records, ending = list(self._heard), self._ending
+            self._heard.clear()
+        shown: list[EpochRecord | EventRecord] = []
+        for record in records:
+            if isinstance(record, EpochRecord):
+                self._note(record)
+                shown.append(record)
+            elif isinstance(record, EventRecord) and record.level != "detail":
+                shown.append(record)
+        return ending, shown
+
+    def _note(self, record: EpochRecord) -> None:
+        self._last_epoch = record
+        loss = record.loss if record.loss is not None else mean_loss(self._status())
+        if loss is not None:
+            self._losses.append(loss)
+
+    def _print(self, moment: float, line: str, style: str = "") -> None:
+        self._console.print(Text(f"{time_of_day(moment)}  {line}", style=style), soft_wrap=True)
+        self._printed_at = self._clock()
+
+    def _print_progress(self) -> None:
+        status = self._status()
+        if status is None:
+            return
+        rate = sum(peer.samples_per_second for peer in status.peers)
+        eta = "" if status.eta_seconds is None else f", about {duration(status.eta_seconds)} left"
+        counted = f"{status.samples:,} of {plural(status.target, 'sample')}"
+        self._print(self._clock(), f"epoch {status.epoch}: {counted}{eta}, {number(rate, 1)} per second")

@@ -1,0 +1,188 @@
+"""The lists of `swarm log` for people: tables on a terminal, aligned columns in a pipe, nothing cut there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from swarmcli.cli.console import printable
+from swarmcli.cli.lines import day, duration, number, plural
+from swarmcli.journal import EpochRecord, EventRecord, JournalReader, PeerRecord, RoundRecord, RunRecord, megabytes
+
+ALIVE_SECONDS = 15.0  # a journal without an end whose last sign of life is younger than this belongs to a live process
+MOST_REASONS = 5
+MOST_PEERS = 8
+
+
+class Column(NamedTuple):
+    """`style(record)` is for terminals only."""
+
+    title: str
+    text: Callable[[Any], str]
+    right: bool = False
+    style: Callable[[Any], str] = lambda record: ""
+
+
+def _outcome_style(record: RoundRecord) -> str:
+    return {"committed": "green", "failed": "red", "undecided": "yellow"}.get(record.outcome, "")
+
+
+def _level_style(record: EventRecord) -> str:
+    return {"detail": "dim", "warning": "yellow", "error": "red"}.get(record.level, "")
+
+
+def _explained(record: RoundRecord) -> str:
+    left_out = [f"without {peer[:10]}: {reason}" for peer, reason in record.left_out.items()]
+    return printable("; ".join(filter(None, [record.reason, *left_out])))
+
+
+COLUMNS: Mapping[str, Sequence[Column]] = {
+    "epochs": (
+        Column("time", lambda record: day(record.time)),
+        Column("epoch", lambda record: str(record.epoch), right=True),
+        Column("loss", lambda record: number(record.loss), right=True),
+        Column("samples", lambda record: f"{record.samples:,}", right=True),
+        Column("own", lambda record: f"{record.own_samples:,}", right=True),
+        Column("peers", lambda record: str(record.peers), right=True),
+        Column("took", lambda record: duration(record.seconds), right=True),
+        Column("averaging", lambda record: duration(record.averaging_seconds), right=True),
+    ),
+    "rounds": (
+        Column("time", lambda record: day(record.time)),
+        Column("epoch", lambda record: str(record.epoch) if record.epoch >= 0 else "–", right=True),
+        Column("outcome", lambda record: printable(record.outcome), style=_outcome_style),
+        Column("peers", lambda record: f"{len(record.contributors)}/{len(record.members)}", right=True),
+        Column("took", lambda record: duration(record.seconds), right=True),
+        Column("sent", lambda record: megabytes(record.bytes_sent), right=True),
+        Column("received", lambda record: megabytes(record.bytes_received), right=True),
+        Column("why", _explained),
+    ),
+    "events": (
+        Column("time", lambda record: day(record.time)),
+        Column("level", lambda record: record.level, style=_level_style),
+        Column("what", lambda record: printable(record.text)),
+    ),
+    "peers": (
+        Column("peer", lambda record: record.peer[:10]),
+        Column("name", lambda record: printable(record.name, 40)),
+        Column("role", lambda record: printable(record.role, 20)),
+        Column("epoch", lambda record: str(record.epoch), right=True),
+        Column("samples/s", lambda record: f"{record.samples_per_second:,.1f}", right=True),
+        Column("first seen", lambda record: day(record.first_seen)),
+        Column("last seen", lambda record: day(record.last_seen)),
+        Column("", lambda record: "left" if record.left else "", style=lambda record: "dim"),
+    ),
+}
+
+
+def print_table(
+    console: Console, name: str, records: Sequence[EpochRecord | RoundRecord | EventRecord | PeerRecord]
+) -> None:
+    """One list, with a heading. An empty one says so."""
+    if not records:
+        console.print(f"no {name} yet")
+    elif console.is_terminal:
+        console.print(_terminal_table(name, records))
+    else:
+        _print_plain(console, name, records)
+
+
+def _terminal_table(name: str, records: Sequence[Any]) -> Table:
+    columns = COLUMNS[name]
+    table = Table(title=name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.right else "left")
+    for record in records:
+        table.add_row(*(Text(column.text(record), style=column.style(record)) for column in columns))
+    return table
+
+
+def _print_plain(console: Console, name: str, records: Sequence[Any]) -> None:
+    columns = COLUMNS[name]
+    cells = [[column.title for column in columns], *([column.text(record) for column in columns] for record in records)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        padded = [
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ]
+        console.print("  ".join(padded).rstrip(), soft_wrap=True)
+
+
+def print_summary(console: Console, reader: JournalReader, runs: Sequence[RunRecord], now: float) -> None:
+    """The last run in the journal, in a few lines."""
+    run = runs[-1]
+    console.print(Text(f"{printable(run.run_id)}  {run.role} {printable(run.name or run.peer[:10], 40)}", style="bold"))
+    facts = [
+        ("journal", str(reader.path)),
+        ("peer", run.peer),
+        ("started", _started(run, runs)),
+        ("state", _state(run, now)),
+        *_epoch_facts(reader, run.run_id),
+        *_round_facts(reader, run.run_id),
+        *_peer_facts(reader, run.run_id),
+    ]
+    for label, text in facts:
+        console.print(Text(f"  {label:<8} ", style="dim").append(text, style="not dim"), soft_wrap=True)
+
+
+def _started(run: RunRecord, runs: Sequence[RunRecord]) -> str:
+    starts = sum(each.run_id == run.run_id for each in runs)
+    return day(run.started) + (
+        f", for the {starts}th time" if starts > 3 else f", {starts} starts" if starts > 1 else ""
+    )
+
+
+def _state(run: RunRecord, now: float) -> str:
+    if run.finished is not None:
+        return f"ended {day(run.finished)} after {duration(run.finished - run.started)}: {printable(run.outcome)}"
+    if abs(now - run.last_seen) < ALIVE_SECONDS:
+        return f"running for {duration(max(0.0, now - run.started))} (process {run.pid})"
+    return f"stopped without closing the journal; its last sign of life is of {day(run.last_seen)}"
+
+
+def _epoch_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
+    epochs = reader.epochs(run_id)
+    if not epochs:
+        return [("epochs", "none yet")]
+    losses = [epoch.loss for epoch in epochs if epoch.loss is not None]
+    reported = [] if losses else [each.loss for each in reader.losses(run_id)]
+    known = losses or reported
+    facts = [("epochs", f"{epochs[0].epoch} to {epochs[-1].epoch}")]
+    if known:
+        whose = "" if losses else " (as the others report it)"
+        facts.append(("loss", f"{number(known[0])} → {number(known[-1])}{whose}"))
+    everyone = sum(epoch.samples for epoch in epochs)
+    facts.append(("samples", f"{sum(epoch.own_samples for epoch in epochs):,} of {everyone:,} are this peer's"))
+    return facts
+
+
+def _round_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
+    totals = reader.totals(run_id)
+    counts = f"{totals.rounds_committed} committed, {totals.rounds_failed} failed, {totals.rounds_undecided} undecided"
+    facts = [("rounds", counts)]
+    reasons = Counter(round_.reason for round_ in reader.rounds(run_id) if round_.outcome != "committed")
+    for reason, times in reasons.most_common(MOST_REASONS):
+        facts.append(("", f"{times} × {printable(reason) or 'no reason given'}"))
+    facts.append(("moved", f"{megabytes(totals.bytes_sent)} sent, {megabytes(totals.bytes_received)} received"))
+    return facts
+
+
+def _peer_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
+    peers = reader.peers(run_id)
+    here = sum(not peer.left for peer in peers)
+    facts = [("peers", f"{plural(len(peers), 'peer')} seen, {here} still there at the end" if peers else "none seen")]
+    for peer in peers[:MOST_PEERS]:
+        left = ", left" if peer.left else ""
+        facts.append(
+            ("", f"{printable(peer.name or peer.peer[:10], 40)}, {printable(peer.role, 20)}, epoch {peer.epoch}{left}")
+        )
+    if len(peers) > MOST_PEERS:
+        facts.append(("", f"and {len(peers) - MOST_PEERS} more (--peers)"))
+    return facts
