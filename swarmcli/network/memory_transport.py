@@ -39,7 +39,6 @@ class MemoryConnection:
         self._loop = asyncio.get_running_loop()
         self._receiver: Receiver | None = None
         self._error: Exception | None = None
-        self._closing = False
         self._paused = False
         self._pumping = False
         self._travelling: deque[Packet] = deque()  # towards this end, in order
@@ -59,6 +58,7 @@ class MemoryConnection:
 
     async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
         self._check_open()
+        self._check_size(ValueError, len(header), sum(memoryview(piece).nbytes for piece in payload))
         whole = b"".join(payload) if payload else b""
         uplink = self._network.uplink(self._own_id)
         for packet in frame_packets(header, whole, split=uplink.bandwidth is not None):
@@ -80,11 +80,8 @@ class MemoryConnection:
             self._loop.call_soon(self.pump)
 
     async def close(self, reason: str = "") -> None:
-        if self._error is None and not self._closing:
-            self._closing = True
-            uplink = self._network.uplink(self._own_id)
-            uplink.submit(self, Packet(Kind.FIN, 0, reason=reason), self.other.travel)
-            self._end(ConnectionLost(f"closed by us: {reason}"))
+        if self._error is None:
+            self._end_in_order(ConnectionLost(f"closed by us: {reason}"), reason)
 
     def abort(self, reason: str) -> None:
         if self._error is None:
@@ -140,25 +137,27 @@ class MemoryConnection:
             try:
                 self._hand_over(packet.header, packet.payload)
             except ProtocolViolation as error:
-                self.reset_other("reset by peer")
-                self._end(error)
+                self._end_in_order(error, error.reason)
         elif packet.kind is not Kind.PART:
             ended = packet.kind is Kind.FIN
             self._end(ConnectionLost(f"closed by peer: {packet.reason}" if ended else packet.reason))
 
     def _hand_over(self, header: bytes, payload: bytes) -> None:
         assert self._receiver is not None
-        limits = self._owner.limits
-        if len(header) > limits.max_header:
-            raise ProtocolViolation(f"oversized header: {len(header)} bytes, at most {limits.max_header}")
-        if len(payload) > limits.max_payload:
-            raise ProtocolViolation(f"oversized payload: {len(payload)} bytes, at most {limits.max_payload}")
+        self._check_size(ProtocolViolation, len(header), len(payload))
         memory = memoryview(b"")
         if payload:
             memory = self._receiver.payload_buffer(header, len(payload))
             memory[:] = payload
         if self._error is None:  # the receiver may have closed us meanwhile
             self._receiver.frame_received(header, memory)
+
+    def _check_size(self, kind: type[ValueError | ProtocolViolation], header: int, payload: int) -> None:
+        limits = self._owner.limits
+        if header > limits.max_header:
+            raise kind(f"oversized header: {header} bytes, at most {limits.max_header}")
+        if payload > limits.max_payload:
+            raise kind(f"oversized payload: {payload} bytes, at most {limits.max_payload}")
 
     def _acknowledged(self, size: int) -> None:
         self._unacknowledged -= size
@@ -173,8 +172,12 @@ class MemoryConnection:
 
     def _check_open(self) -> None:
         if self._error is not None:
-            kind = type(self._error) if isinstance(self._error, ConnectionLost) else ConnectionLost
-            raise kind(str(self._error))
+            raise ConnectionLost(str(self._error))
+
+    def _end_in_order(self, error: Exception, reason: str) -> None:
+        uplink = self._network.uplink(self._own_id)
+        uplink.submit(self, Packet(Kind.FIN, 0, reason=reason), self.other.travel)
+        self._end(error)
 
     def _end(self, error: Exception) -> None:
         """This end is no more; says so to the receiver, from the loop."""

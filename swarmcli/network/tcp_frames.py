@@ -106,13 +106,13 @@ class FrameReader:
 
     def _check(self, header_size: int, payload_size: int) -> None:
         if header_size > self._limits.max_header:
-            raise ProtocolViolation(f"header of {header_size} bytes, at most {self._limits.max_header} are allowed")
+            raise ProtocolViolation(f"oversized header: {header_size} bytes, at most {self._limits.max_header}")
         if payload_size > self._limits.max_payload:
-            raise ProtocolViolation(f"payload of {payload_size} bytes, at most {self._limits.max_payload} are allowed")
+            raise ProtocolViolation(f"oversized payload: {payload_size} bytes, at most {self._limits.max_payload}")
 
     def _read_goodbye(self, size: int) -> bool:
         if size > _MAX_GOODBYE:
-            raise ProtocolViolation(f"goodbye of {size} bytes, at most {_MAX_GOODBYE} are allowed")
+            raise ProtocolViolation(f"oversized goodbye: {size} bytes, at most {_MAX_GOODBYE}")
         end = _PREFIX.size + size
         if len(self._held) < end:
             return False

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import selectors
-import sys
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar
 
@@ -56,6 +55,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     def _advance(self, timeout: float | None) -> None:
+        if self.faults:
+            raise self.faults[0]
         if timeout is None:
             raise Deadlock(f"nothing is scheduled, and these tasks wait forever: {_names(asyncio.all_tasks(self))}")
         if self._now + timeout > self.end:
@@ -124,22 +125,20 @@ def run(main: Coroutine[Any, Any, T], *, seed: int | None = None, timeout: float
     """
     loop = VirtualTimeLoop(end=timeout)
     try:
-        result = loop.run_until_complete(_leaving_nothing(main))
-        if loop.faults:
-            raise loop.faults[0]
-        return result
+        return loop.run_until_complete(_leaving_nothing(main, loop))
     except Exception as error:
         error.add_note(f"under virtual time, at {loop.time():.6f} s, seed {seed}")
-        print(f"virtual time run failed at {loop.time():.6f} s, seed {seed}", file=sys.stderr)
         raise
     finally:
         _cancel_leftovers(loop)
         loop.close()
 
 
-async def _leaving_nothing(main: Coroutine[Any, Any, T]) -> T:
+async def _leaving_nothing(main: Coroutine[Any, Any, T], loop: VirtualTimeLoop) -> T:
     result = await main
     await asyncio.sleep(0)  # what was cancelled last may still end
+    if loop.faults:
+        raise loop.faults[0]
     leftovers = asyncio.all_tasks() - {asyncio.current_task()}
     if leftovers:
         raise RuntimeError(f"tasks were left behind: {_names(leftovers)}")
@@ -148,6 +147,7 @@ async def _leaving_nothing(main: Coroutine[Any, Any, T]) -> T:
 
 def _cancel_leftovers(loop: VirtualTimeLoop) -> None:
     loop.end = float("inf")
+    loop.faults.clear()
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

@@ -1,0 +1,335 @@
+"""One contract, held by every transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import Any
+
+import pytest
+from worlds import MemoryWorld, Number, Recorder, TCPWorld, World, double
+
+from swarmcli.errors import AddressError, ConnectError, ConnectionLost, EndOfStream, ProtocolViolation, WrongPeerError
+from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
+from swarmcli.network.transport import Connection, FrameLimits
+
+ASecond = 1.0
+
+
+def on_each_transport(test: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[type[World]], None]:
+    @pytest.mark.parametrize("kind", [MemoryWorld, TCPWorld], ids=lambda kind: kind.name)
+    @wraps(test)
+    def runner(kind: type[World]) -> None:
+        world = kind()
+        world.run(test(world))
+
+    del runner.__wrapped__  # type: ignore[attr-defined]  # or pytest would look for a fixture named `world`
+    return runner
+
+
+class Pair:
+    """A connection and both its ends."""
+
+    def __init__(self, dialer: Connection, listener: Connection) -> None:
+        self.dialer, self.listener = dialer, listener
+        self.at_dialer, self.at_listener = Recorder(), Recorder()
+
+    def start(self) -> None:
+        self.dialer.start(self.at_dialer)
+        self.listener.start(self.at_listener)
+
+
+@asynccontextmanager
+async def pair(world: World, purpose: Purpose = Purpose.BULK, limits: FrameLimits | None = None) -> AsyncIterator[Pair]:
+    """`limits` are the listener's; the dialer has wide ones."""
+    a, b = world.transport(1, FrameLimits(1 << 22, 64 << 20)), world.transport(2, limits)
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    try:
+        (address,) = (await b.listen(accepted.put_nowait))[:1]
+        dialed = await a.dial(address, b.identity.peer_id, purpose, 10.0)
+        yield Pair(dialed, await accepted.get())
+    finally:
+        await a.close()
+        await b.close()
+
+
+@on_each_transport
+async def test_both_ends_know_each_other(world: World) -> None:
+    async with pair(world, Purpose.CONTROL) as both:
+        assert both.dialer.peer_id == Identity.from_seed(2).peer_id
+        assert both.listener.peer_id == Identity.from_seed(1).peer_id
+        assert both.dialer.dialed and not both.listener.dialed
+        assert both.dialer.purpose is both.listener.purpose is Purpose.CONTROL
+        assert both.dialer.remote_address and both.listener.remote_address
+
+
+@on_each_transport
+async def test_frames_arrive_whole_and_in_order_both_ways(world: World) -> None:
+    async with pair(world) as both:
+        both.start()
+        frames = [(b"h%d" % number, bytes([number]) * (number * 30_000)) for number in range(12)]
+        for header, payload in frames:
+            await both.dialer.send(header, [payload])
+            await both.listener.send(header, [payload[:100]])
+        await both.at_listener.until(12)
+        await both.at_dialer.until(12)
+        assert both.at_listener.frames == frames
+        assert both.at_dialer.frames == [(header, payload[:100]) for header, payload in frames]
+
+
+@on_each_transport
+async def test_payload_pieces_follow_each_other_and_their_memory_is_free_after_send(world: World) -> None:
+    async with pair(world) as both:
+        both.start()
+        pieces = [bytearray(b"a" * 70_000), memoryview(bytearray(b"b" * 300_000)), b"", b"c"]
+        await both.dialer.send(b"", pieces)
+        pieces[0][:] = bytes(70_000)  # type: ignore[index]
+        await both.at_listener.until(1)
+        assert both.at_listener.frames == [(b"", b"a" * 70_000 + b"b" * 300_000 + b"c")]
+
+
+@on_each_transport
+async def test_a_payload_lands_in_the_receivers_own_memory(world: World) -> None:
+    async with pair(world) as both:
+        memory = bytearray(500_000)
+        both.at_listener.payload_buffer = lambda header, size: memoryview(memory)[:size]  # type: ignore[method-assign]
+        both.start()
+        await both.dialer.send(b"into", [b"z" * 400_000])
+        await both.at_listener.until(1)
+        assert memory == b"z" * 400_000 + bytes(100_000)
+
+
+@on_each_transport
+async def test_frames_of_concurrent_senders_do_not_interleave(world: World) -> None:
+    async with pair(world) as both:
+        both.start()
+        async with asyncio.TaskGroup() as group:
+            for number in range(8):
+                group.create_task(both.dialer.send(b"%d" % number, [b"%d" % number * 400_000] * 5))
+        await both.at_listener.until(8)
+        assert sorted(both.at_listener.frames) == [(b"%d" % n, b"%d" % n * 2_000_000) for n in range(8)]
+
+
+@on_each_transport
+async def test_counters_tell_of_life(world: World) -> None:
+    async with pair(world) as both:
+        both.start()
+        sent, received = both.dialer.bytes_sent, both.listener.bytes_received
+        await both.dialer.send(b"h" * 10, [b"p" * 1000])
+        await both.at_listener.until(1)
+        assert both.dialer.bytes_sent >= sent + 1010 and both.listener.bytes_received >= received + 1010
+
+
+@on_each_transport
+async def test_nothing_is_delivered_before_start_nor_while_paused(world: World) -> None:
+    async with pair(world) as both:
+        both.dialer.start(both.at_dialer)
+        await both.dialer.send(b"early")
+        await asyncio.sleep(0.1)
+        assert both.at_listener.frames == []
+        both.listener.start(both.at_listener)
+        await both.at_listener.until(1)
+        both.listener.pause_reading()
+        await both.dialer.send(b"paused")
+        await asyncio.sleep(0.1)
+        assert len(both.at_listener.frames) == 1
+        both.listener.resume_reading()
+        await both.at_listener.until(2)
+        assert [header for header, _ in both.at_listener.frames] == [b"early", b"paused"]
+
+
+@on_each_transport
+async def test_a_receiver_may_pause_from_within_a_frame(world: World) -> None:
+    async with pair(world) as both:
+
+        class OneAtATime(Recorder):
+            def frame_received(self, header: bytes, payload: memoryview) -> None:
+                super().frame_received(header, payload)
+                both.listener.pause_reading()
+
+        both.at_listener = OneAtATime()
+        both.start()
+        for number in range(5):
+            await both.dialer.send(b"%d" % number, [b"x" * 1000])
+        for count in range(1, 6):
+            await both.at_listener.until(count)
+            await asyncio.sleep(0.02)
+            assert len(both.at_listener.frames) == count
+            both.listener.resume_reading()
+
+
+@on_each_transport
+async def test_who_does_not_read_stops_the_sender(world: World) -> None:
+    async with pair(world) as both:
+        both.dialer.start(both.at_dialer)  # the listener never starts
+
+        async def flood() -> None:
+            while True:
+                await both.dialer.send(b"flood", [bytes(1 << 20)])
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(ASecond):
+                await flood()
+        # What the two systems hold between them: the rest waits in the sender.
+        assert both.dialer.bytes_sent < 24 << 20
+
+
+@on_each_transport
+async def test_close_lets_what_was_sent_arrive_and_tells_the_reason(world: World) -> None:
+    async with pair(world) as both:
+        both.start()
+        for _ in range(3):
+            await both.dialer.send(b"last words", [bytes(300_000)])
+        await both.dialer.close("work is done")
+        await both.at_listener.ended.wait()
+        await both.at_dialer.ended.wait()
+        assert len(both.at_listener.frames) == 3
+        assert [str(error) for error in both.at_listener.ends] == ["closed by peer: work is done"]
+        assert [str(error) for error in both.at_dialer.ends] == ["closed by us: work is done"]
+        await both.dialer.close("again")
+        with pytest.raises(ConnectionLost):
+            await both.dialer.send(b"too late")
+
+
+@on_each_transport
+async def test_abort_ends_both_ends_at_once(world: World) -> None:
+    async with pair(world) as both:
+        both.start()
+        both.listener.abort("enough")
+        both.listener.abort("enough again")
+        await both.at_listener.ended.wait()
+        await both.at_dialer.ended.wait()
+        assert [str(error) for error in both.at_listener.ends] == ["closed by us: enough"]
+        assert len(both.at_dialer.ends) == 1 and isinstance(both.at_dialer.ends[0], ConnectionLost)
+
+
+@on_each_transport
+async def test_abort_frees_a_waiting_sender(world: World) -> None:
+    async with pair(world) as both:
+        both.dialer.start(both.at_dialer)
+        async with asyncio.TaskGroup() as group:
+            sender = group.create_task(_until_lost(both.dialer))
+            await asyncio.sleep(0.2)
+            assert not sender.done()
+            both.dialer.abort("enough")
+
+
+async def _until_lost(connection: Connection) -> None:
+    with pytest.raises(ConnectionLost):
+        while True:
+            await connection.send(b"more", [bytes(1 << 20)])
+
+
+@on_each_transport
+async def test_a_receiver_that_starts_after_the_end_is_still_told(world: World) -> None:
+    async with pair(world) as both:
+        both.listener.abort("before it began")
+        both.listener.start(both.at_listener)
+        await both.at_listener.ended.wait()
+        assert len(both.at_listener.ends) == 1
+
+
+@on_each_transport
+async def test_a_violation_closes_the_connection_with_its_reason(world: World) -> None:
+    for place in ("payload_buffer", "frame_received"):
+        async with pair(world) as both:
+
+            def refuse(header: bytes, payload: Any) -> memoryview:
+                raise ProtocolViolation("bad manners: too loud")
+
+            setattr(both.at_listener, place, refuse)
+            both.start()
+            await both.dialer.send(b"loud", [b"!" * 100_000])
+            await both.at_listener.ended.wait()
+            await both.at_dialer.ended.wait()
+            assert [(type(e), str(e)) for e in both.at_listener.ends] == [(ProtocolViolation, "bad manners: too loud")]
+            assert [str(error) for error in both.at_dialer.ends] == ["closed by peer: bad manners: too loud"]
+
+
+@on_each_transport
+async def test_frames_beyond_the_limits_are_refused_before_anything_is_allocated(world: World) -> None:
+    limits = FrameLimits(max_header=1000, max_payload=100_000)
+    for header, payload in ((b"h" * 1001, b""), (b"", bytes(100_001))):
+        async with pair(world, limits=limits) as both:
+            both.at_listener.payload_buffer = pytest.fail  # type: ignore[method-assign,assignment]
+            both.start()
+            with pytest.raises(ValueError):
+                await both.listener.send(header, [payload])
+            await both.dialer.send(header, [payload])
+            await both.at_listener.ended.wait()
+            assert isinstance(both.at_listener.ends[0], ProtocolViolation) and both.at_listener.frames == []
+            assert str(both.at_listener.ends[0]).startswith("oversized header: " if header else "oversized payload: ")
+
+
+@on_each_transport
+async def test_dialing_says_how_far_it_came(world: World) -> None:
+    a, b = world.transport(1), world.transport(2)
+    try:
+        (address,) = (await b.listen(lambda connection: None))[:1]
+        with pytest.raises(ConnectError) as refused:
+            await a.dial(world.nowhere(), None, Purpose.CONTROL, 5.0)
+        assert refused.value.step == "connect" and refused.value.address == world.nowhere()
+        with pytest.raises(WrongPeerError) as wrong:
+            await a.dial(address, Identity.from_seed(3).peer_id, Purpose.CONTROL, 5.0)
+        assert wrong.value.step == "handshake"
+        with pytest.raises(AddressError):
+            await a.dial("gopher://somewhere", None, Purpose.CONTROL, 5.0)
+        stranger = await a.dial(address, None, Purpose.CONTROL, 5.0)
+        assert stranger.peer_id == b.identity.peer_id
+    finally:
+        await a.close()
+        await b.close()
+
+
+@on_each_transport
+async def test_closing_a_transport_ends_its_connections_and_its_listener(world: World) -> None:
+    a, b = world.transport(1), world.transport(2)
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    (address,) = (await b.listen(accepted.put_nowait))[:1]
+    connection = await a.dial(address, None, Purpose.CONTROL, 5.0)
+    recorder = Recorder()
+    connection.start(recorder)
+    await b.close()
+    await b.close()
+    await recorder.ended.wait()
+    with pytest.raises(ConnectError):
+        await a.dial(address, None, Purpose.CONTROL, 5.0)
+    await a.close()
+
+
+# What every transport has to carry
+
+
+async def _echo(peer: PeerID, request: Number, stream: Stream) -> None:
+    try:
+        while True:
+            message, payload = await stream.receive(Number)
+            await stream.send(message, payload)
+    except EndOfStream:
+        await stream.finish()
+
+
+@on_each_transport
+async def test_endpoints_call_and_stream_both_ways_even_where_one_cannot_be_dialed(world: World) -> None:
+    listener, client = Endpoint(world.transport(1)), Endpoint(world.transport(2), client_mode=True)
+    try:
+        for peer in (listener, client):
+            peer.serve("double", Number, double)
+            peer.serve_stream("echo", Number, _echo)
+            await peer.start()
+        assert await client.connect(listener.info.addresses[0], timeout=10) == listener.peer_id
+        for peer, other in ((client, listener), (listener, client), (client, listener)):
+            assert await peer.call(other.peer_id, "double", Number(21), Number, timeout=10) == Number(42)
+            async with peer.stream(other.peer_id, "echo", Number(0), timeout=10) as stream:
+                memory = bytearray(3 << 20)
+                await stream.send(Number(1), [b"x" * (1 << 20)] * 3)
+                message, payload = await stream.receive(Number, lambda message, size: memoryview(memory)[:size])
+                assert message == Number(1) and payload.obj is memory and memory == b"x" * (3 << 20)
+                await stream.finish()
+                with pytest.raises(EndOfStream):
+                    await stream.receive(Number)
+    finally:
+        await client.close()
+        await listener.close()
