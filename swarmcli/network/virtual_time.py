@@ -121,7 +121,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int | None = None, timeout: float
     """Runs `main` to its end under virtual time and returns its result.
 
     Raises Deadlock when it can never end, TimeoutError after `timeout` virtual seconds, RuntimeError when it leaves
-    tasks behind, and the first error of a callback or of a task that nobody awaited. `seed` is only shown with a failure, so that the run can be repeated.
+    tasks behind, and the first error of a callback or of a task that nobody awaited. `seed` is only shown with a
+    failure, so that the run can be repeated.
     """
     loop = VirtualTimeLoop(end=timeout)
     try:

@@ -311,6 +311,17 @@ async def _echo(peer: PeerID, request: Number, stream: Stream) -> None:
         await stream.finish()
 
 
+async def _stream_there_and_back(peer: Endpoint, other: PeerID) -> None:
+    memory = bytearray(3 << 20)
+    async with peer.stream(other, "echo", Number(0), timeout=10) as stream:
+        await stream.send(Number(1), [b"x" * (1 << 20)] * 3)
+        message, payload = await stream.receive(Number, lambda message, size: memoryview(memory)[:size])
+        assert message == Number(1) and payload.obj is memory and memory == b"x" * (3 << 20)
+        await stream.finish()
+        with pytest.raises(EndOfStream):
+            await stream.receive(Number)
+
+
 @on_each_transport
 async def test_endpoints_call_and_stream_both_ways_even_where_one_cannot_be_dialed(world: World) -> None:
     listener, client = Endpoint(world.transport(1)), Endpoint(world.transport(2), client_mode=True)
@@ -322,14 +333,7 @@ async def test_endpoints_call_and_stream_both_ways_even_where_one_cannot_be_dial
         assert await client.connect(listener.info.addresses[0], timeout=10) == listener.peer_id
         for peer, other in ((client, listener), (listener, client), (client, listener)):
             assert await peer.call(other.peer_id, "double", Number(21), Number, timeout=10) == Number(42)
-            async with peer.stream(other.peer_id, "echo", Number(0), timeout=10) as stream:
-                memory = bytearray(3 << 20)
-                await stream.send(Number(1), [b"x" * (1 << 20)] * 3)
-                message, payload = await stream.receive(Number, lambda message, size: memoryview(memory)[:size])
-                assert message == Number(1) and payload.obj is memory and memory == b"x" * (3 << 20)
-                await stream.finish()
-                with pytest.raises(EndOfStream):
-                    await stream.receive(Number)
+            await _stream_there_and_back(peer, other.peer_id)
     finally:
         await client.close()
         await listener.close()
