@@ -14,6 +14,7 @@ from swarmcli.errors import CallError, FingerprintError, NetworkError
 from swarmcli.events import PeerRefused
 from swarmcli.network.identity import PeerID
 from swarmcli.network.rpc import Endpoint
+from swarmcli.recipe import differing_keys
 
 METHOD = "run.hello"
 MAX_KEYS = 512
@@ -32,11 +33,6 @@ class Welcome(msgspec.Struct, frozen=True):
 
     run_id: str
     differing: list[str]
-
-
-def differing_keys(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """The keys that only one side has or whose hashes differ, sorted."""
-    return sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
 
 
 class Admission:
@@ -82,7 +78,8 @@ class Admission:
     def _check(self, peer: PeerID, welcome: Welcome) -> None:
         if welcome.run_id != self._run_id:
             raise FingerprintError(
-                f"{peer.short} takes part in another run: {welcome.run_id[:MAX_TEXT]!r}, not {self._run_id!r}", ["run_id"]
+                f"{peer.short} takes part in another run: {welcome.run_id[:MAX_TEXT]!r}, not {self._run_id!r}",
+                ["run_id"],
             )
         if welcome.differing:
             keys = ", ".join(key[:MAX_TEXT] for key in welcome.differing[:16])

@@ -1,0 +1,108 @@
+"""`swarm demo`: a whole swarm on this machine, from the first peer to the last epoch."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarmcli.cli.options import Overrides
+from swarmcli.errors import SwarmError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from swarmcli.cli.demo_run import ActorReport, Check
+
+MARK = ".swarm-demo"  # in a directory that a demo made, and that the next may remove
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
+
+def demo(
+    overrides: Overrides,
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="[RECIPE]", help="Default: recipes/stdlib-lm.yaml.", show_default=False)
+    ] = None,
+    directory: Annotated[Path, typer.Option(help="Where the actors leave journals and logs.")] = Path("demo-run"),
+    web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = 0,
+    limit: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this time.")] = 300.0,
+) -> None:
+    """Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed on the way."""
+    from rich.console import Console
+
+    from swarmcli.cli.demo_run import DemoRun, Plan, checks
+    from swarmcli.recipe import load_recipe
+
+    path = recipe or RECIPES / "stdlib-lm.yaml"
+    settings = [*overrides, "local.threads=1"]
+    loaded = load_recipe(path, settings)
+    if not loaded.max_epochs or loaded.max_epochs < 8:
+        raise SwarmError(f"{path}: a demo needs max_epochs of 8 or more, to have a middle; add --set max_epochs=40")
+    plan = Plan.for_epochs(loaded.max_epochs)
+    prepare(directory)
+    console, began = Console(highlight=False, soft_wrap=True), time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:5.0f} s[/dim]  {text}", markup=True)
+
+    run = DemoRun(
+        path.resolve(), loaded.run_id, plan, directory.resolve(), say,
+        overrides=settings, limit_seconds=limit, web_port=web,
+    )  # fmt: skip
+    actors = run.perform()
+    verdict = checks(actors, plan)
+    show(console, actors, verdict, time.monotonic() - began)
+    if not all(check.holds for check in verdict):
+        raise typer.Exit(1)
+
+
+def prepare(directory: Path) -> None:
+    """Makes the directory anew. Only what an earlier demo made is removed."""
+    if directory.exists():
+        if not (directory / MARK).exists() and any(directory.iterdir()):
+            raise SwarmError(f"{directory} holds something that no demo made; name another with --directory")
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    (directory / MARK).touch()
+
+
+def show(console: Console, actors: Sequence[ActorReport], verdict: Sequence[Check], seconds: float) -> None:
+    """What happened, as a table and a list of checks."""
+    from rich.table import Table
+
+    table = Table(title=None, show_edge=False, pad_edge=False, header_style="bold")
+    for heading in ("peer", "epochs", "samples", "loss"):
+        table.add_column(heading, justify="left" if heading == "peer" else "right")
+    table.add_column("rounds ok/failed", justify="right")
+    table.add_column("sent", justify="right")
+    table.add_column("received", justify="right")
+    table.add_column("what became of it")
+    for actor in actors:
+        table.add_row(*_row(actor))
+    console.print()
+    console.print(table)
+    console.print()
+    for check in verdict:
+        mark = "[green]✓[/green]" if check.holds else "[red]✗[/red]"
+        console.print(f"{mark} {check.claim}  [dim]{check.detail}[/dim]")
+    console.print(f"\nthe demo took {seconds:.0f} s")
+
+
+def _row(actor: ActorReport) -> tuple[str, ...]:
+    sent, received = actor.bytes_moved
+    losses = actor.losses
+    committed = sum(r.outcome == "committed" for r in actor.rounds)
+    return (
+        actor.name,
+        str(len(actor.epochs)),
+        str(actor.samples),
+        f"{losses[0]:.3f} → {losses[-1]:.3f}" if losses else "–",
+        f"{committed}/{len(actor.rounds) - committed}",
+        f"{sent / 1e6:.1f} MB",
+        f"{received / 1e6:.1f} MB",
+        actor.fate,
+    )

@@ -1,0 +1,95 @@
+"""The command `swarm`: its verbs, its exit codes, and errors as a person should read them."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from enum import IntEnum
+from typing import Annotated
+
+import typer
+
+from swarmcli import __version__
+from swarmcli.cli.aux import aux
+from swarmcli.cli.demo import demo
+from swarmcli.cli.join import join
+from swarmcli.cli.log import log
+from swarmcli.cli.monitor import monitor
+from swarmcli.cli.validate import validate
+from swarmcli.errors import BootstrapError, FingerprintError, RecipeError, SwarmError
+
+
+class ExitCode(IntEnum):
+    """What the command says to the shell."""
+
+    DONE = 0
+    FAILURE = 1
+    USAGE = 2  # wrong arguments, or a recipe that cannot be used
+    NO_CONTACT = 3  # no first contact could be reached
+    REFUSED = 4  # the run refused this peer
+    INTERRUPTED = 130  # Ctrl-C
+
+
+app = typer.Typer(
+    name="swarm",
+    help="Train one neural network together on computers that strangers lend.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (join, aux, monitor, demo, log, validate):
+    app.command()(verb)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"swarm {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train one neural network together on computers that strangers lend."""
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The exit code that tells a script what kind of failure this was."""
+    match error:
+        case KeyboardInterrupt():
+            return ExitCode.INTERRUPTED
+        case RecipeError():
+            return ExitCode.USAGE
+        case BootstrapError():
+            return ExitCode.NO_CONTACT
+        case FingerprintError():
+            return ExitCode.REFUSED
+        case _:
+            return ExitCode.FAILURE
+
+
+def main() -> None:
+    """Runs a verb; errors of this project end in a line on stderr and an exit code, others in a traceback."""
+    try:
+        app()
+    except SwarmError as error:
+        typer.echo(f"swarm: {error}", err=True)
+        if isinstance(error, BootstrapError):
+            for address, why in error.attempts.items():
+                typer.echo(f"  {address}: {why}", err=True)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+    except Exception:
+        traceback.print_exc()
+        typer.echo("swarm: this is a fault in swarm itself; please report it with the lines above", err=True)
+        sys.exit(ExitCode.FAILURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""`swarm monitor`: watch a run, keep its checkpoints, be the first contact of newcomers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from swarmcli.cli import options
+
+DEFAULT_PORT = 31330
+DEFAULT_WEB_PORT = 8080
+
+
+def monitor(
+    recipe: options.RecipePath,
+    peer: options.Peers,
+    overrides: options.Overrides,
+    announce: options.Announce,
+    name: options.Name = None,
+    host: options.Host = None,
+    port: options.Port = None,
+    client_mode: options.ClientMode = False,
+    home: options.HomePath = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Begin from a checkpoint (a directory, or 'latest' for the newest below output_dir).",
+            show_default=False,
+        ),
+    ] = None,
+    web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = DEFAULT_WEB_PORT,
+    web_host: options.WebHost = "127.0.0.1",
+    verbose: options.Verbose = False,
+) -> None:
+    """Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state."""
+    from swarmcli.cli.session import Session
+    from swarmcli.roles.monitor import run_monitor
+
+    choices = options.LocalChoices(name, host, port, announce, client_mode)
+    settings = [*overrides, *choices.overrides()]
+    with Session("monitor", recipe, settings, peer, home, default_port=DEFAULT_PORT, verbose=verbose) as session:
+        run_monitor(session.peer, session.show(web, web_host), session.stop, resume=resume)

@@ -1,0 +1,86 @@
+"""Other processes of this command, started, watched and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+GRACE_SECONDS = 20.0  # between asking a process to stop and stopping it
+
+
+class Child:
+    """One `swarm …` process whose output goes to a file."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "swarmcli.cli.main", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its children
+            )
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative: ended by that signal."""
+        return self._process.poll()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL: the process cannot say goodbye."""
+        self._process.kill()
+        self._process.wait()
+
+    def ask_to_stop(self) -> None:
+        if self.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float) -> int:
+        """Waits for the end; past `timeout` seconds the process is killed."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self._process.returncode
+
+    def last_words(self, lines: int = 12) -> str:
+        text = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(text[-lines:])
+
+
+class Children:
+    """A block at whose end, however it ends, no started process is left."""
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+
+    def start(
+        self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> Child:
+        child = Child(name, arguments, log, environment or {})
+        self._children.append(child)
+        return child
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        running = [child for child in self._children if child.returncode is None]
+        for child in running:
+            child.ask_to_stop()
+        for child in running:
+            child.wait(GRACE_SECONDS)

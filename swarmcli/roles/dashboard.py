@@ -1,0 +1,27 @@
+"""The dashboard inside a role's process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from swarmcli.roles.journal_source import JournalSource
+from swarmcli.roles.peer import RunPeer
+from swarmcli.roles.watch import RunWatch
+
+
+@contextmanager
+def dashboard(peer: RunPeer, watch: RunWatch, host: str, port: int) -> Iterator[str]:
+    """Serves the dashboard while the block lasts; gives its address. Raises ListenError when the port is taken.
+
+    On another interface than loopback the page is open to whoever reaches it: it changes nothing.
+    """
+    from coordinator_web.app import create_app
+    from coordinator_web.server import DashboardServer
+
+    server = DashboardServer(create_app(JournalSource(peer.journal, watch.status)), host=host, port=port)
+    url = server.start_in_thread()
+    try:
+        yield url
+    finally:
+        server.stop()

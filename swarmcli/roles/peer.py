@@ -1,0 +1,127 @@
+"""What every role shares: a home, a place in the network, a journal, and admission to the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from json import dumps
+from types import TracebackType
+
+import swarmcli
+from swarmcli.dht import DHT
+from swarmcli.errors import NetworkError
+from swarmcli.events import Events
+from swarmcli.journal import Journal, RunDescription
+from swarmcli.network.identity import PeerID
+from swarmcli.optim import Optimizer, PeerDescription
+from swarmcli.optim.report import Role
+from swarmcli.recipe import Recipe
+from swarmcli.roles.admission import Admission
+from swarmcli.roles.home import Home
+from swarmcli.roles.summary import Summary
+
+logger = logging.getLogger(__name__)
+
+CONTACT_SECONDS = 30.0  # how long first contacts are tried again before the peer gives up
+
+
+class RunPeer:
+    """One process's membership of a run, as a context manager.
+
+    Entering it claims the home, opens the journal, joins the DHT and shows the fingerprint to the first contacts; it
+    raises BootstrapError when none of them answers and FingerprintError when they refuse. Leaving it says goodbye and
+    gives everything back, whatever happened inside.
+    """
+
+    def __init__(self, recipe: Recipe, role: Role, home: Home, *, contacts: Sequence[str] = ()) -> None:
+        self.recipe = recipe
+        self.role: Role = role
+        self.home = home
+        self.contacts = tuple(contacts) or recipe.network.initial_peers
+        self._exit = ExitStack()
+
+    @property
+    def events(self) -> Events:
+        return self.dht.events
+
+    @property
+    def peer_id(self) -> PeerID:
+        return self.dht.peer_id
+
+    def __enter__(self) -> RunPeer:
+        with ExitStack() as undo:
+            self._join(undo)
+            self._exit = undo.pop_all()
+        return self
+
+    def _join(self, undo: ExitStack) -> None:
+        recipe, local = self.recipe, self.recipe.local
+        fingerprint = recipe.fingerprint()
+        self.dht = DHT(
+            self.contacts,
+            start=False,
+            client_mode=local.client_mode,
+            host=local.host,
+            port=local.port,
+            announce_addresses=local.announce_addresses,
+            identity_path=local.identity_path or self.home.identity,
+            startup_timeout=CONTACT_SECONDS,
+        )
+        undo.callback(self.dht.shutdown)
+        name = local.name or self.peer_id.short
+        self.description = PeerDescription(role=self.role, name=name, device=local.device)
+        self.summary = Summary(recipe.run_id, self.role, name, self.peer_id.text)
+        self.journal = undo.enter_context(
+            Journal.open(
+                self.home.journal,
+                run=RunDescription(recipe.run_id, self.role, self.peer_id.text, name, swarmcli.__version__),
+                clock=time.time,
+            )
+        )
+        self.journal.listen(self.events)
+        undo.callback(self.events.subscribe(self.summary.note))
+        self.dht.run_in_background(await_ready=True)
+        self.dht.run_coroutine(self._ask_for_admission(fingerprint))
+
+    async def _ask_for_admission(self, fingerprint: dict[str, str]) -> None:
+        endpoint = self.dht.endpoint
+        admission = Admission(endpoint, self.recipe.run_id, fingerprint)
+        met = []
+        for address in self.contacts:
+            try:
+                met.append(await endpoint.connect(address, timeout=CONTACT_SECONDS))
+            except NetworkError:
+                continue  # the DHT met at least one of them, and keeps probing the others
+        await admission.ask(met)
+
+    def tell(self, dashboard: str = "") -> None:
+        """Leaves word in the home, while this peer lives, of how it can be reached: for scripts on this machine."""
+        file = self.home.path / "peer.json"
+        temporary = file.with_suffix(".writing")
+        addresses = self.dht.get_visible_addresses()
+        temporary.write_text(dumps({"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard}))
+        temporary.replace(file)
+        self._exit.callback(file.unlink, missing_ok=True)
+
+    def leave_summary(self, optimizer: Optimizer) -> None:
+        """Writes down what this peer did and where it stands; a full disk costs the summary only."""
+        summary = self.summary
+        summary.epoch = optimizer.local_epoch
+        summary.digest = "" if optimizer.auxiliary else optimizer.state_digest()
+        try:
+            summary.write(self.home.summary)
+        except OSError as error:
+            logger.warning("%s was not written: %s", self.home.summary, error.strerror)
+
+    def join_line(self, recipe_path: str) -> str:
+        """The command with which others on the network join through this peer."""
+        addresses = self.dht.get_visible_addresses()
+        peer = f" --peer {addresses[0]}" if addresses else ""
+        return f"swarm join {recipe_path}{peer}"
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit.close()

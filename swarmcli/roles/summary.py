@@ -1,0 +1,71 @@
+"""What one peer did in a run, collected from its events and left as `summary.json` in its home."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from json import dumps
+from pathlib import Path
+
+from swarmcli.events import EpochAdvanced, Event, RoundFinished, StateDonated, StateDownloaded
+
+MAX_FAILURES = 20
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts of one process's life; bytes are those of rounds and states, not of small messages."""
+
+    run_id: str
+    role: str
+    name: str
+    peer: str
+    epoch: int = 0
+    digest: str = ""  # of the parameters at `epoch`; equal on all peers that are in step
+    lineage: str = ""
+    epochs: int = 0  # stepped by this process
+    samples: int = 0  # computed by this process and counted in an epoch
+    first_loss: float | None = None
+    last_loss: float | None = None
+    rounds: dict[str, int] = field(default_factory=lambda: {"committed": 0, "failed": 0, "undecided": 0})
+    failures: list[str] = field(default_factory=list)  # the latest reasons
+    downloads: int = 0
+    donations: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    def note(self, event: Event) -> None:
+        """Listens to the peer's events."""
+        match event:
+            case EpochAdvanced():
+                self._note_epoch(event)
+            case RoundFinished():
+                self._note_round(event)
+            case StateDownloaded():
+                self.downloads += 1
+                self.bytes_received += event.bytes
+                self.epoch, self.lineage = event.epoch, event.lineage
+            case StateDonated():
+                self.donations += 1
+                self.bytes_sent += event.bytes
+
+    def _note_epoch(self, event: EpochAdvanced) -> None:
+        self.epoch, self.lineage = event.epoch, event.lineage
+        self.epochs += 1
+        self.samples += event.own_samples
+        if event.loss is not None:
+            self.last_loss = event.loss
+            if self.first_loss is None:
+                self.first_loss = event.loss
+
+    def _note_round(self, event: RoundFinished) -> None:
+        self.rounds[event.outcome] += 1
+        self.bytes_sent += event.bytes_sent
+        self.bytes_received += event.bytes_received
+        if event.reason:
+            self.failures = [*self.failures, event.reason][-MAX_FAILURES:]
+
+    def write(self, path: Path) -> None:
+        """Writes the file whole or not at all."""
+        temporary = path.with_suffix(".writing")
+        temporary.write_text(dumps(asdict(self), indent=2) + "\n")
+        temporary.replace(path)

@@ -1,0 +1,134 @@
+"""How a run stands at this moment, for the dashboard, the terminal, and the journal's history of reports."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from coordinator_web.source import LivePeer, LiveStatus, State
+from swarmcli.events import Event, PeerSeen
+from swarmcli.journal import ReportRecord
+from swarmcli.network.identity import PeerID
+
+if TYPE_CHECKING:
+    from swarmcli.optim import Optimizer, PeerReport
+    from swarmcli.roles.peer import RunPeer
+
+
+class RunWatch:
+    """Reads what the optimizer knows. `status` may be called from any thread and never waits.
+
+    Until `follow` was called it says that the run is being waited for.
+    """
+
+    def __init__(self, peer: RunPeer, join_line: str = "") -> None:
+        self._peer = peer
+        self.join_line = join_line
+        self._optimizer: Optimizer | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        self._samples_before: dict[PeerID, int] = {}  # by each peer, at the report before its last
+        self.state: State | None = None  # what the role says that it does; None: told from the optimizer
+
+    def follow(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._unsubscribe = self._peer.events.subscribe(self._note)
+
+    def close(self) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+
+    # the journal's history
+
+    def _note(self, event: Event) -> None:
+        if not isinstance(event, PeerSeen) or event.left or self._optimizer is None:
+            return
+        peer = PeerID.parse(event.peer)
+        report = self._optimizer.peers().get(peer)
+        if report is not None and report.role == "trainer":
+            self._record(peer, report)
+
+    def _record(self, peer: PeerID, report: PeerReport) -> None:
+        before = self._samples_before.get(peer, report.samples)
+        self._samples_before[peer] = report.samples
+        self._peer.journal.report(
+            ReportRecord(
+                time=time.time(),
+                peer=peer.text,
+                epoch=report.epoch,
+                loss=report.loss,
+                samples=max(0, report.samples - before),
+                samples_per_second=report.samples_per_second,
+                outcome=report.last_outcome,
+                reason=report.last_reason,
+            )
+        )
+
+    # this moment
+
+    def status(self) -> LiveStatus:
+        peer, optimizer = self._peer, self._optimizer
+        recipe = peer.recipe
+        if optimizer is None:
+            return LiveStatus(
+                run_id=recipe.run_id, state="waiting", peer_id=peer.peer_id.text, role=peer.role, epoch=0, samples=0,
+                target=recipe.target_batch_size, name=peer.description.name, max_epochs=recipe.max_epochs,
+                join_line=self.join_line,
+            )  # fmt: skip
+        progress = optimizer.global_progress
+        peers = (self._self(optimizer), *self._others(optimizer))
+        eta = progress.eta_next_epoch - peer.dht.clock.now()
+        return LiveStatus(
+            run_id=recipe.run_id,
+            state=self._state(optimizer, peers),
+            peer_id=peer.peer_id.text,
+            role=peer.role,
+            epoch=max(progress.epoch, optimizer.local_epoch),
+            samples=progress.samples_accumulated,
+            target=recipe.target_batch_size,
+            name=peer.description.name,
+            eta_seconds=max(0.0, eta) if math.isfinite(eta) else None,
+            max_epochs=recipe.max_epochs,
+            lineage=optimizer.report().lineage,
+            join_line=self.join_line,
+            peers=peers,
+        )
+
+    def _state(self, optimizer: Optimizer, peers: tuple[LivePeer, ...]) -> State:
+        last = self._peer.recipe.max_epochs
+        if self.state is not None:
+            return self.state
+        if last is not None and optimizer.local_epoch >= last:
+            return "finished"
+        if optimizer.report().phase == "joining":
+            return "synchronizing"
+        if not any(peer.role == "trainer" for peer in peers):
+            return "waiting"
+        return "averaging" if optimizer.is_averaging else "training"
+
+    def _self(self, optimizer: Optimizer) -> LivePeer:
+        return self._row(
+            self._peer.peer_id, optimizer.report(), optimizer.samples_in_epoch().get(self._peer.peer_id, 0)
+        )
+
+    def _others(self, optimizer: Optimizer) -> list[LivePeer]:
+        samples = optimizer.samples_in_epoch()
+        return [self._row(peer, report, samples.get(peer, 0)) for peer, report in optimizer.peers().items()]
+
+    def _row(self, peer: PeerID, report: PeerReport, samples: int) -> LivePeer:
+        return LivePeer(
+            peer_id=peer.text,
+            role=report.role,
+            epoch=report.epoch,
+            name=report.name,
+            samples=samples,
+            samples_per_second=report.samples_per_second,
+            loss=report.loss,
+            lineage=report.lineage,
+            device=report.device,
+            client_mode=report.client_mode,
+            seen_seconds_ago=max(0.0, self._peer.dht.clock.now() - report.time),
+            round_outcome=report.last_outcome,
+            round_reason=report.last_reason,
+        )
