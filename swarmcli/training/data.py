@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -62,12 +63,12 @@ def pack(documents: Iterator[str], tokenizer: Tokenizer, sequence_len: int) -> I
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype=np.int32)
     rest = np.array([], dtype=np.int32)
     for document in documents:
-        for start in range(0, len(document), SEGMENT_BYTES):
-            rest = np.concatenate([rest, tokenizer.encode(document[start : start + SEGMENT_BYTES])])
+        cuts = range(0, len(document), SEGMENT_BYTES)
+        for tokens in chain((tokenizer.encode(document[cut : cut + SEGMENT_BYTES]) for cut in cuts), [end]):
+            rest = np.concatenate([rest, tokens])
             whole = len(rest) - len(rest) % sequence_len
             yield from rest[:whole].reshape(-1, sequence_len)
             rest = rest[whole:]
-        rest = np.concatenate([rest, end])
 
 
 def shuffle(sequences: Iterator[Tokens], size: int, rng: random.Random) -> Iterator[Tokens]:

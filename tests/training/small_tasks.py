@@ -1,0 +1,93 @@
+"""Small recipes, tasks and optimizers for the tests of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swarmcli.recipe import Recipe, parse_recipe
+from swarmcli.training import Batch
+
+SMALL = """\
+run_id: small
+base_model: {model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}
+datasets:
+  - {type: files, path: texts}
+sequence_len: 16
+target_batch_size: 8
+micro_batch_size: 2
+local: {device: cpu, shuffle_buffer_size: 4}
+"""
+
+
+def small(directory: Path, *overrides: str) -> Recipe:
+    """A recipe beside a directory `texts` with three files in it."""
+    texts = directory / "texts"
+    if not texts.exists():
+        texts.mkdir()
+        for name, letter in (("a", "a"), ("b", "b"), ("c", "c")):
+            (texts / f"{name}.txt").write_text(letter * 100)
+    return parse_recipe(SMALL, overrides, name="small.yaml", directory=directory)
+
+
+class LineTask:
+    """Fits y = w·x + b; every batch has `size` samples, `count` batches in all."""
+
+    def __init__(self, size: int = 4, count: int | None = None) -> None:
+        self.size = size
+        self.count = count
+        self.spoiled = 0  # so many of the next losses are not numbers
+
+    def build_model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(3, 1)
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(seed)
+        drawn = 0
+        while self.count is None or drawn < self.count:
+            drawn += 1
+            x = torch.randn(self.size, 3, generator=generator)  # (samples, features)
+            yield {"x": x, "y": x.sum(1, keepdim=True)}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        loss = (model(batch["x"]) - batch["y"]).square().mean()
+        if self.spoiled:
+            self.spoiled -= 1
+            return loss * float("nan")
+        return loss
+
+
+class SoloOptimizer:
+    """What a collaborative optimizer does for a peer that is alone: steps when `target` samples are there."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, target: int) -> None:
+        self.optimizer = optimizer
+        self.target = target
+        self.local_epoch = 0
+        self.batch_sizes: list[int] = []
+        self._samples = 0
+        self._sums: dict[Tensor, Tensor] = {}
+
+    def step(self, *, batch_size: int) -> None:
+        self.batch_sizes.append(batch_size)
+        self._samples += batch_size
+        for parameter in self._parameters():
+            assert parameter.grad is not None
+            self._sums[parameter] = self._sums.get(parameter, 0) + parameter.grad * batch_size
+        if self._samples >= self.target:
+            for parameter, total in self._sums.items():
+                parameter.grad = total / self._samples
+            self.optimizer.step()
+            self.local_epoch += 1
+            self._samples, self._sums = 0, {}
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def _parameters(self) -> Iterator[Any]:
+        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.errors import RecipeError
+from swarmcli.training import build_task
+from training.small_tasks import small
+from training.test_tokenizer import save_word_tokenizer
+
+
+def build(directory: Path, *overrides: str) -> Any:
+    return build_task(small(directory, *overrides)).build_model()
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_initial_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first = build(tmp_path)
+    torch.manual_seed(2)
+    assert same(first, build(tmp_path))
+    assert not same(first, build(tmp_path, "seed=5"))
+
+
+def test_building_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    build(tmp_path)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_vocabulary_and_positions_follow_the_recipe(tmp_path: Path) -> None:
+    config = build(tmp_path).config
+    assert (config.vocab_size, config.n_positions, config.eos_token_id) == (259, 16, 256)
+    config = build(tmp_path, "base_model.vocab_size=300", "base_model.n_positions=64").config
+    assert (config.vocab_size, config.n_positions) == (300, 64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "{model_type: llama, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2}",
+        "{model_type: gpt_neox, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2}",
+    ],
+)
+def test_any_decoder_of_transformers_will_do(tmp_path: Path, fields: str) -> None:
+    task = build_task(small(tmp_path, f"base_model={fields}"))
+    model = task.build_model()
+    loss = task.loss(model, next(task.batches(0)))
+    loss.backward()
+    assert loss.ndim == 0 and loss.item() == pytest.approx(math.log(259), rel=0.1)
+
+
+def test_the_loss_is_the_mean_negative_log_likelihood_of_the_next_token(tmp_path: Path) -> None:
+    task = build_task(small(tmp_path))
+    model: Any = task.build_model()
+    batch = next(task.batches(0))
+    ids = batch["input_ids"]  # (samples, tokens)
+    logits = model(input_ids=ids).logits[:, :-1]  # (samples, tokens - 1, vocabulary)
+    expected = nn.functional.cross_entropy(logits.reshape(-1, 259), ids[:, 1:].reshape(-1))
+    assert task.loss(model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_training_on_it_lowers_the_loss(tmp_path: Path) -> None:
+    task = build_task(small(tmp_path))
+    model = task.build_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    stream, losses = task.batches(0), []
+    for _ in range(30):
+        loss = task.loss(model, next(stream))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_checkpoint_directory_is_loaded_with_its_weights(tmp_path: Path) -> None:
+    saved = build(tmp_path, "seed=9")
+    saved.save_pretrained(tmp_path / "saved")
+    assert same(saved, build(tmp_path, "base_model=saved"))
+
+
+def test_a_saved_tokenizer_and_a_model_of_its_size(tmp_path: Path) -> None:
+    save_word_tokenizer(tmp_path / "words")
+    (tmp_path / "texts" / "x").parent.mkdir(exist_ok=True)
+    (tmp_path / "texts" / "x").write_text("the swarm trains " * 200)
+    task = build_task(small(tmp_path, "tokenizer=words"))
+    assert task.build_model().config.vocab_size == 5  # type: ignore[union-attr]
+    assert next(task.batches(0))["input_ids"].max() < 5
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("base_model.model_type=gptt2", "unknown model_type 'gptt2'; did you mean gpt2?"),
+        ("base_model.model_type=zzzzzz", "write one that this transformers knows"),
+        ("base_model.n_layers=2", "a gpt2 config has no field 'n_layers'; did you mean n_layer?"),
+        ("base_model.auto_map={AutoConfig: evil.Config}", "a gpt2 config has no field 'auto_map'"),
+        ("base_model._name_or_path=x", "has no field '_name_or_path'"),
+        ("base_model.n_layer=two", "transformers cannot build this model"),
+        ("base_model.n_head=3", "transformers cannot build this model: `embed_dim` must be divisible"),
+        ("base_model={model_type: vit}", "transformers cannot build this model: Unrecognized configuration class"),
+        ("base_model.vocab_size=100", "the model knows 100 tokens, the tokenizer has 259; raise vocab_size"),
+        ("base_model.n_positions=8", "the model reads 8 tokens at most, sequence_len is 16; lower sequence_len to 8"),
+        ("base_model=gone", "gone is no directory with a saved model"),
+    ],
+)
+def test_models_that_cannot_be_are_refused_with_the_place_in_the_recipe(
+    tmp_path: Path, override: str, words: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build(tmp_path, override)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith((f"--set {override}: base_model: ", "small.yaml:2: base_model: "))
+
+
+def save_with_code(directory: Path, marker: Path) -> None:
+    directory.mkdir()
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "own.py").write_text(f"open({str(marker)!r}, 'w')\nraise ImportError('it ran')\n")
+
+
+def test_code_in_a_checkpoint_runs_only_when_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    save_with_code(tmp_path / "own", tmp_path / "ran")
+    with pytest.raises(RecipeError, match=r"local\.trust_remote_code"):
+        build(tmp_path, "base_model=own")
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(RecipeError, match="it ran"):
+        build(tmp_path, "base_model=own", "local.trust_remote_code=true")
+    assert (tmp_path / "ran").exists()
+
+
+def test_weights_in_a_pickle_are_not_read(tmp_path: Path) -> None:
+    model = build(tmp_path)
+    model.config.save_pretrained(tmp_path / "pickled")
+    torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
+    with pytest.raises(RecipeError, match="saved as safetensors"):
+        build(tmp_path, "base_model=pickled")

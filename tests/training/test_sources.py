@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+
+import datasets
+import pytest
+
+from swarmcli.errors import DataError
+from swarmcli.training import sources
+from swarmcli.training.sources import FileSource, HuggingFaceSource
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the library `datasets` may write, for this test alone."""
+    place = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", place)
+    return place
+
+
+def write(directory: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+def read(source: FileSource | HuggingFaceSource, seed: int = 0) -> list[str]:
+    return list(source.documents(random.Random(seed)))
+
+
+def test_a_directory_gives_each_file_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, **{f"file{n}": f"text {n}" for n in range(20)})
+    source = FileSource.below(tmp_path)
+    first, second = read(source, 1), read(source, 2)
+    assert sorted(first) == sorted(second) == sorted(f"text {n}" for n in range(20))
+    assert first != second and first == read(source, 1)
+
+
+def test_globs_choose_files_and_hidden_ones_stay_out(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    write(tmp_path / "deep" / "er", **{"a.py": "python"})
+    write(tmp_path, **{"b.py": "top", "c.md": "prose", ".d.py": "hidden"})
+    write(tmp_path / ".git", **{"e.py": "hidden"})
+    assert sorted(read(FileSource.below(tmp_path, "**/*.py"))) == ["python", "top"]
+    assert sorted(read(FileSource.below(tmp_path, "*.py"))) == ["top"]
+    assert sorted(read(FileSource.below(tmp_path))) == ["prose", "python", "top"]
+
+
+def test_a_single_file_will_do(tmp_path: Path) -> None:
+    write(tmp_path, one="text")
+    assert read(FileSource.below(tmp_path / "one")) == ["text"]
+
+
+def test_missing_data_is_named_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone does not exist; put the text files there, or correct `path`"):
+        FileSource.below(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"holds no files that fit '\*\*/\*'; put text files there"):
+        FileSource.below(tmp_path)
+    write(tmp_path, **{"a.md": "text"})
+    with pytest.raises(DataError, match=r"holds no files that fit '\*\.py'"):
+        FileSource.below(tmp_path, "*.py")
+    with pytest.raises(DataError, match="cannot be listed"):
+        FileSource.below(tmp_path, "/*.md")
+
+
+def test_a_large_file_is_read_in_segments_that_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SEGMENT_BYTES", 7)
+    text = "aäöü€𝄞" * 10  # characters of one to four bytes, cut everywhere
+    write(tmp_path, large=text)
+    source = FileSource.below(tmp_path / "large")
+
+    class InOrder(random.Random):
+        def shuffle(self, x: object) -> None:
+            """Leaves the segments as they lie in the file."""
+
+    joined = "".join(source.documents(InOrder()))
+    assert len(list(source.documents(InOrder()))) > 5
+    # A character on a border is given up; nothing else is, and nothing is made up.
+    assert set(joined) <= set(text) and len(joined) > 0.7 * len(text)
+
+
+def test_characters_that_end_with_the_file_are_kept(tmp_path: Path) -> None:
+    write(tmp_path, one="ende ä")
+    assert read(FileSource.below(tmp_path)) == ["ende ä"]
+
+
+def test_bytes_that_are_no_text_are_replaced_and_binaries_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "latin").write_bytes(b"caf\xe9 au lait")
+    (tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
+    with caplog.at_level(logging.WARNING):
+        assert read(FileSource.below(tmp_path)) == ["caf\ufffd au lait"]
+    assert "binary is passed over: it holds zero bytes" in caplog.text
+
+
+def test_files_that_vanish_are_passed_over_until_none_is_left(tmp_path: Path) -> None:
+    write(tmp_path, a="text", b="gone")
+    source = FileSource.below(tmp_path)
+    (tmp_path / "b").unlink()
+    assert read(source) == ["text"]
+    (tmp_path / "a").unlink()
+    with pytest.raises(DataError, match="none of 2 files can be read as text"):
+        read(source)
+
+
+def test_only_empty_files_are_no_data(tmp_path: Path) -> None:
+    write(tmp_path, a="", b="")
+    with pytest.raises(DataError, match="none of 2 files"):
+        read(FileSource.below(tmp_path))
+
+
+def test_the_standard_library_is_there_without_installed_packages() -> None:
+    source = FileSource.stdlib()
+    assert len(source) > 300
+    assert not [file for file in source._files if "site-packages" in file.parts]
+    assert next(source.documents(random.Random(0)))
+
+
+def test_an_interpreter_without_sources_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match="no source files"):
+        FileSource.stdlib()
+
+
+def rows() -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"text": [f"row {n}" for n in range(30)], "other": list(range(30))})
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet", "csv"])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_local_datasets_are_read_as_the_hub_s(tmp_path: Path, kind: str, streaming: bool) -> None:
+    file = tmp_path / f"data.{kind}"
+    getattr(rows(), f"to_{kind}")(str(file))
+    source = HuggingFaceSource(kind, data_files=[str(file)], streaming=streaming, buffer_size=8)
+    assert isinstance(source._open(), datasets.IterableDataset)
+    first, second = read(source, 1), read(source, 2)
+    assert sorted(first) == sorted(second) == sorted(f"row {n}" for n in range(30))
+    assert first != second and first == read(source, 1)
+
+
+def test_text_files_of_the_datasets_library(tmp_path: Path) -> None:
+    write(tmp_path, **{"a.txt": "one\ntwo\n\nthree\n"})
+    assert sorted(read(HuggingFaceSource("text", data_files=[str(tmp_path / "a.txt")]))) == ["one", "three", "two"]
+
+
+def test_streaming_copies_nothing_into_the_cache(tmp_path: Path, cache: Path) -> None:
+    rows().to_json(str(tmp_path / "a.jsonl"))
+    stream = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")]).documents(random.Random(0))
+    assert next(stream).startswith("row")
+    assert not list(cache.rglob("*.arrow"))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_broken_datasets_are_named(tmp_path: Path, streaming: bool) -> None:
+    (tmp_path / "bad.jsonl").write_text("this is no json")
+    with pytest.raises(DataError, match="the dataset 'json' cannot be"):
+        read(HuggingFaceSource("json", data_files=[str(tmp_path / "bad.jsonl")], streaming=streaming))
+    with pytest.raises(DataError, match="the dataset 'json' cannot be opened"):
+        read(HuggingFaceSource("json", data_files=[str(tmp_path / "gone.jsonl")], streaming=streaming))
+
+
+def test_a_missing_column_is_named_with_those_that_exist(tmp_path: Path) -> None:
+    rows().to_json(str(tmp_path / "a.jsonl"))
+    source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], text_column="content")
+    with pytest.raises(DataError, match="no column 'content'; set text_column to one of other, text"):
+        read(source)
+    source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], text_column="other")
+    with pytest.raises(DataError, match="has no text in its column 'other'"):
+        read(source)
+
+
+def test_scripts_that_a_dataset_brings_are_not_run(tmp_path: Path) -> None:
+    script = tmp_path / "evil.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(DataError):
+        read(HuggingFaceSource(str(script)))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'swarmcli\[datasets\]'"):
+        read(HuggingFaceSource("json"))
