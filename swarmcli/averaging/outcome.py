@@ -17,7 +17,7 @@ So no two members apply different results, and none takes a round for failed tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -143,16 +143,17 @@ class Hearsay:
         self._unasked.discard(member)
 
 
-def conclude(own: bytes | None, decision: Decision | None) -> None:
+def conclude(own: bytes | None, decision: Decision | None, members: Sequence[bytes] = ()) -> None:
     """Returns if a member that holds the result with digest `own` (None: not all of it) is to apply it.
 
-    Raises RoundFailed if the group gave the round up, and RoundUndecided if this member cannot follow the group.
+    Raises RoundFailed if the group gave the round up, naming the suspects among `members`, and RoundUndecided if
+    this member cannot follow the group.
     """
     match decision:
         case None:
             raise RoundUndecided("the leader was lost, and nobody else in reach knows the outcome")
-        case Aborted(reason):
-            raise RoundFailed(reason)
+        case Aborted(reason, suspects):
+            raise RoundFailed(reason, [members[suspect] for suspect in suspects if suspect < len(members)])
         case Committed(digest) if own is None:
             raise RoundUndecided(f"the group committed the result {digest.hex()[:8]}, which is not all here")
         case Committed(digest) if own != digest:

@@ -12,40 +12,21 @@ import hashlib
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
 
 import torch
 
 from swarmcli.averaging.layout import Part, Plan
+from swarmcli.averaging.tasks import Bell, on_executor
 from swarmcli.averaging.vector import Inputs, Results
 from swarmcli.compression import TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError, InputRefused, RoundFailed
-from swarmcli.network.thread import offload
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
 
-_OFFLOAD_FROM = 256 << 10  # bytes; shorter arithmetic takes less time than handing it to another thread
 _MAX_AHEAD = 64 << 20  # bytes of sums that lie beside the results, while the slowest sender catches up
-
-
-class Bell:
-    """Wakes everyone who waits for something to change."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def ring(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait(self) -> None:
-        await self._event.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +108,15 @@ class Reducer:
             await self._wait()
         async with self._locks[position]:
             try:
-                await _on_executor(self.parts[position], self._add, position, state, message)
+                await on_executor(self.parts[position].descriptor.nbytes, self._add, position, state, message)
             finally:
                 self._bell.ring()
 
     def leave_out(self, sender: int, reason: str) -> None:
         """Nothing more is expected from a sender; parts that it has delivered count. The first reason stays."""
-        if self._senders[sender].left_out is None:
-            self._senders[sender].left_out = reason
+        state = self._senders[sender]
+        if state.left_out is None and not state.settled(len(self.parts) - 1):
+            state.left_out = reason
             self._bell.ring()
 
     def abort(self, error: Exception) -> None:
@@ -155,7 +137,7 @@ class Reducer:
             for position, part in enumerate(self.parts):
                 while not all(sender.settled(position) for sender in self._senders.values()):
                     await self._wait()
-                self._averages.append(await _on_executor(part, self._finish, position))
+                self._averages.append(await on_executor(part.descriptor.nbytes, self._finish, position))
                 self._bell.ring()
         except RoundFailed as error:
             self.abort(error)
@@ -239,9 +221,3 @@ def digest_of(part: int, senders: tuple[int, ...], weights: tuple[float, ...], m
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-async def _on_executor(part: Part, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    if part.descriptor.nbytes < _OFFLOAD_FROM:
-        return work(*args, **kwargs)
-    return await offload(work, *args, **kwargs)

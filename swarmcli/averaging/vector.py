@@ -55,5 +55,8 @@ class Results:
                 views[index] = flat[start:stop].view(self._layout.descriptors[index].shape)
         return [views[index] for index in range(len(views))]
 
+    def is_finite(self, part: Part) -> bool:
+        return all_finite(self.part(part))
+
     def _segment(self, segment: Segment) -> torch.Tensor:
         return self._memory[segment.offset : segment.end].view(segment.dtype)

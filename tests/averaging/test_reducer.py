@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.averaging import reducer as reducer_module
+from swarmcli.averaging import tasks as tasks_module
 from swarmcli.averaging.layout import Layout, Plan
 from swarmcli.averaging.reducer import Average, Reducer
 from swarmcli.averaging.vector import Inputs, Results
@@ -230,7 +231,7 @@ def test_whoever_waits_hears_of_the_end() -> None:
 
 
 def test_a_cancelled_sender_is_counted_if_its_part_is_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reducer_module, "_OFFLOAD_FROM", 0)
+    monkeypatch.setattr(tasks_module, "OFFLOAD_FROM", 0)
 
     async def main() -> None:
         bench = Bench(randoms(2, 16, torch.float32))

@@ -1,0 +1,238 @@
+"""How the members of one round come to know its outcome: the votes, questions and answers around `outcome.py`.
+
+Every follower asks the leader for the outcome when its round begins, and the answer is the decision itself. So a
+decision costs one message to each, and either end notices at once when the other is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.messages import MAX_WORDS, AbsenceNotice, Noted, OutcomeAnswer, OutcomeQuestion, VoteMessage
+from swarmcli.averaging.outcome import Decision, Hearsay, Tally, Vote
+from swarmcli.averaging.patience import AllreduceOptions
+from swarmcli.errors import NetworkError
+from swarmcli.network import Endpoint, PeerID
+
+_CALL_TIMEOUT = 10.0  # seconds for what is answered at once
+_GRACE = 10.0  # seconds that a follower waits beyond the leader's own deadline
+_UNBOUNDED = 1e7  # seconds, for a call that ends with its connection or with a deadline around it
+
+
+class RoundContext(Protocol):
+    """What an agreement needs of the service around it."""
+
+    endpoint: Endpoint
+
+    def method(self, name: str) -> str: ...
+    def remember(self, group_id: bytes, decision: Decision) -> None: ...
+
+
+class Agreement(Protocol):
+    """One member's part in agreeing on the outcome of a round."""
+
+    async def run(self) -> Decision | None:
+        """Takes part until the outcome is known, or (None) known to stay unknown here."""
+
+    async def cast(self, vote: Vote) -> None:
+        """This member's own vote. Does not fail: whoever cannot hear it will notice that by itself."""
+
+    def stop(self, reason: str) -> None:
+        """This member leaves the round before its end."""
+
+    async def word(self, asker: int) -> Decision | None:
+        """Answers another member: waits until the outcome is known, or (None) known to stay unknown here."""
+
+
+class Leader:
+    """Counts the votes, decides, and answers everyone who asks."""
+
+    def __init__(self, context: RoundContext, group: Group, reducers: Iterable[int], options: AllreduceOptions) -> None:
+        self._context, self._group, self._options = context, group, options
+        self._reducers = sorted(set(reducers) - {0})
+        self._tally = Tally(len(group))
+        self._asked = {index: asyncio.Event() for index in range(1, len(group))}  # set once it asks for the outcome
+        self._decided, self._voted = asyncio.Event(), asyncio.Event()
+        self._news: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+
+    async def run(self) -> Decision | None:
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [tasks.create_task(work) for work in (self._watch(), self._watch_time(), self._spread_news())]
+            await self._decided.wait()
+            for helper in helpers:
+                helper.cancel()
+        return self._tally.decision
+
+    async def cast(self, vote: Vote) -> None:
+        self._voted.set()
+        self.hear(0, vote)
+
+    def hear(self, voter: int, vote: Vote) -> None:
+        """A vote has arrived."""
+        self._tally.vote(voter, vote)
+        self._check()
+
+    def stop(self, reason: str) -> None:
+        self._tally.give_up(reason)
+        self._check()
+
+    async def word(self, asker: int) -> Decision | None:
+        self._asked[asker].set()
+        try:
+            await self._decided.wait()
+        except asyncio.CancelledError:
+            self._lose(asker, "its connection to the leader ended")
+            raise
+        return self._tally.decision
+
+    def _lose(self, member: int, reason: str) -> None:
+        if self._tally.decision is None:
+            self._tally.lose(member, f"{self._group.members[member].peer_id.short}: {reason}")
+            self._news.put_nowait((member, reason))
+            self._check()
+
+    def _check(self) -> None:
+        decision = self._tally.decision
+        if decision is not None and not self._decided.is_set():
+            self._context.remember(self._group.group_id, decision)
+            self._decided.set()
+
+    async def _watch(self) -> None:
+        """Loses members that never ask: those whose connection ends before, and those that do not begin in time."""
+        async with asyncio.TaskGroup() as tasks:
+            for member in self._asked:
+                tasks.create_task(self._watch_beginning(member))
+
+    async def _watch_beginning(self, member: int) -> None:
+        peer = self._group.members[member].peer_id
+        lost = self._context.endpoint.lost(peer) if self._context.endpoint.is_connected(peer) else None
+        asked = asyncio.ensure_future(self._asked[member].wait())
+        try:
+            waiting: list[asyncio.Future[Any]] = [asked] if lost is None else [asked, lost]
+            await asyncio.wait(waiting, timeout=self._options.to_begin, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                gone = lost is not None and lost.done()
+                self._lose(member, "it was gone before it began" if gone else "it did not begin in time")
+        finally:
+            asked.cancel()
+            if lost is not None:
+                lost.cancel()
+
+    async def _watch_time(self) -> None:
+        """Gives up at the deadline; without one, when votes stay out long after this member's own."""
+        try:
+            async with asyncio.timeout(self._options.allreduce_timeout):
+                await self._voted.wait()
+                await asyncio.sleep(self._options.for_reducer)
+            self.stop(f"not all members have voted within {self._options.for_reducer:.0f} s after the leader")
+        except TimeoutError:
+            self.stop(f"the round took longer than its {self._options.allreduce_timeout:.0f} s")
+
+    async def _spread_news(self) -> None:
+        """Tells the reducers whom they need not wait for."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                member, reason = await self._news.get()
+                notice = AbsenceNotice(self._group.group_id, member, reason[:MAX_WORDS])
+                for reducer in self._reducers:
+                    if reducer != member:
+                        tasks.create_task(self._tell(self._group.members[reducer].peer_id, notice))
+
+    async def _tell(self, peer: PeerID, notice: AbsenceNotice) -> None:
+        try:
+            await self._context.endpoint.call(
+                peer, self._context.method("absence"), notice, Noted, timeout=_CALL_TIMEOUT
+            )
+        except NetworkError:
+            return  # the reducer's own patience does the same, later
+
+
+class Follower:
+    """Votes, and learns the decision from the leader or, when that is lost, from whoever knows it."""
+
+    def __init__(self, context: RoundContext, group: Group, me: int, options: AllreduceOptions) -> None:
+        self._context, self._group, self._options = context, group, options
+        others = [index for index in range(1, len(group)) if index != me]
+        self._hearsay = Hearsay(others)
+        self._settled, self._voted = asyncio.Event(), asyncio.Event()
+        self._answerable = asyncio.Event()  # settled, or no longer following the leader
+
+    async def run(self) -> Decision | None:
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [tasks.create_task(work) for work in (self._watch_time(), self._learn())]
+            await self._settled.wait()
+            for helper in helpers:
+                helper.cancel()
+        return self._hearsay.decision
+
+    async def cast(self, vote: Vote) -> None:
+        self._voted.set()
+        message = VoteMessage.of(self._group.group_id, vote)
+        try:
+            await self._context.endpoint.call(
+                self._group.leader, self._context.method("vote"), message, Noted, timeout=self._options.for_reducer
+            )
+        except NetworkError:
+            return  # the question that waits at the leader ends the same way, and says what follows
+
+    def stop(self, reason: str) -> None:
+        self._answerable.set()
+        self._settled.set()
+
+    async def word(self, asker: int) -> Decision | None:
+        # Two members that have both lost the leader must not wait for each other.
+        await self._answerable.wait()
+        return self._hearsay.decision
+
+    async def _learn(self) -> None:
+        answer = await self._ask(self._group.leader)
+        if answer is not None:
+            self._hear(answer)
+            return
+        self._answerable.set()
+        async with asyncio.TaskGroup() as tasks:
+            for member in self._hearsay.lose_leader():
+                tasks.create_task(self._ask_member(member))
+        self.stop("nobody knows")
+
+    async def _ask_member(self, member: int) -> None:
+        try:
+            async with asyncio.timeout(self._options.for_reducer):
+                answer = await self._ask(self._group.members[member].peer_id)
+        except TimeoutError:
+            answer = None
+        if answer is None:
+            self._hearsay.no_answer(member)
+        else:
+            self._hear(answer)
+
+    async def _ask(self, peer: PeerID) -> Decision | None:
+        """None: it does not know and never will, or cannot be reached."""
+        question = OutcomeQuestion(self._group.group_id)
+        method = self._context.method("outcome")
+        try:
+            answer = await self._context.endpoint.call(peer, method, question, OutcomeAnswer, timeout=_UNBOUNDED)
+        except NetworkError:
+            return None
+        return answer.decision()
+
+    def _hear(self, decision: Decision) -> None:
+        self._hearsay.heard(decision)
+        self._context.remember(self._group.group_id, decision)
+        self.stop("decided")
+
+    async def _watch_time(self) -> None:
+        try:
+            async with asyncio.timeout(_plus_grace(self._options.allreduce_timeout)):
+                await self._voted.wait()
+                await asyncio.sleep(2 * self._options.for_reducer + _GRACE)
+        except TimeoutError:
+            pass  # either way the time is up
+        self.stop("time is up")
+
+
+def _plus_grace(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds + _GRACE

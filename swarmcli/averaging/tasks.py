@@ -1,0 +1,51 @@
+"""Small things that the coroutines of a round share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from swarmcli.network.thread import offload
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+OFFLOAD_FROM = 256 << 10  # bytes; shorter arithmetic takes less time than handing it to another thread
+
+
+class Bell:
+    """Wakes everyone who waits for something to change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Runs `work` beside the block, and cancels it at the block's end. Nothing of it is left afterwards.
+
+    A TaskGroup for two that lets an error out as it is: the block's own, or that of `work`, which ends the block.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(work)
+            yield task
+            task.cancel()
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+async def on_executor(nbytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Arithmetic on `nbytes` of tensors: in the executor, unless it is short."""
+    if nbytes < OFFLOAD_FROM:
+        return work(*args, **kwargs)
+    return await offload(work, *args, **kwargs)
