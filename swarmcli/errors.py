@@ -7,7 +7,8 @@ SwarmError
 │   ├── ListenError               the port is taken or may not be opened
 │   ├── ConnectError              a connection could not be made; `.step` says how far it came
 │   │   ├── HandshakeError        the other end is no swarm peer, or speaks another version
-│   │   └── WrongPeerError        the other end proved to be somebody else
+│   │   ├── WrongPeerError        the other end proved to be somebody else
+│   │   └── OwnAddressError       the address leads back to this very peer
 │   ├── ConnectionLost            a connection that stood has ended; `.reason` says why
 │   │   └── ProtocolViolation     … because the other end broke a bound or sent what cannot be read
 │   ├── EndOfStream               the other end of a stream has finished, or reads no more
@@ -85,6 +86,10 @@ class HandshakeError(ConnectError):
 
 class WrongPeerError(HandshakeError):
     """The other end holds another key than the one that was asked for."""
+
+
+class OwnAddressError(HandshakeError):
+    """The address leads back to this very peer."""
 
 
 class ConnectionLost(NetworkError):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from swarmcli.dht.calls import Calls
 from swarmcli.dht.core import NodeCore
-from swarmcli.errors import BootstrapError, CallTimeout, SwarmError
+from swarmcli.errors import BootstrapError, CallTimeout, OwnAddressError, SwarmError
 from swarmcli.network.address import parse_address
 from swarmcli.network.identity import PeerID
 
@@ -59,6 +59,9 @@ class _Search:
         while True:
             try:
                 await self._try(address)
+            except OwnAddressError:
+                self._leads_here(address)
+                return
             except SwarmError as error:
                 self._attempts[address] = error
             else:
@@ -71,17 +74,21 @@ class _Search:
         endpoint = self._core.endpoint
         peer = await endpoint.connect(address, timeout=self._core.limits.call_timeout)
         self._found[address] = peer
-        if peer != endpoint.peer_id:
-            await self._calls.ping(peer)
+        await self._calls.ping(peer)
+
+    def _leads_here(self, address: str) -> None:
+        own = self._core.endpoint.peer_id
+        self._found[address] = own
+        if all(peer == own for peer in self._found.values()):
+            self._answered.set()  # by the only first contact that there is
 
     def _failure(self, addresses: Sequence[str], timeout: float) -> BootstrapError:
         unanswered = CallTimeout("no answer yet")
         attempts = {address: self._attempts.get(address, unanswered) for address in addresses}
-        lines = "; ".join(f"{address}: {_describe(error)}" for address, error in attempts.items())
+        lines = "; ".join(_describe(address, error) for address, error in attempts.items())
         return BootstrapError(f"no first contact answered within {timeout:g} s: {lines}", attempts)
 
 
-def _describe(error: Exception) -> str:
-    step = getattr(error, "step", None)
+def _describe(address: str, error: Exception) -> str:
     text = str(error) or type(error).__name__
-    return f"{step} failed: {text}" if step else text
+    return text if address in text else f"{address}: {text}"

@@ -21,6 +21,8 @@ class ContactListener(Protocol):
 
     def contact_lost(self, contact: Contact) -> None: ...
 
+    def contact_doubtful(self, contact: Contact) -> None: ...
+
 
 @dataclass(slots=True)
 class _Lost:
@@ -36,7 +38,6 @@ class Contacts:
         """`learn` takes every first-hand address to the endpoint's address book."""
         self.table = RoutingTable(own, bucket_size)
         self.listeners: list[ContactListener] = []
-        self.doubtful: OrderedDict[PeerID, Contact] = OrderedDict()  # to be pinged: newcomers wait for their place
         self._own = own
         self._limits = limits
         self._learn = learn
@@ -49,16 +50,15 @@ class Contacts:
         if self.table.get(contact.peer_id) != contact:
             self._learn(contact)
         self._lost.pop(contact.peer_id, None)
-        self.doubtful.pop(contact.peer_id, None)
         appeared, questionable = self.table.seen(contact)
         if appeared:
             self._tell_appeared(contact)
-        if questionable is not None and len(self.doubtful) < self._limits.max_evicted:
-            self.doubtful[questionable.peer_id] = questionable
+        if questionable is not None:
+            for listener in self.listeners:
+                listener.contact_doubtful(questionable)
 
     def gone(self, peer: PeerID, now: float) -> None:
         """It does not answer: out of the table, and remembered for probes."""
-        self.doubtful.pop(peer, None)
         lost, successor = self.table.failed(peer)
         if lost is None:
             self._postpone(peer, now)

@@ -13,6 +13,7 @@ from swarmcli.dht.calls import Calls
 from swarmcli.dht.core import NodeCore
 from swarmcli.dht.keys import ID_BITS, node_id
 from swarmcli.dht.routing import Contact
+from swarmcli.dht.traversal import gather_answers
 from swarmcli.dht.writing import Writer
 from swarmcli.errors import DHTError, NetworkError
 from swarmcli.events import Event, PeerDisconnected
@@ -21,6 +22,8 @@ from swarmcli.network.transport import PeerInfo
 
 _PROBES = 4  # lost contacts tried at a time
 _JITTER = 0.25
+_ENOUGH_CLOCKS = 8  # measured; the median of more is hardly any better
+_BREATHER = 1.0  # seconds between two probes when everyone is gone
 
 
 class Maintenance:
@@ -31,12 +34,20 @@ class Maintenance:
         self._calls = calls
         self._writer = writer
         self._first_contacts: dict[str, PeerID | None] = {}
-        self._suspects: dict[PeerID, Contact] = {}
-        self._wake = asyncio.Event()
+        self._to_ping: dict[PeerID, None] = {}
+        self._somebody_to_ping = asyncio.Event()
+        self._nobody_left = asyncio.Event()
 
     def remember(self, first_contacts: dict[str, PeerID | None]) -> None:
         """Addresses to try again whenever the peer behind them (None: not met yet) is not in the table."""
         self._first_contacts.update(first_contacts)
+
+    def met(self, peer: PeerID) -> None:
+        """A peer has called. While few clocks are known, its own is asked for: a node that has never called anyone
+        knows no clock but its own, and both would disagree on when records expire."""
+        endpoint = self._core.endpoint
+        if endpoint.round_trip(peer) is None and endpoint.clock.statistics().peers < _ENOUGH_CLOCKS:
+            self._ping_soon(peer)
 
     def on_event(self, event: Event) -> None:
         """A neighbour whose connection is gone is asked at once: if it is dead, its records want a new home."""
@@ -44,8 +55,7 @@ class Maintenance:
             own = node_id(self._core.endpoint.peer_id)
             for contact in self._core.contacts.table.nearest(own, self._core.options.bucket_size):
                 if contact.peer_id.text == event.peer:
-                    self._suspects[contact.peer_id] = contact
-                    self._wake.set()
+                    self._ping_soon(contact.peer_id)
 
     def contact_appeared(self, contact: Contact) -> None:
         """Nothing to do: it has just shown that it lives."""
@@ -53,56 +63,60 @@ class Maintenance:
     def contact_lost(self, contact: Contact) -> None:
         """A table that runs empty is no matter for later."""
         if len(self._core.contacts.table) < self._core.options.num_replicas:
-            self._wake.set()
+            self._nobody_left.set()
+
+    def contact_doubtful(self, contact: Contact) -> None:
+        """It has not been heard of for long, and a newcomer waits for its place."""
+        self._ping_soon(contact.peer_id)
 
     async def explore(self, target: int) -> None:
         """A search of full width: everyone near the target hears of this node, and this node of them."""
         await self._writer.search([target], self._core.options.bucket_size)
 
     async def run(self) -> None:
-        limits = self._core.limits
-        next_refresh = self._core.loop_time() + self._jittered(limits.refresh_interval)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_pinging())
+            group.create_task(self._keep_probing())
+            group.create_task(self._keep_exploring())
+
+    async def _keep_pinging(self) -> None:
         while True:
-            await self._ping([contact.peer_id for contact in self._take_suspects()])
-            if not self._suspects:
-                await self._probe()
-            if self._core.loop_time() >= next_refresh:
-                next_refresh = self._core.loop_time() + self._jittered(limits.refresh_interval)
-                await self._refresh()
-            await self._pause()
+            await self._somebody_to_ping.wait()
+            self._somebody_to_ping.clear()
+            peers, self._to_ping = list(self._to_ping), {}
+            await self._ping(peers)
 
-    def _take_suspects(self) -> list[Contact]:
-        suspects = {**self._core.contacts.doubtful, **self._suspects}
-        self._suspects = {}
-        self._core.contacts.doubtful.clear()
-        return list(suspects.values())
+    async def _keep_probing(self) -> None:
+        while True:
+            await self._probe()
+            try:
+                async with asyncio.timeout(self._jittered(self._core.limits.probe_interval)):
+                    await self._nobody_left.wait()
+            except TimeoutError:
+                continue
+            self._nobody_left.clear()
+            await asyncio.sleep(_BREATHER)
 
-    async def _pause(self) -> None:
-        self._wake.clear()
-        if self._suspects:
-            return
-        try:
-            async with asyncio.timeout(self._jittered(self._core.limits.probe_interval)):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+    async def _keep_exploring(self) -> None:
+        """Looks now and then into a part of the network that this node knows few of (Kademlia, section 2.3)."""
+        random = self._core.endpoint.random
+        while True:
+            await asyncio.sleep(self._jittered(self._core.limits.refresh_interval))
+            thin = self._core.contacts.table.thin_buckets()
+            if thin:
+                # The far end holds half of all nodes and the next bucket half of the rest, so look there first.
+                index = thin[-1 - min(len(thin) - 1, int(random.expovariate(0.5)))]
+                await self.explore(self._core.contacts.table.id_in_bucket(index, random.getrandbits(ID_BITS)))
+
+    def _ping_soon(self, peer: PeerID) -> None:
+        if len(self._to_ping) < self._core.limits.max_evicted:
+            self._to_ping[peer] = None
+            self._somebody_to_ping.set()
 
     async def _ping(self, peers: Sequence[PeerID]) -> list[Contact]:
         """Those that answered; the others have left the table."""
-        answered: list[Contact] = []
-
-        async def ping(peer: PeerID) -> None:
-            try:
-                contact = await self._calls.ping(peer)
-            except (NetworkError, DHTError):
-                return
-            if contact is not None:
-                answered.append(contact)
-
-        async with asyncio.TaskGroup() as group:
-            for peer in peers:
-                group.create_task(ping(peer))
-        return answered
+        answers = await gather_answers([self._calls.ping(peer) for peer in peers], (NetworkError, DHTError))
+        return [contact for contact in answers if contact is not None]
 
     async def _probe(self) -> None:
         """Whoever of the lost is there again knows others that were lost with it."""
@@ -115,26 +129,19 @@ class Maintenance:
             await self.explore(node_id(self._core.endpoint.peer_id))
 
     async def _missing_first_contacts(self) -> list[PeerID]:
-        found: list[PeerID] = []
-        for address, peer in list(self._first_contacts.items()):
-            if peer == self._core.endpoint.peer_id or (peer is not None and peer in self._core.contacts.table):
-                continue
-            try:
-                known = await self._core.endpoint.connect(address, timeout=self._core.limits.call_timeout)
-            except NetworkError:
-                continue
-            self._first_contacts[address] = known
-            found.append(known)
-        return found
-
-    async def _refresh(self) -> None:
-        """Looks into one part of the network that this node knows few of (Kademlia, section 2.3)."""
-        thin = self._core.contacts.table.thin_buckets()
-        if thin:
-            # The far end holds half of all nodes and the next bucket half of the rest, so look there first.
-            random = self._core.endpoint.random
-            index = thin[-1 - min(len(thin) - 1, int(random.expovariate(0.5)))]
-            await self.explore(self._core.contacts.table.id_in_bucket(index, random.getrandbits(ID_BITS)))
+        """Those of the first contacts that can be dialed but are not in the table."""
+        endpoint = self._core.endpoint
+        missing = [
+            address
+            for address, peer in self._first_contacts.items()
+            if peer != endpoint.peer_id and (peer is None or peer not in self._core.contacts.table)
+        ]
+        timeout = self._core.limits.call_timeout
+        found = await gather_answers(
+            [endpoint.connect(address, timeout=timeout) for address in missing], (NetworkError,)
+        )
+        self._first_contacts.update(zip(missing, found, strict=True))
+        return [peer for peer in found if peer is not None]
 
     def _jittered(self, seconds: float) -> float:
         return seconds * (1 + _JITTER * self._core.endpoint.random.random())

@@ -44,6 +44,9 @@ class Replicator:
         self._lost[contact.peer_id] = contact
         self._news.set()
 
+    def contact_doubtful(self, contact: Contact) -> None:
+        """Nothing is lost yet."""
+
     async def run(self) -> None:
         """Waits for news or for the next general comparison."""
         period = self._core.limits.sync_interval

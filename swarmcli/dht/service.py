@@ -1,9 +1,9 @@
-"""Answering other nodes. Only listening nodes serve: nobody asks a peer in client mode."""
+"""Answering other nodes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from swarmcli.dht import messages
@@ -19,16 +19,20 @@ from swarmcli.network.identity import PeerID
 
 
 class DHTService:
-    """The four methods that a node serves."""
+    """The four methods that a node serves. A client only answers pings: that is how others ask for its clock."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: NodeCore, met: Callable[[PeerID], None]) -> None:
+        """`met` hears of everyone who calls."""
         self._core = core
+        self._met = met
         self._meter = WriteMeter(core.limits)
 
     def start(self) -> None:
         """Begins to answer."""
         endpoint = self._core.endpoint
         endpoint.serve(messages.PING, messages.PingRequest, self.ping)
+        if endpoint.client_mode:
+            return
         endpoint.serve(messages.FIND, messages.FindRequest, self.find)
         endpoint.serve(messages.STORE, messages.StoreRequest, self.store)
         endpoint.serve(messages.SYNC, messages.SyncRequest, self.sync)
@@ -126,6 +130,7 @@ class DHTService:
         except ValidationError as error:
             self._refuse(peer, str(error))
         self._core.contacts.heard_from(contact)
+        self._met(peer)
 
     def _check_ids(self, peer: PeerID, ids: tuple[bytes, ...], most: int) -> None:
         try:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from swarmcli.errors import ConnectError, ConnectionLost, PeerUnreachable
+from swarmcli.errors import ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
 from swarmcli.events import Events, PeerConnected, PeerDisconnected
 from swarmcli.network.address import parse_address
 from swarmcli.network.address_book import AddressBook
@@ -54,6 +54,8 @@ class Link:
         smaller_dialed = [c for c in self.channels if c.connection.dialed == (own_id < self.peer)]
         candidates = smaller_dialed or self.channels
         self.current = candidates[-1] if candidates else None
+        for channel in self.channels:
+            channel.retiring = channel is not self.current
 
 
 class Connections:
@@ -91,7 +93,8 @@ class Connections:
         if link.opening is None:
             link.opening = asyncio.get_running_loop().create_future()
             self._host.spawn(self._open(link, self._book.addresses_of(peer)))
-        return await asyncio.shield(link.opening)
+        opened = await asyncio.shield(link.opening)
+        return link.current or opened  # a better one may have come while this task was woken
 
     async def connect(self, address: str, timeout: float) -> PeerID:
         """Dials an address of somebody who may be unknown. Raises ConnectError, AddressError."""
@@ -101,7 +104,7 @@ class Connections:
         connection = await self._host.transport.dial(address, expected, Purpose.CONTROL, timeout)
         if connection.peer_id == self._own_id:
             connection.abort("dialed oneself")
-            raise ConnectError(f"{address} is this peer itself", step="handshake", address=address)
+            raise OwnAddressError(f"{address} is this peer itself", address=address)
         try:
             await self.establish(connection)
         except ConnectionLost as error:
@@ -172,7 +175,7 @@ class Connections:
 
     def idle(self, channel: ControlChannel) -> None:
         """Closes a channel that neither end wants any more, once nothing is under way on it."""
-        agreed = channel.retire_sent and channel.retire_received and self.current(channel.peer_id) is not channel
+        agreed = channel.retiring and channel.retire_sent and channel.retire_received
         if agreed and not channel.unfinished and channel.error is None:
             self._host.spawn(channel.connection.close("another connection is used"))
 
@@ -203,7 +206,7 @@ class Connections:
         link.channels.append(channel)
         link.prefer(self._own_id)
         for other in link.channels:
-            if other is not link.current and not other.retire_sent:
+            if other.retiring and not other.retire_sent:
                 other.retire_sent = True
                 other.post(Retire())
         if first:

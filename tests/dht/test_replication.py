@@ -1,0 +1,126 @@
+"""Records stay where they are found while nodes come and go, in networks of 200 too."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmcli.dht import DHTLimits, DHTNode
+from swarmcli.dht.keys import key_id
+from swarmcli.network.virtual_time import run
+
+from .swarm import QUIET, Swarm, soon
+
+
+def holders(swarm: Swarm, key: str) -> set[int]:
+    """Numbers of the nodes that hold a key."""
+    target = key_id(key)
+    return {number for number, node in enumerate(swarm.nodes) if node._core.storage.entry(target, 0.0) is not None}
+
+
+def nearest(swarm: Swarm, key: str, count: int = 5, without: set[int] = frozenset()) -> set[int]:  # type: ignore[assignment]
+    numbers = [number for number in range(len(swarm.nodes)) if number not in without]
+    return set(sorted(numbers, key=lambda n: swarm.nodes[n]._core.own_contact.node ^ key_id(key))[:count])  # type: ignore[union-attr]
+
+
+def test_records_move_to_newcomers_that_are_nearer() -> None:
+    async def main() -> None:
+        async with Swarm(limits=QUIET) as swarm:
+            nodes = await swarm.grow(5)
+            keys = [f"key {number}" for number in range(20)]
+            mine = nodes[1].own_subkey()
+            await nodes[1].store_many(keys, keys, soon(nodes[1]), [mine] * 20)
+            await swarm.grow(15)
+            await asyncio.sleep(10.0)
+            for key in keys:
+                assert holders(swarm, key) >= nearest(swarm, key)
+
+    run(main())
+
+
+def test_replicas_that_die_are_replaced() -> None:
+    """Four of five, one after the other: a record that is not copied anew in time would be gone."""
+
+    async def main() -> None:
+        async with Swarm(limits=QUIET) as swarm:
+            nodes = await swarm.grow(30)
+            await nodes[0].store("key", "value", soon(nodes[0]))
+            dead: set[int] = set()
+            for _ in range(8):
+                victim = min(nearest(swarm, "key", without=dead) - {0})
+                swarm.kill(nodes[victim])
+                dead.add(victim)
+                await asyncio.sleep(10.0)
+                assert holders(swarm, "key") - dead >= nearest(swarm, "key", without=dead)
+            reader = nodes[max(set(range(30)) - dead)]
+            assert (await reader.get("key", latest=True)).value == "value"  # type: ignore[union-attr]
+
+    run(main())
+
+
+def test_replicas_that_missed_something_are_brought_up_to_date() -> None:
+    async def main() -> None:
+        async with Swarm(limits=QUIET) as swarm:
+            nodes = await swarm.grow(5, limits=DHTLimits(sync_interval=30.0))
+            await nodes[0].store("key", 1, soon(nodes[0]), subkey="a")
+            swarm.network.freeze(nodes[2].peer_id)
+            await nodes[0].store("key", 2, soon(nodes[0]), subkey="b")
+            swarm.network.thaw(nodes[2].peer_id)
+            await asyncio.sleep(60.0)
+            digests = {node._core.storage.entry(key_id("key"), 0.0).digest() for node in nodes}  # type: ignore[union-attr]
+            assert len(digests) == 1
+
+    run(main())
+
+
+async def populated(swarm: Swarm, count: int, keys: list[str]) -> list[DHTNode]:
+    """Nodes of which every one has stored something; each seventh key has subkeys of several writers."""
+    nodes = await swarm.grow(count)
+    for number, key in enumerate(keys):
+        writer = nodes[number % count]
+        assert await writer.store(key, number, soon(writer, 5000.0), subkey="of one" if number % 7 == 0 else None)
+        if number % 7 == 0:
+            other = nodes[(number * 13 + 5) % count]
+            assert await other.store(key, -number, soon(other, 5000.0), subkey=other.own_subkey())
+    return nodes
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_fifth_of_200_nodes_killed_at_once_loses_no_live_record(seed: int) -> None:
+    """And again after half a minute, which only copies that were made anew survive."""
+
+    async def main() -> None:
+        async with Swarm(seed, limits=QUIET) as swarm:
+            keys = [f"key {number}" for number in range(100)]
+            nodes = await populated(swarm, 200, keys)
+            living = list(nodes)
+            for _ in range(2):
+                for node in swarm.network.random.sample(living, 40):
+                    swarm.kill(node)
+                    living.remove(node)
+                for number, key in enumerate(keys):
+                    reader = living[(number * 7) % len(living)]
+                    found = await reader.get(key, latest=True)
+                    assert found is not None, f"{key} is lost"
+                    if number % 7 == 0:
+                        assert sorted(item.value for item in found.value.values()) == sorted([number, -number])
+                    else:
+                        assert found.value == number
+                await asyncio.sleep(30.0)
+
+    run(main(), seed=seed)
+
+
+def test_reading_right_after_the_kill_needs_few_calls() -> None:
+    async def main() -> None:
+        async with Swarm(3, limits=QUIET) as swarm:
+            nodes = await swarm.grow(60)
+            keys = [f"key {number}" for number in range(20)]
+            await nodes[0].store_many(keys, keys, soon(nodes[0]))
+            before = nodes[1].endpoint.statistics().calls_made
+            for key in keys:
+                assert await nodes[1].get(key, latest=True) is not None
+            assert nodes[1].endpoint.statistics().calls_made - before <= 20 * 8
+
+    run(main())
