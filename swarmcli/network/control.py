@@ -60,6 +60,10 @@ class ControlHost(Protocol):
     def channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None: ...
 
 
+class ChannelRetired(Exception):
+    """A call came too late for this channel: another one is used by now."""
+
+
 class _Call:
     """One call under way from here."""
 
@@ -83,11 +87,12 @@ class ControlChannel:
         self.peer_id = connection.peer_id
         self.life: bytes | None = None  # of the other end, once it has greeted
         self.error: ConnectionLost | None = None
+        self.retiring = False  # nothing more is begun on it from here
         self.retire_sent = False
         self.retire_received = False
-        self.used_at = 0.0  # loop time of the last call in either direction
         self._host = host
         self._loop = asyncio.get_running_loop()
+        self.used_at = self._loop.time()  # of the last call in either direction
         self._calls: dict[int, _Call] = {}
         self._abandoned: dict[int, None] = {}  # given up here, to be acknowledged there
         self._next_call = 0
@@ -119,12 +124,15 @@ class ControlChannel:
         return bool(self._calls or self._abandoned or self._serving or self._replying)
 
     async def call(self, method: str, request: Any, response_type: type[R]) -> R:
-        """One unary call without a deadline. Cancelling it cancels the handler at the other end."""
+        """One unary call without a deadline. Cancelling it cancels the handler at the other end.
+
+        Raises ChannelRetired if the call has not begun when the channel is given up for another one.
+        """
         body = self._body(request)
         await self._slots.acquire()
-        if self.error is not None:
+        if self.error is not None or self.retiring:
             self._slots.release()  # for the next in line, who will find the same
-            raise _copy(self.error)
+            raise _copy(self.error) if self.error is not None else ChannelRetired
         number = self._next_call
         self._next_call += 1
         self.used_at = self._loop.time()

@@ -9,6 +9,7 @@ Either end of a connection calls the other, whoever dialed it. See docs/protocol
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -23,7 +24,7 @@ from swarmcli.network.address_book import AddressBook
 from swarmcli.network.bulk import BulkPool
 from swarmcli.network.bulk_channel import BulkChannel
 from swarmcli.network.connections import Connections
-from swarmcli.network.control import ControlChannel
+from swarmcli.network.control import ChannelRetired, ControlChannel
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import Limits
 from swarmcli.network.messages import BulkDenied, BulkWanted, Hello
@@ -127,8 +128,10 @@ class Endpoint:
         self._calls_made += 1
         try:
             async with asyncio.timeout(timeout):
-                channel = self._connections.current(peer) or await self._connections.control(peer)
-                return await channel.call(method, request, response_type)
+                while True:
+                    channel = self._connections.current(peer) or await self._connections.control(peer)
+                    with contextlib.suppress(ChannelRetired):
+                        return await channel.call(method, request, response_type)
         except TimeoutError:
             raise CallTimeout(f"{peer.short} did not answer {method} within {timeout:g} s") from None
 

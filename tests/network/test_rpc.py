@@ -300,7 +300,7 @@ def test_a_cut_cable_is_noticed_within_seconds() -> None:
 
 def test_lost_tells_the_reason_to_everyone_who_waits() -> None:
     async def main() -> None:
-        async with endpoints(MemoryNetwork(), 3) as [a, b, c]:
+        async with endpoints(MemoryNetwork(), 2) as [a, b]:
             assert await a.lost(b.peer_id) == "not connected"
             await a.connect(b.info.addresses[0], timeout=5)
             first, second, given_up = a.lost(b.peer_id), a.lost(b.peer_id), a.lost(b.peer_id)
