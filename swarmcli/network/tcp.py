@@ -19,6 +19,7 @@ from swarmcli.errors import (
     ConnectStep,
     HandshakeError,
     ListenError,
+    OwnAddressError,
     WrongPeerError,
 )
 from swarmcli.network.address import Address, parse_address
@@ -230,10 +231,10 @@ class _Attempt:
     def errors_named(self) -> Iterator[None]:
         try:
             yield
-        except WrongPeerError as error:
-            raise WrongPeerError(f"{self.address}: {error}", address=self.address) from error
         except (HandshakeError, ConnectionLost) as error:
-            raise HandshakeError(f"{self.address}: {error}", address=self.address) from error
+            kinds = (WrongPeerError, OwnAddressError)
+            kind = next((kind for kind in kinds if isinstance(error, kind)), HandshakeError)
+            raise kind(f"{self.address}: {error}", address=self.address) from error
         except OSError as error:
             message = f"{self.address}: {self.step} failed: {self._why(error)}"
             if self.step == "handshake":

@@ -258,7 +258,8 @@ class TCPConnection(asyncio.BufferedProtocol):
         except ProtocolViolation as error:
             self._end_by_violation(error)
         except ssl.SSLError as error:
-            self._end_by_violation(ProtocolViolation(f"broken TLS record ({error.reason})"))
+            self._writer.flush()  # the alert, which is all that can still be said
+            self._end_by_violation(ProtocolViolation(f"broken TLS record ({error.reason})"), self._end_now)
         except ConnectionLost as error:
             self._end_now(error)
         except EOFError:
@@ -267,10 +268,13 @@ class TCPConnection(asyncio.BufferedProtocol):
             logger.exception("a receiver failed; its connection with %s is closed", self.peer_id.short)
             self._end_in_order(ConnectionLost(f"closed by us: {error!r}"), "internal error")
 
-    def _end_by_violation(self, error: ProtocolViolation) -> None:
+    def _end_by_violation(self, error: ProtocolViolation, end: Callable[[Exception], None] | None = None) -> None:
         logger.info("peer %s broke the protocol: %s", self.peer_id.short, error.reason)
         self._shared.refusals[type(error).__name__] += 1
-        self._end_in_order(error, error.reason)
+        if end is not None:
+            end(error)
+        else:
+            self._end_in_order(error, error.reason)
 
     def _stopped_between_frames(self) -> bool:
         if not self._reading_paused or self._reader.in_payload:

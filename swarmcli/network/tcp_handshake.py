@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from swarmcli.errors import HandshakeError, WrongPeerError
+from swarmcli.errors import HandshakeError, OwnAddressError, WrongPeerError
 from swarmcli.network.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Identity, PeerID, verify
 from swarmcli.network.transport import Purpose
 
@@ -117,11 +117,11 @@ def greet_dialer(identity: Identity) -> Greeting:
 
 
 def check_listener(found: PeerID, expected: PeerID | None, own: PeerID) -> None:
-    """Raises WrongPeerError if another peer than `expected` answered, or the dialing peer itself."""
+    """Raises WrongPeerError if another peer than `expected` answered, OwnAddressError if it is this peer itself."""
     if expected is not None and found != expected:
         raise WrongPeerError(f"peer {found.short}… answers there, not {expected.short}…; the address is out of date")
     if found == own:
-        raise WrongPeerError("this peer itself answers there: the address is one of its own")
+        raise OwnAddressError("this peer itself answers there")
 
 
 def _expect(kind: Kind, message: Message, length: int) -> bytes:

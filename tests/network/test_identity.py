@@ -1,0 +1,176 @@
+"""Identities: ids and signatures, and every way in which a key file can be unusable."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from swarmcli.errors import AddressError, IdentityError
+from swarmcli.network import identity as module
+from swarmcli.network.identity import Identity, PeerID, verify
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys" / "peer.key"
+
+
+def test_a_peer_id_reads_what_it_writes() -> None:
+    peer_id = Identity.from_seed(1).peer_id
+    assert len(str(peer_id)) == 52 and PeerID.parse(str(peer_id)) == peer_id
+    assert peer_id.short == str(peer_id)[:10] == f"{peer_id:.10}"
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_peer_id_has_32_bytes(length: int) -> None:
+    with pytest.raises(ValueError, match=f"32 bytes, got {length}"):
+        PeerID(b"x" * length)
+
+
+@pytest.mark.parametrize("text", ["", "a" * 51, "a" * 53, "A" * 52, "1" * 52, "ä" * 52, "a" * 51 + "b", "a" * 10_000])
+def test_other_texts_are_no_peer_ids(text: str) -> None:
+    # The last but one decodes, but is a second spelling: four bits of its last letter carry nothing.
+    with pytest.raises(AddressError, match="52 characters") as caught:
+        PeerID.parse(text)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_seed_gives_the_same_identity_each_time() -> None:
+    assert Identity.from_seed(7).peer_id == Identity.from_seed(7).peer_id
+    assert len({Identity.from_seed(7).peer_id, Identity.from_seed(8).peer_id, Identity.generate().peer_id}) == 3
+
+
+def test_a_signature_holds_for_its_purpose_its_fields_and_its_signer_only() -> None:
+    alice, bob = Identity.from_seed(1), Identity.from_seed(2)
+    signature = alice.sign("record", b"ab", b"c")
+    assert len(signature) == 64 and verify(alice.peer_id, "record", signature, b"ab", b"c")
+    assert not verify(alice.peer_id, "dial", signature, b"ab", b"c")
+    assert not verify(alice.peer_id, "record", signature, b"a", b"bc")
+    assert not verify(alice.peer_id, "record", signature, b"ab", b"c", b"")
+    assert not verify(bob.peer_id, "record", signature, b"ab", b"c")
+    assert not verify(alice.peer_id, "record", signature[:-1], b"ab", b"c")
+    assert not verify(alice.peer_id, "record", b"", b"ab", b"c")
+
+
+def test_ids_that_are_no_point_on_the_curve_verify_nothing() -> None:
+    assert not verify(PeerID(b"\xff" * 32), "record", bytes(64), b"")
+
+
+def test_nothing_secret_is_shown() -> None:
+    identity = Identity.from_seed(3)
+    secret = identity.private_key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+    assert repr(identity) == f"Identity({identity.peer_id.short!r})"
+    assert secret.hex() not in repr(vars(identity))
+
+
+def test_a_new_file_is_private_and_gives_the_same_identity_again(path: Path) -> None:
+    umask = os.umask(0)  # a careless one
+    try:
+        created = Identity.load_or_create(path)
+    finally:
+        os.umask(umask)
+    created.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["peer.key"], "the draft is gone"
+    again = Identity.load_or_create(path)
+    assert again.peer_id == created.peer_id
+    again.close()
+    again.close()
+
+
+def test_whoever_comes_second_while_a_file_is_created_takes_the_first_ones_key(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Identity.load_or_create(path)
+    first.close()
+    monkeypatch.setattr(Path, "exists", lambda self: False)  # the moment between looking and linking
+    second = Identity.load_or_create(path)
+    assert second.peer_id == first.peer_id
+    second.close()
+
+
+def test_a_file_in_use_by_another_process_is_refused(path: Path) -> None:
+    holder_code = (
+        "import sys, pathlib; from swarmcli.network.identity import Identity\n"
+        "held = Identity.load_or_create(pathlib.Path(sys.argv[1]))\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder_code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(IdentityError, match="in use by another peer") as caught:
+            Identity.load_or_create(path)
+        assert str(path) in str(caught.value)
+        holder.kill()
+    Identity.load_or_create(path).close()  # a killed process holds nothing
+
+
+def test_a_file_in_use_within_this_process_is_refused_until_it_is_closed(path: Path) -> None:
+    held = Identity.load_or_create(path)
+    with pytest.raises(IdentityError, match="in use"):
+        Identity.load_or_create(path)
+    held.close()
+    Identity.load_or_create(path).close()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o666, 0o610])
+def test_a_file_that_others_may_touch_is_refused(path: Path, mode: int) -> None:
+    Identity.load_or_create(path).close()
+    path.chmod(mode)
+    with pytest.raises(IdentityError, match=f"mode {mode:04o}.*chmod 600 {path}"):
+        Identity.load_or_create(path)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o200])
+def test_an_unreadable_file_is_refused_for_the_superuser_too(path: Path, mode: int) -> None:
+    Identity.load_or_create(path).close()
+    path.chmod(mode)
+    with pytest.raises(IdentityError, match=r"readable") as caught:
+        Identity.load_or_create(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_of_another_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Identity.load_or_create(path).close()
+    monkeypatch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(IdentityError, match=rf"{path} belongs to another user \(uid {os.getuid()}\)"):
+        Identity.load_or_create(path)
+
+
+def _other_key() -> bytes:
+    return Ed448PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", os.urandom(5000), b"-----BEGIN PRIVATE KEY-----\n", _other_key()])
+def test_garbage_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    path.chmod(0o600)
+    for _ in range(2):  # the second time shows that the lock was released
+        with pytest.raises(IdentityError, match=rf"{path} holds no Ed25519 private key.*new identity"):
+            Identity.load_or_create(path)
+    assert path.read_bytes() == content
+
+
+def test_what_is_no_file_is_refused_without_waiting(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(IdentityError, match="no regular file"):
+        Identity.load_or_create(tmp_path)
+    path.parent.mkdir()
+    os.mkfifo(path, 0o600)
+    with pytest.raises(IdentityError, match="no regular file"):
+        Identity.load_or_create(path)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    path = tmp_path / "file" / "peer.key"
+    with pytest.raises(IdentityError, match=rf"{path} cannot be used: .*; make it"):
+        Identity.load_or_create(path)

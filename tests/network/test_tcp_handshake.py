@@ -1,0 +1,140 @@
+"""The greeting as plain generators: the honest course, and every message that has no place in it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.errors import HandshakeError, OwnAddressError, WrongPeerError
+from swarmcli.network.identity import Identity
+from swarmcli.network.tcp_handshake import (
+    PROTOCOL_VERSION,
+    Greeted,
+    Greeting,
+    Kind,
+    Message,
+    Refused,
+    check_listener,
+    greet_dialer,
+    greet_listener,
+    printable,
+    take_message,
+)
+from swarmcli.network.transport import Purpose
+
+LISTENER, DIALER, MALLORY = (Identity.from_seed(number) for number in range(3))
+
+
+def only(data: bytes) -> Message:
+    received = bytearray(data)
+    message = take_message(received)
+    assert message is not None and not received
+    return message
+
+
+def finish(script: Greeting, message: Message) -> Greeted:
+    with pytest.raises(StopIteration) as stop:
+        script.send(message)
+    greeted = stop.value.value
+    assert isinstance(greeted, Greeted)
+    return greeted
+
+
+def begin(purpose: Purpose = Purpose.BULK) -> tuple[Greeting, Greeting, Message]:
+    """Both scripts up to the listener's challenge."""
+    dialer, listener = greet_listener(DIALER, LISTENER.peer_id, purpose), greet_dialer(LISTENER)
+    assert next(listener) == b""
+    return dialer, listener, only(listener.send(only(next(dialer))))
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_an_honest_greeting_makes_both_known_to_each_other(purpose: Purpose) -> None:
+    dialer, listener, challenge = begin(purpose)
+    at_listener = finish(listener, only(dialer.send(challenge)))
+    at_dialer = finish(dialer, only(at_listener.last_words))
+    assert (at_listener.peer_id, at_listener.purpose) == (DIALER.peer_id, purpose)
+    assert at_dialer == Greeted(LISTENER.peer_id, purpose)
+
+
+def test_every_challenge_is_fresh() -> None:
+    assert len({begin()[2].body for _ in range(10)}) == 10
+
+
+def test_a_proof_holds_for_its_challenge_its_listener_and_its_purpose_only() -> None:
+    dialer, _, challenge = begin()
+    proof = only(dialer.send(challenge))
+    for other in (begin()[1], _greet_as(MALLORY), _greet_as(LISTENER, Purpose.CONTROL)):
+        with pytest.raises(Refused) as refused:
+            other.send(proof)
+        assert refused.value.rule == "false proof"
+
+
+def _greet_as(identity: Identity, purpose: Purpose = Purpose.BULK) -> Greeting:
+    script = greet_dialer(identity)
+    next(script)
+    script.send(Message(Kind.HELLO, bytes([purpose]) + DIALER.peer_id))
+    return script
+
+
+@pytest.mark.parametrize(
+    ("message", "rule"),
+    [
+        (Message(Kind.PROOF, bytes(64)), "malformed hello"),
+        (Message(Kind.HELLO, bytes(32)), "malformed hello"),
+        (Message(99, b""), "malformed hello"),
+        (Message(Kind.HELLO, bytes(33), PROTOCOL_VERSION + 1), "another version"),
+        (Message(Kind.HELLO, b"\x02" + bytes(32)), "unknown purpose"),
+    ],
+)
+def test_the_listener_refuses_anything_else_in_words(message: Message, rule: str) -> None:
+    script = greet_dialer(LISTENER)
+    next(script)
+    with pytest.raises(Refused) as refused:
+        script.send(message)
+    assert refused.value.rule == rule
+    words = only(refused.value.last_words)
+    assert words.kind == Kind.REFUSAL and words.body.decode() == str(refused.value)
+
+
+def test_the_dialer_hears_a_refusal_at_any_time() -> None:
+    dialer = greet_listener(DIALER, LISTENER.peer_id, Purpose.CONTROL)
+    next(dialer)
+    with pytest.raises(HandshakeError, match="refused by the other end: too many") as caught:
+        dialer.send(Message(Kind.REFUSAL, b"too many"))
+    assert not isinstance(caught.value, Refused), "nobody refuses a refusal"
+
+
+def test_messages_are_taken_whole_and_one_by_one() -> None:
+    stream = Message(1, b"one").encode() + Message(2, b"two").encode()
+    received = bytearray()
+    taken = []
+    for byte in stream:
+        received.append(byte)
+        if message := take_message(received):
+            taken.append(message)
+    assert taken == [Message(1, b"one"), Message(2, b"two")]
+
+
+@given(st.binary(max_size=40))
+def test_strange_bytes_are_refused_or_waited_for(data: bytes) -> None:
+    received = bytearray(data)
+    try:
+        message = take_message(received)
+    except Refused:
+        return
+    assert message is not None or data[:4] == b"SWRM"[: len(data)]
+
+
+def test_a_listener_is_checked_against_the_wanted_peer_and_oneself() -> None:
+    check_listener(LISTENER.peer_id, None, DIALER.peer_id)
+    check_listener(LISTENER.peer_id, LISTENER.peer_id, DIALER.peer_id)
+    with pytest.raises(WrongPeerError, match="out of date"):
+        check_listener(MALLORY.peer_id, LISTENER.peer_id, DIALER.peer_id)
+    with pytest.raises(OwnAddressError):
+        check_listener(DIALER.peer_id, None, DIALER.peer_id)
+
+
+def test_words_of_others_become_harmless() -> None:
+    assert printable(b"no\x1b[2J\xffroom" + b"x" * 500).startswith("no\ufffd[2J\ufffdroom")
+    assert len(printable(b"x" * 500)) == 200
