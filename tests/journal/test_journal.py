@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlite_utils
+
+from swarmcli.errors import JournalError
+from swarmcli.events import Event, Events, Noticed
+from swarmcli.journal import Journal, JournalReader, ReportRecord, RunDescription
+from swarmcli.journal import store as store_module
+
+from .samples import ALICE, BOB, RUN, START, Clock, averaging_round, epoch, seen
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trainer-1" / "journal.sqlite"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def journal(path: Path, clock: Clock) -> Iterator[Journal]:
+    with Journal.open(path, run=RUN, clock=clock) as journal:
+        yield journal
+
+
+def test_what_is_emitted_can_be_read_while_the_run_goes_on(journal: Journal, clock: Clock) -> None:
+    events = Events()
+    journal.listen(events)
+    events.emit(seen())
+    clock.now += 8
+    events.emit(averaging_round(0))
+    events.emit(epoch(1, loss=3.5))
+    journal.report(ReportRecord(clock(), BOB, 1, 3.0, 600, 12.5))
+    assert journal.flush(30)
+    with journal.read() as reader:
+        (run,) = reader.runs()
+        assert (run.run_id, run.role, run.peer, run.finished) == ("stdlib-lm", "trainer", ALICE, None)
+        assert [(row.epoch, row.loss, row.time) for row in reader.epochs("stdlib-lm")] == [(1, 3.5, START + 8)]
+        assert reader.rounds("stdlib-lm")[0].contributors == (ALICE, BOB)
+        assert [peer.name for peer in reader.peers("stdlib-lm")] == ["bob"]
+        assert [report.loss for report in reader.reports("stdlib-lm")] == [3.0]
+        assert [event.kind for event in reader.events("stdlib-lm")] == ["joined", "left out"]
+
+
+def test_the_end_is_written_on_closing(path: Path, clock: Clock) -> None:
+    with Journal.open(path, run=RUN, clock=clock):
+        clock.now += 60
+    with JournalReader(path) as reader:
+        (run,) = reader.runs()
+    assert (run.started, run.finished, run.outcome) == (START, START + 60, "done")
+
+
+def test_an_exception_is_named_as_the_end(path: Path, clock: Clock) -> None:
+    with pytest.raises(ZeroDivisionError), Journal.open(path, run=RUN, clock=clock):
+        raise ZeroDivisionError
+    with JournalReader(path) as reader:
+        assert reader.runs()[0].outcome == "ended by ZeroDivisionError"
+
+
+def test_closing_leaves_no_thread_and_no_file_beside_the_journal(path: Path, clock: Clock) -> None:
+    before = threading.active_count()
+    journal = Journal.open(path, run=RUN, clock=clock)
+    journal.close()
+    journal.close()
+    assert threading.active_count() == before
+    assert [each.name for each in path.parent.iterdir()] == ["journal.sqlite"]
+
+
+def test_nothing_is_heard_after_closing(path: Path, clock: Clock) -> None:
+    events = Events()
+    journal = Journal.open(path, run=RUN, clock=clock)
+    journal.listen(events)
+    journal.close()
+    events.emit(epoch(1))
+    assert journal.statistics().waiting == 0
+
+
+def test_a_second_start_goes_on_in_the_same_file(path: Path, clock: Clock) -> None:
+    for number in (1, 2):
+        with Journal.open(path, run=RUN, clock=clock) as journal:
+            journal.record(epoch(number))
+    with JournalReader(path) as reader:
+        assert len(reader.runs()) == 2
+        assert [row.epoch for row in reader.epochs("stdlib-lm")] == [1, 2]
+
+
+def test_other_programs_can_read_the_tables(journal: Journal, path: Path) -> None:
+    journal.record(epoch(1))
+    journal.flush(30)
+    database = sqlite_utils.Database(path)
+    assert set(database.table_names()) == {"runs", "epochs", "rounds", "peers", "events", "reports"}
+    assert database.journal_mode == "wal"
+    assert next(database["epochs"].rows)["own_samples"] == 400
+    database.close()
+
+
+def warnings_of(events: Events) -> list[str]:
+    heard: list[str] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Noticed):
+            heard.append(f"{event.level}: {event.text}")
+
+    events.subscribe(hear)
+    return heard
+
+
+def test_a_locked_journal_is_written_later_with_one_warning(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.0)
+    events = Events()
+    heard = warnings_of(events)
+    journal.listen(events)
+    assert journal.flush(30)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    events.emit(epoch(1))
+    for _ in range(3):
+        assert not journal.flush(30)
+    assert len(heard) == 1 and "database is locked" in heard[0]
+    other.execute("ROLLBACK")
+    other.close()
+    assert journal.flush(30)
+    assert heard[1:] == ["info: the journal is written again; no row was lost"]
+    journal.flush(30)
+    with journal.read() as reader:
+        assert [row.epoch for row in reader.epochs("stdlib-lm")] == [1]
+        assert [event.level for event in reader.events("stdlib-lm")] == ["warning", "info"]
+
+
+def test_a_journal_that_is_taken_away_is_begun_anew(journal: Journal, path: Path) -> None:
+    journal.record(epoch(1))
+    journal.flush(30)
+    shutil.rmtree(path.parent)
+    journal.record(epoch(2))
+    assert not journal.flush(30)
+    path.parent.mkdir()
+    assert journal.flush(30)
+    with journal.read() as reader:
+        assert len(reader.runs()) == 1
+        assert [row.epoch for row in reader.epochs("stdlib-lm")] == [2]
+
+
+def test_a_database_that_may_not_grow_goes_on_when_it_may(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's own "disk full", which it gives where the pages run out."""
+    real = store_module.open_for_writing
+    room = {"pages": 40}
+
+    def small(where: Path) -> sqlite_utils.Database:
+        database = real(where)
+        database.execute(f"PRAGMA max_page_count={room['pages']}")
+        return database
+
+    monkeypatch.setattr(store_module, "open_for_writing", small)
+    for number in range(2000):
+        journal.record(epoch(number))
+    assert not journal.flush(30)
+    assert journal.statistics().failing == "database or disk is full"
+    room["pages"] = 100_000
+    assert journal.flush(30)
+    with journal.read() as reader:
+        assert [row.epoch for row in reader.epochs("stdlib-lm")] == list(range(2000))
+
+
+# ---- files that are no journal
+
+
+def test_a_directory_is_refused_with_a_name_to_use(tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(JournalError, match=r"is a directory; name a file in it, for example .*/journal\.sqlite"):
+        Journal.open(tmp_path, run=RUN, clock=clock)
+
+
+def test_a_path_through_a_file_is_refused(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(JournalError, match="is no directory"):
+        Journal.open(tmp_path / "file" / "journal.sqlite", run=RUN, clock=clock)
+
+
+def test_a_damaged_or_foreign_file_is_refused_and_left_alone(path: Path, clock: Clock) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"my diary, which is no database at all" * 40)
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match="not a journal or is damaged .*move it away"):
+        Journal.open(path, run=RUN, clock=clock)
+    assert path.read_bytes() == before
+
+
+def test_the_database_of_another_program_is_refused(path: Path, clock: Clock) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    connection.close()
+    with pytest.raises(JournalError, match="database of another program; name another file"):
+        Journal.open(path, run=RUN, clock=clock)
+
+
+def test_a_journal_of_a_newer_version_is_refused(path: Path, clock: Clock) -> None:
+    Journal.open(path, run=RUN, clock=clock).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(JournalError, match="written by a newer swarm .*update swarm"):
+        Journal.open(path, run=RUN, clock=clock)
+
+
+def test_an_empty_file_becomes_a_journal(path: Path, clock: Clock) -> None:
+    path.parent.mkdir()
+    path.touch()
+    Journal.open(path, run=RunDescription("r", "monitor", ALICE), clock=clock).close()
+    with JournalReader(path) as reader:
+        assert [run.run_id for run in reader.runs()] == ["r"]

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarmcli.errors import JournalError
+from swarmcli.journal import Journal, JournalReader, ReportRecord, RunDescription
+
+from .samples import ALICE, BOB, CAROL, RUN, Clock, averaging_round, epoch, seen
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.sqlite", run=RUN, clock=Clock()) as journal:
+        yield journal
+
+
+@pytest.fixture
+def reader(journal: Journal) -> Iterator[JournalReader]:
+    journal.flush(30)
+    with journal.read() as reader:
+        yield reader
+
+
+def test_an_epoch_that_was_come_to_twice_counts_as_it_was_the_last_time(
+    journal: Journal, reader: JournalReader
+) -> None:
+    for number, loss in ((1, 4.0), (2, 3.0), (2, 2.0), (3, 1.0)):
+        journal.record(epoch(number, loss))
+    journal.flush(30)
+    assert [row.loss for row in reader.epochs("stdlib-lm")] == [4.0, 2.0, 1.0]
+    assert [row.epoch for row in reader.epochs("stdlib-lm", after=1)] == [2, 3]
+    assert [row.epoch for row in reader.epochs("stdlib-lm", limit=2)] == [2, 3]
+    assert reader.totals("stdlib-lm").epochs == 3
+
+
+def test_rows_after_an_id_are_only_the_newer_ones(journal: Journal, reader: JournalReader) -> None:
+    for number in range(5):
+        journal.record(averaging_round(number, "failed" if number == 2 else "committed", "why"))
+    journal.flush(30)
+    rounds = reader.rounds("stdlib-lm")
+    assert [row.epoch for row in rounds] == [0, 1, 2, 3, 4]
+    assert [row.epoch for row in reader.rounds("stdlib-lm", after=rounds[2].id)] == [3, 4]
+    assert [row.epoch for row in reader.added("stdlib-lm", "rounds", after=rounds[2].id, limit=1)] == [4]
+    totals = reader.totals("stdlib-lm")
+    assert (totals.rounds_committed, totals.rounds_failed, totals.bytes_sent) == (4, 1, 5000)
+
+
+def test_details_can_be_left_out_of_the_events(journal: Journal, reader: JournalReader) -> None:
+    from swarmcli.events import PeerConnected
+
+    journal.record(PeerConnected(BOB, "tcp://h:1"))
+    journal.record(seen())
+    journal.flush(30)
+    assert len(reader.events("stdlib-lm")) == 2
+    assert [event.kind for event in reader.events("stdlib-lm", details=False)] == ["joined"]
+
+
+def test_the_loss_of_the_swarm_is_weighted_by_rates(journal: Journal, reader: JournalReader) -> None:
+    journal.report(ReportRecord(1.0, ALICE, 1, 2.0, 0, 300.0))
+    journal.report(ReportRecord(2.0, BOB, 1, 4.0, 0, 100.0))
+    journal.report(ReportRecord(2.0, CAROL, 1, None, 0, 100.0))
+    journal.report(ReportRecord(3.0, BOB, 2, 3.0, 0, 0.0))
+    journal.flush(30)
+    losses = reader.losses("stdlib-lm")
+    assert [(loss.epoch, loss.reporters, loss.time) for loss in losses] == [(1, 2, 1.0), (2, 1, 3.0)]
+    assert losses[0].loss == pytest.approx(2.5) and losses[1].loss == pytest.approx(3.0)
+
+
+def test_a_later_report_of_the_same_epoch_replaces_the_earlier(journal: Journal, reader: JournalReader) -> None:
+    journal.report(ReportRecord(1.0, BOB, 1, 4.0, 0, 100.0))
+    journal.report(ReportRecord(2.0, BOB, 1, 3.0, 50, 100.0))
+    journal.flush(30)
+    assert [(report.loss, report.samples) for report in reader.reports("stdlib-lm")] == [(3.0, 50)]
+
+
+def test_a_peer_is_listed_once_over_all_starts_and_since_when_it_was_known(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    for now, name in ((100.0, "bob"), (200.0, "robert")):
+        with Journal.open(path, run=RUN, clock=Clock(now)) as journal:
+            journal.record(seen(name=name))
+    with JournalReader(path) as reader:
+        (peer,) = reader.peers("stdlib-lm")
+    assert (peer.name, peer.first_seen, peer.last_seen) == ("robert", 100.0, 200.0)
+
+
+def test_a_known_peer_keeps_the_moment_it_was_first_seen(tmp_path: Path) -> None:
+    clock = Clock(100.0)
+    with Journal.open(tmp_path / "journal.sqlite", run=RUN, clock=clock) as journal:
+        journal.record(seen())
+        journal.record(seen(left=True))
+        clock.now = 200.0
+        journal.record(seen())
+        journal.flush(30)
+        with journal.read() as reader:
+            assert [(peer.first_seen, peer.left) for peer in reader.peers("stdlib-lm")] == [(100.0, False)]
+
+
+def test_another_run_in_the_same_file_does_not_mix_in(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    for run_id in ("one", "two"):
+        with Journal.open(path, run=RunDescription(run_id, "trainer", ALICE), clock=Clock()) as journal:
+            journal.record(epoch(1 if run_id == "one" else 2))
+            journal.record(averaging_round(1))
+    with JournalReader(path) as reader:
+        assert [row.epoch for row in reader.epochs("one")] == [1]
+        assert [row.epoch for row in reader.epochs("two")] == [2]
+        assert reader.totals("one").rounds_committed == 1
+
+
+def test_reading_changes_nothing_and_needs_no_permission_to_write(journal: Journal, reader: JournalReader) -> None:
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reader._connection.execute("DELETE FROM runs")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database" * 100])
+def test_what_is_no_journal_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(JournalError, match=r"journal\.sqlite"):
+        JournalReader(path)
+
+
+def test_a_journal_that_is_not_there_is_named_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="does not exist"):
+        JournalReader(tmp_path / "journal.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_damaged_in_the_middle_is_an_error_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with Journal.open(path, run=RUN, clock=Clock()) as journal:
+        for number in range(200):
+            journal.record(epoch(number))
+    damaged = bytearray(path.read_bytes())
+    damaged[4096:] = b"\xff" * (len(damaged) - 4096)
+    path.write_bytes(bytes(damaged))
+    with pytest.raises(JournalError, match=r"journal\.sqlite cannot be read"), JournalReader(path) as reader:
+        reader.epochs("stdlib-lm")

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from swarmcli import events as happened
+from swarmcli.journal import EpochRecord, EventRecord, PeerRecord, Recorder, ReportRecord, RoundRecord
+from swarmcli.journal.recording import BURST
+
+from .samples import ALICE, BOB, averaging_round, epoch, seen
+
+
+def of_kind(records: list[object], kind: str) -> list[EventRecord]:
+    return [each for each in records if isinstance(each, EventRecord) and each.kind == kind]
+
+
+def test_an_epoch_becomes_a_row_and_no_line() -> None:
+    (record,) = Recorder().records(epoch(3), 50.0)
+    assert record == EpochRecord(50.0, 3, "ab" * 32, 1000, 400, 2, 2.5, 8.0, 0.25)
+
+
+def test_a_round_keeps_who_was_left_out_and_how_long_each_stage_took() -> None:
+    record, line = Recorder().records(averaging_round(3), 50.0)
+    assert isinstance(record, RoundRecord) and isinstance(line, EventRecord)
+    assert record.seconds == 0.375 and record.stages == {"forming": 0.125, "averaging": 0.25}
+    assert record.left_out == {"c" * 52: "no part arrived for 4.0 s"}
+    assert line.text == "round at epoch 3 went on without cccccccccc (no part arrived for 4.0 s)"
+
+
+def test_a_failed_round_is_also_a_warning() -> None:
+    _, line = Recorder().records(averaging_round(3, "failed", "bob was killed"), 50.0)
+    assert isinstance(line, EventRecord)
+    assert (line.level, line.text) == ("warning", "round at epoch 3 failed: bob was killed")
+
+
+def test_a_peer_joins_and_leaves_once_however_often_it_is_seen() -> None:
+    recorder = Recorder()
+    sightings = [seen(), seen(epoch=2), seen(epoch=3, left=True), seen(epoch=3)]
+    records = [record for now, event in enumerate(sightings) for record in recorder.records(event, float(now))]
+    peers = [record for record in records if isinstance(record, PeerRecord)]
+    assert [peer.first_seen for peer in peers] == [0.0, 0.0, 0.0, 3.0]
+    assert [peer.left for peer in peers] == [False, False, True, False]
+    assert [line.text for line in records if isinstance(line, EventRecord)] == [
+        "trainer bob joined",
+        "trainer bob left",
+        "trainer bob joined",
+    ]
+
+
+def test_a_peer_that_was_never_here_does_not_leave() -> None:
+    records = list(Recorder().records(seen(left=True), 1.0))
+    assert [type(record) for record in records] == [PeerRecord]
+
+
+def test_strangers_do_not_decide_how_long_the_journal_gets() -> None:
+    recorder = Recorder()
+    knocks = [happened.PeerRefused(f"{i:052}", "wrong version") for i in range(1000)]
+    written = [record for event in knocks for record in recorder.records(event, 100.0)]
+    assert len(written) == BURST
+    later = list(recorder.records(knocks[0], 110.0))
+    assert [line.text for line in of_kind(later, "suppressed")] == ["940 lines about connections left out"]
+    assert len(of_kind(later, "refused")) == 1
+
+
+def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:
+    recorder = Recorder()
+    for now in (100.0, 50.0, 100.0, 50.0):
+        for i in range(100):
+            list(recorder.records(happened.PeerRefused(f"{i:052}", "no"), now))
+    assert len(list(recorder.records(happened.PeerRefused(BOB, "no"), 50.0))) == 0
+
+
+def test_a_repeated_report_is_no_news() -> None:
+    recorder = Recorder()
+    first = ReportRecord(1.0, BOB, 3, 2.5, 100, 12.0)
+    assert recorder.report(first)
+    assert not recorder.report(ReportRecord(2.0, BOB, 3, 2.5, 100, 13.0))
+    assert recorder.report(ReportRecord(3.0, BOB, 4, 2.5, 100, 13.0))
+    assert recorder.report(ReportRecord(3.0, ALICE, 4, 2.5, 100, 13.0))
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (happened.PeerConnected(BOB, "tcp://h:1"), ("detail", "connected to bbbbbbbbbb at tcp://h:1")),
+        (happened.PeerDisconnected(BOB, "goodbye"), ("detail", "connection to bbbbbbbbbb ended: goodbye")),
+        (
+            happened.PeerRefused(BOB, "it differs in seed", "recipe"),
+            ("warning", "refused recipe of bbbbbbbbbb: it differs in seed"),
+        ),
+        (
+            happened.StateDownloaded(7, "ab", (BOB,), 12_400_000, 1.5, "two epochs were missed"),
+            (
+                "info",
+                "downloaded the state of epoch 7 from bbbbbbbbbb (12.4 MB in 1.5 s), because two epochs were missed",
+            ),
+        ),
+        (happened.StateDonated(BOB, 7, 950), ("info", "gave the state of epoch 7 to bbbbbbbbbb (950 B)")),
+        (
+            happened.CheckpointWritten(7, "runs/x", 3_000_000_000),
+            ("info", "checkpoint of epoch 7 at runs/x (3.0 GB)"),
+        ),
+        (happened.Noticed("error", "no more memory"), ("error", "no more memory")),
+    ],
+)
+def test_events_read_like_sentences(event: happened.Event, line: tuple[str, str]) -> None:
+    (record,) = Recorder().records(event, 1.0)
+    assert isinstance(record, EventRecord)
+    assert (record.level, record.text) == line

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+import sqlite3
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.journal import EpochRecord, EventRecord, PeerRecord, ReportRecord, RoundRecord, RunRecord
+from swarmcli.journal.schema import MAX_INTEGER, MAX_TEXT, TABLES, from_row, to_row
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+COUNT = st.integers(0, MAX_INTEGER)
+RECORDS = st.one_of(
+    st.builds(RunRecord, TEXT, TEXT, TEXT, TEXT, TEXT, COUNT, NUMBER, NUMBER, st.none() | NUMBER, TEXT, COUNT),
+    st.builds(EpochRecord, NUMBER, COUNT, TEXT, COUNT, COUNT, COUNT, st.none() | NUMBER, NUMBER, NUMBER, COUNT, COUNT),
+    st.builds(
+        RoundRecord,
+        time=NUMBER,
+        round_id=TEXT,
+        purpose=TEXT,
+        epoch=st.integers(-1, 99),
+        outcome=TEXT,
+        reason=TEXT,
+        leader=TEXT,
+        members=st.lists(TEXT, max_size=3).map(tuple),
+        contributors=st.lists(TEXT, max_size=3).map(tuple),
+        left_out=st.dictionaries(TEXT, TEXT, max_size=3),
+        bytes_sent=COUNT,
+        bytes_received=COUNT,
+        seconds=NUMBER,
+        stages=st.dictionaries(TEXT, NUMBER, max_size=3),
+    ),
+    st.builds(PeerRecord, TEXT, TEXT, TEXT, st.booleans(), COUNT, COUNT, NUMBER, NUMBER, NUMBER, st.booleans(), COUNT),
+    st.builds(EventRecord, NUMBER, st.sampled_from(["info", "warning"]), TEXT, TEXT, TEXT, COUNT, COUNT),
+    st.builds(ReportRecord, NUMBER, TEXT, COUNT, st.none() | NUMBER, COUNT, NUMBER, TEXT, TEXT, COUNT),
+)
+
+
+@given(RECORDS)
+def test_a_record_comes_back_from_its_row_as_it_was(record: EpochRecord) -> None:
+    assert from_row(type(record), to_row(record)) == record
+
+
+@given(RECORDS)
+def test_every_row_is_one_that_sqlite_takes(record: EpochRecord) -> None:
+    row = to_row(record)
+    connection = sqlite3.connect(":memory:")
+    stored = connection.execute(f"SELECT {', '.join('?' * len(row))}", tuple(row.values())).fetchone()
+    assert stored == tuple(row.values())
+
+
+def test_what_a_peer_wrote_cannot_make_a_row_that_cannot_be_written() -> None:
+    hostile = EventRecord(math.nan, "info", "x", "half of a pair: \ud800", "y" * (MAX_TEXT + 5))
+    row = to_row(hostile)
+    assert row["time"] is None and row["peer"] == "half of a pair: ?" and len(row["text"]) == MAX_TEXT
+    assert to_row(ReportRecord(1.0, "p", 2**80, math.inf, -(2**80), 1.0))["epoch"] == MAX_INTEGER
+
+
+def test_a_number_that_was_not_finite_comes_back_as_none_or_nought() -> None:
+    report = from_row(ReportRecord, to_row(ReportRecord(math.nan, "p", 1, math.nan, 2, math.inf)))
+    assert (report.time, report.loss, report.samples_per_second) == (0.0, None, 0.0)
+
+
+def test_what_is_kept_of_a_replaced_row_is_a_column() -> None:
+    for table in TABLES.values():
+        assert {*table.key, *table.keep, *table.index} <= table.columns.keys()
