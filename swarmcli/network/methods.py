@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from swarmcli.errors import CallError, CallRefused, ProtocolViolation, RemoteError, UnknownMethod
+from swarmcli.errors import CallError, CallRefused, ProtocolViolation, RemoteError, SwarmError, UnknownMethod
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.messages import MAX_METHOD, MAX_TEXT, FailureKind
@@ -72,10 +72,13 @@ class FailureWords:
 
     @classmethod
     def of(cls, error: Exception, method: str, peer: PeerID) -> FailureWords:
-        """Logs what is a fault here and not a refusal."""
+        """Logs what is not a refusal."""
         if isinstance(error, CallRefused):
             return cls("refused", error.code[:MAX_TEXT], str(error)[:MAX_TEXT])
-        logger.error("the handler of %s failed on a request from %s", method, peer.short, exc_info=error)
+        if isinstance(error, SwarmError):  # an ordinary misfortune, such as a third peer that is gone
+            logger.info("the handler of %s failed on a request from %s: %s", method, peer.short, error)
+        else:
+            logger.error("the handler of %s failed on a request from %s", method, peer.short, exc_info=error)
         return cls("error", "", f"{type(error).__name__}: {error}"[:MAX_TEXT])
 
     @classmethod

@@ -172,7 +172,7 @@ def test_the_address_book_is_bounded() -> None:
         async with endpoints(MemoryNetwork(), 1, limits=Limits(max_known_peers=50)) as [a]:
             peers = [Identity.from_seed(seed).peer_id for seed in range(1, 200)]
             for peer in peers:
-                a.learn(PeerInfo(peer, tuple(f"memory://{n}" for n in range(100)) + ("memory://" + "x" * 10_000,)))
+                a.learn(PeerInfo(peer, (*(f"memory://{n}" for n in range(100)), "memory://" + "x" * 10_000)))
                 a.addresses_of(peers[0])  # asked for again and again, so it stays
             assert a.statistics().known_peers == 50
             assert len(a.addresses_of(peers[0])) == 8 and a.addresses_of(peers[1]) == ()
