@@ -7,12 +7,12 @@ decision costs one message to each, and either end notices at once when the othe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.messages import MAX_WORDS, AbsenceNotice, Noted, OutcomeAnswer, OutcomeQuestion, VoteMessage
-from swarmcli.averaging.outcome import Decision, Hearsay, Tally, Vote
+from swarmcli.averaging.outcome import Decision, Hearsay, Reject, Tally, Vote
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.errors import NetworkError
 from swarmcli.network import Endpoint, PeerID
@@ -50,9 +50,18 @@ class Agreement(Protocol):
 class Leader:
     """Counts the votes, decides, and answers everyone who asks."""
 
-    def __init__(self, context: RoundContext, group: Group, reducers: Iterable[int], options: AllreduceOptions) -> None:
+    def __init__(
+        self,
+        context: RoundContext,
+        group: Group,
+        reducers: Iterable[int],
+        options: AllreduceOptions,
+        absent: Callable[[int, str], None],
+    ) -> None:
+        """`absent` is told what the reducers are told: who need not be waited for, and why."""
         self._context, self._group, self._options = context, group, options
         self._reducers = sorted(set(reducers) - {0})
+        self._absent = absent
         self._tally = Tally(len(group))
         self._asked = {index: asyncio.Event() for index in range(1, len(group))}  # set once it asks for the outcome
         self._decided, self._voted = asyncio.Event(), asyncio.Event()
@@ -73,6 +82,8 @@ class Leader:
     def hear(self, voter: int, vote: Vote) -> None:
         """A vote has arrived."""
         self._tally.vote(voter, vote)
+        if isinstance(vote, Reject) and voter != 0:
+            self._news.put_nowait((voter, f"it has left the round: {vote.reason}"))
         self._check()
 
     def stop(self, reason: str) -> None:
@@ -136,6 +147,7 @@ class Leader:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 member, reason = await self._news.get()
+                self._absent(member, reason)
                 notice = AbsenceNotice(self._group.group_id, member, reason[:MAX_WORDS])
                 for reducer in self._reducers:
                     if reducer != member:

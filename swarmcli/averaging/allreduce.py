@@ -249,7 +249,7 @@ class Allreduce:
 
     def _make_agreement(self) -> Agreement:
         if self._me == 0:
-            return Leader(self._service, self._group, self._plan.by_reducer, self._options)
+            return Leader(self._service, self._group, self._plan.by_reducer, self._options, self._absent)
         return Follower(self._service, self._group, self._me, self._options)
 
     def _conclude(self, decision: Decision | None, averages: list[Average] | None) -> AllreduceResult:
@@ -269,6 +269,9 @@ class Allreduce:
             bytes_received=sum(stream.bytes_received for stream in self._streams),
             parts=tuple(averages or ()),
         )
+
+    def _absent(self, member: int, reason: str) -> None:
+        self._receiver.absent(member, reason)
 
     def _peer(self, index: int) -> PeerID:
         return self._group.members[index].peer_id

@@ -94,7 +94,7 @@ def _solve_program(reducers: tuple[tuple[float, bool], ...], senders: int) -> tu
     from scipy.optimize import linprog  # takes a third of a second to load, so only when needed
 
     count = len(reducers)
-    bandwidth = np.array([bandwidth for bandwidth, _ in reducers])
+    bandwidth = np.array([bandwidth for bandwidth, _ in reducers], dtype=np.float64)
     bandwidth /= bandwidth.max()
     fixed = np.array([0.0 if auxiliary else 1.0 for _, auxiliary in reducers])  # traffic without reducing anything
     slope = np.array([float(senders if auxiliary else senders - 2) for _, auxiliary in reducers])

@@ -47,15 +47,16 @@ class PartReceiver:
     async def serve(self, member: int, stream: Stream) -> None:
         """Takes a member's parts and sends it all averages.
 
-        Raises CallRefused for a second stream of a member and when the round has failed, and NetworkError or
-        TimeoutError when the member falls away; it is left out from there on.
+        Raises CallRefused for a second stream of a member, for one with another plan, and when the round has failed;
+        NetworkError or TimeoutError when the member falls away. It is left out from there on.
         """
         waiting = self._waiting.get(member)
         if waiting is None or waiting.is_set():
             raise CallRefused("twice", "this member has a stream of this round already, or needs none")
         waiting.set()
         try:
-            async with beside(self._collect(member, stream)):
+            terms = await self._agree(member, stream)
+            async with beside(self._collect(member, terms, stream)):
                 await self._distribute(stream)
         except RoundFailed as error:
             raise CallRefused("failed", error.reason) from error
@@ -79,22 +80,31 @@ class PartReceiver:
             for member in self._waiting:
                 self.absent(member, f"it did not begin within {self._options.to_begin:.0f} s")
 
-    async def _collect(self, member: int, stream: Stream) -> None:
+    async def _agree(self, member: int, stream: Stream) -> SenderTerms:
+        """A member's first message. Whoever has another plan could read averages wrongly, so it gets none."""
+        async with asyncio.timeout(self._options.to_begin):
+            terms, _ = await stream.receive(SenderTerms)
+        if terms.plan != self._plan.fingerprint:
+            reason = "its tensors, shares or options differ from the group's"
+            self._refuse(member, reason)
+            raise CallRefused("plan", reason)
+        return terms
+
+    def _refuse(self, member: int, reason: str) -> None:
+        self.refused[member] = reason
+        self._reducer.leave_out(member, reason)
+
+    async def _collect(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         try:
-            await self._take_parts(member, stream)
+            await self._take_parts(member, terms, stream)
         except InputRefused as error:
-            self.refused[member] = str(error)
-            self._reducer.leave_out(member, str(error))
+            self._refuse(member, str(error))
         except TimeoutError:
             self._reducer.leave_out(member, "it fell silent")
         except NetworkError as error:
             self._reducer.leave_out(member, f"its connection ended: {error}"[:MAX_WORDS])
 
-    async def _take_parts(self, member: int, stream: Stream) -> None:
-        async with asyncio.timeout(self._options.to_begin):
-            terms, _ = await stream.receive(SenderTerms)
-        if terms.plan != self._plan.fingerprint:
-            raise InputRefused("its tensors, shares or options differ from the group's")
+    async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         self._reducer.begin(member, terms.weight)
         if terms.note:
             self._notes[member] = terms.note

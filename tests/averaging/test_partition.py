@@ -80,7 +80,7 @@ def test_the_symmetric_case_agrees_with_the_solver() -> None:
 
 
 def test_two_senders_share_in_proportion_although_any_division_takes_as_long() -> None:
-    assert reducing_shares(members_of((3.0, True, False), (1.0, True, False)), 1000) == pytest.approx((0.75, 0.25))
+    assert reducing_shares(members_of((3, True, False), (1, True, False)), 1000) == pytest.approx((0.75, 0.25))
 
 
 def test_a_slow_member_reduces_nothing() -> None:

@@ -1,0 +1,174 @@
+"""A group of peers on the memory transport that run one round, and what must hold of its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from swarmcli.averaging.allreduce import Allreduce
+from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.partition import reducing_shares
+from swarmcli.averaging.patience import AllreduceOptions
+from swarmcli.averaging.results import AllreduceResult
+from swarmcli.averaging.service import AllreduceService
+from swarmcli.errors import RoundFailed, RoundUndecided
+from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID
+
+Outcome = AllreduceResult | RoundFailed | RoundUndecided
+
+
+@dataclass
+class Kind:
+    """What a peer of the group is."""
+
+    weight: float = 1.0
+    listening: bool = True
+    auxiliary: bool = False
+    bandwidth: float = 1.0
+    delay: float = 0.0  # seconds until its own trigger
+
+
+@dataclass
+class Peer:
+    kind: Kind
+    endpoint: Endpoint
+    service: AllreduceService
+    tensors: list[torch.Tensor]
+    before: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def peer_id(self) -> PeerID:
+        return self.endpoint.peer_id
+
+
+class Swarm:
+    """`async with Swarm(kinds) as swarm: outcomes = await swarm.round()`."""
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        *,
+        seed: int = 0,
+        shapes: Sequence[tuple[int, ...]] = ((40, 30), (7,), (300,)),
+        dtype: torch.dtype = torch.float32,
+        latency: float = 0.01,
+        bandwidth: float | None = None,
+        options: AllreduceOptions | None = None,
+    ) -> None:
+        self.network = MemoryNetwork(seed=seed, latency=latency, bandwidth=bandwidth)
+        self.options = options or AllreduceOptions(part_size_bytes=1024)
+        generator = torch.Generator().manual_seed(seed)
+        self.peers: list[Peer] = []
+        for index, kind in enumerate(kinds):
+            identity = Identity.from_seed(seed * 1000 + index)
+            transport = self.network.transport(identity, listening=kind.listening)
+            endpoint = Endpoint(transport, client_mode=not kind.listening, seed=index)
+            tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+            self.peers.append(Peer(kind, endpoint, AllreduceService(endpoint, "test"), tensors))
+        self._nonce = 0
+
+    async def __aenter__(self) -> Swarm:
+        for peer in self.peers:
+            await peer.endpoint.start()
+            peer.service.start()
+        leader = self.peers[0]
+        for peer in self.peers[1:]:  # as after matchmaking: everyone is connected to the leader
+            await peer.endpoint.connect(leader.endpoint.info.addresses[0], timeout=10)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for peer in self.peers:
+            peer.service.close()
+            await peer.endpoint.close()
+
+    def group(self) -> Group:
+        members = [
+            Member(
+                peer.peer_id,
+                peer.kind.listening,
+                peer.kind.auxiliary,
+                peer.kind.bandwidth,
+                peer.endpoint.info.addresses,
+            )
+            for peer in self.peers
+        ]
+        self._nonce += 1
+        shares = reducing_shares(members, sum(tensor.numel() for tensor in self.peers[0].tensors))
+        return Group.form(b"lineage", members, shares, self._nonce.to_bytes(16, "big"))
+
+    async def take_part(self, peer: Peer, group: Group) -> Outcome:
+        await asyncio.sleep(peer.kind.delay)
+        peer.before = [tensor.clone() for tensor in peer.tensors]
+        round_ = Allreduce(peer.service, group, peer.tensors, weight=peer.kind.weight, options=self.options)
+        try:
+            return await round_.run()
+        except (RoundFailed, RoundUndecided) as error:
+            return error
+
+    async def round(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> list[Outcome | None]:
+        """Everyone's outcome; None for those whose process was killed. `meanwhile` runs beside the round."""
+        group = self.group()
+        tasks = [asyncio.create_task(self.take_part(peer, group)) for peer in self.peers]
+        self.tasks = tasks
+        if meanwhile is not None:
+            await meanwhile()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(
+                outcome, RoundFailed | RoundUndecided | asyncio.CancelledError
+            ):
+                raise outcome
+        return [None if isinstance(outcome, asyncio.CancelledError) else outcome for outcome in outcomes]  # type: ignore[misc]
+
+    def kill(self, index: int) -> None:
+        """As SIGKILL would: its connections are reset and its tasks do nothing more."""
+        self.network.kill(self.peers[index].peer_id)
+        self.tasks[index].cancel()
+
+    def freeze(self, index: int) -> None:
+        self.network.freeze(self.peers[index].peer_id)
+
+    def expected_mean(self, result: AllreduceResult, index: int) -> torch.Tensor:
+        """What part by part follows from the senders that the result names, in float64."""
+        flat = {
+            peer.peer_id: torch.cat([t.double().flatten() for t in peer.before]) for peer in self.peers if peer.before
+        }
+        ids = [peer.peer_id for peer in self.peers]
+        pieces, position = [], 0
+        for average in result.parts:
+            size = average.part.descriptor.numel
+            window = slice(position, position + size)
+            total = sum(
+                flat[ids[sender]][window] * weight
+                for sender, weight in zip(average.senders, average.weights, strict=True)
+            )
+            pieces.append(total / sum(average.weights))
+            position += size
+        return torch.cat(pieces)
+
+    def check(self, outcomes: Sequence[Outcome | None], *, tolerance: float = 1e-6) -> list[AllreduceResult]:
+        """One outcome: equal bits for all who committed, the mean of the named senders, everyone's inputs as before.
+
+        Returns the results of those who committed and hold averages.
+        """
+        committed = [outcome for outcome in outcomes if isinstance(outcome, AllreduceResult)]
+        if committed:
+            assert not any(isinstance(outcome, RoundFailed) for outcome in outcomes), outcomes
+            assert len({result.digest for result in committed}) == 1
+        for peer in self.peers:
+            for tensor, before in zip(peer.tensors, peer.before, strict=False):
+                assert torch.equal(tensor.nan_to_num(), before.nan_to_num())
+        holders = [result for result in committed if result.averages]
+        for result in holders:
+            assert result.contributors == holders[0].contributors
+            assert result.weights == holders[0].weights
+            for mine, other in zip(result.averages, holders[0].averages, strict=True):
+                assert torch.equal(mine, other)
+        for index, result in enumerate(holders[:1]):
+            got = torch.cat([tensor.double().flatten() for tensor in result.averages])
+            exact = self.expected_mean(result, index)
+            assert torch.allclose(got, exact, rtol=tolerance, atol=tolerance)
+        return holders
