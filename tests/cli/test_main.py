@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmcli.cli import main as command
+from swarmcli.errors import BootstrapError, DataError, FingerprintError, RecipeError
+
+
+def swarm(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "swarmcli.cli.main", *words], capture_output=True, text=True)
+
+
+def test_help_names_every_verb_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from swarmcli.cli.main import app; from typer.main import get_command;"
+        "print(*get_command(app).commands);"
+        "print(*(set(sys.modules) & {'torch', 'transformers', 'fastapi', 'numpy', 'pydantic'}))"
+    )
+    verbs, heavy = subprocess.check_output([sys.executable, "-c", code], text=True).split("\n")[:2]
+    assert verbs.split() == ["join", "aux", "monitor", "demo", "log", "validate"]
+    assert heavy == ""
+
+
+def test_importing_the_package_loads_neither_transformers_nor_a_web_server() -> None:
+    code = (
+        "import sys, threading, swarmcli; swarmcli.DHT; swarmcli.Optimizer; swarmcli.DecentralizedAverager;"
+        "print(*(set(sys.modules) & {'transformers', 'fastapi', 'uvicorn'}), threading.active_count())"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RecipeError("x"), 2),
+        (BootstrapError("x"), 3),
+        (FingerprintError("x"), 4),
+        (DataError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_kind_of_failure_has_an_exit_code(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(command, "app", fail)
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == code
+
+
+def test_a_first_contact_that_does_not_answer_is_named_with_what_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise BootstrapError("no first contact answered", {"tcp://nowhere:1": OSError("connection refused")})
+
+    monkeypatch.setattr(command, "app", fail)
+    with pytest.raises(SystemExit):
+        command.main()
+    said = capsys.readouterr()
+    assert "tcp://nowhere:1: connection refused" in said.err
+    assert said.out == ""
+
+
+def test_a_fault_of_our_own_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(command, "app", fail)
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 1
+    assert "ZeroDivisionError: oops" in capsys.readouterr().err
+
+
+def test_an_unknown_verb_is_a_usage_error() -> None:
+    done = swarm("jion")
+    assert done.returncode == 2
+    assert "jion" in done.stderr
+
+
+def test_a_missing_recipe_is_a_recipe_error(tmp_path: Path) -> None:
+    done = swarm("join", str(tmp_path / "none.yaml"))
+    assert done.returncode == 2
+    assert "none.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_version_is_told() -> None:
+    assert swarm("--version").stdout.startswith("swarm 0.")
