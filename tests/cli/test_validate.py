@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from swarmcli.cli.validate import validate
+from swarmcli.errors import DataError, RecipeError
+
+RECIPE = """\
+run_id: small
+base_model: {model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16}
+datasets:
+  - {type: files, path: texts}
+sequence_len: 16
+target_batch_size: 8
+local: {device: cpu}
+"""
+
+app = typer.Typer()
+app.command()(validate)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text " * 5000)
+    file = tmp_path / "small.yaml"
+    file.write_text(RECIPE)
+    return file
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_a_recipe_in_order_is_told_with_what_is_in_it(recipe: Path) -> None:
+    output = run(recipe, "--set", "max_epochs=7")
+    assert f"{recipe} is in order\n" in output
+    assert "run                   small\n" in output and "behind epoch 7" in output
+    assert "first batch           input_ids (8, 16)" in output and "parameters" in output
+
+
+def test_quick_looks_at_the_file_only(recipe: Path) -> None:
+    (recipe.parent / "texts" / "a.txt").unlink()
+    output = run(recipe, "--quick")
+    assert "is in order as far as the file goes" in output and "parameters" not in output
+
+
+def test_json_holds_values_and_fingerprint(recipe: Path) -> None:
+    found = json.loads(run(recipe, "--json", "--quick", "--set", "seed=9"))
+    assert found["values"]["seed"] == 9 and found["values"]["optimizer"]["name"] == "adamw"
+    assert "optimizer.learning_rate" in found["fingerprint"]
+
+
+def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:
+    with pytest.raises(RecipeError, match="--set sede=9: unknown key sede; did you mean seed"):
+        run(recipe, "--set", "sede=9")
+    with pytest.raises(RecipeError, match="has no field 'n_layers'"):
+        run(recipe, "--set", "base_model.n_layers=9")
+    with pytest.raises(DataError, match="gone does not exist"):
+        run(recipe, "--set", "datasets.0.path=gone")
+
+
+def test_checking_the_file_alone_needs_no_torch(recipe: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from swarmcli.cli.validate import validate;"
+        "validate(Path(sys.argv[1]), None, True, False); assert 'torch' not in sys.modules"
+    )
+    found = subprocess.run([sys.executable, "-c", code, str(recipe)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.errors import CheckpointError
+from swarmcli.events import CheckpointWritten, Event, Events, Noticed
+from swarmcli.training import (
+    CheckpointStore,
+    build_optimizer,
+    build_scheduler,
+    build_task,
+    find_checkpoint,
+    load_checkpoint,
+)
+from swarmcli.training import checkpoint as module
+from training.small_tasks import small
+
+
+class Run:
+    """A model and optimizer that were trained a little, and their checkpoints."""
+
+    def __init__(self, directory: Path, *overrides: str, keep: int = 3, steps: int = 2) -> None:
+        recipe = small(directory, *overrides)
+        task = build_task(recipe)
+        self.model: Any = task.build_model()
+        self.optimizer = build_optimizer(recipe, self.model)
+        self.scheduler = build_scheduler(recipe, self.optimizer)
+        self.happened: list[Event] = []
+        events = Events()
+        events.subscribe(self.happened.append)
+        self.store = CheckpointStore(directory / "checkpoints", recipe.run_id, keep=keep, events=events)
+        stream = task.batches(0)
+        for _ in range(steps):
+            task.loss(self.model, next(stream)).backward()
+            self.optimizer.step()
+            self.scheduler.step()
+
+    def state(self) -> dict[str, Any]:
+        """What OptimizerCore.state_dict() looks like."""
+        swarm = {"epoch": 7, "lineage": "ab" * 32, "scheduler": self.scheduler.state_dict()}
+        return {**self.optimizer.state_dict(), "swarm": swarm}
+
+    def write(self, epoch: int) -> Path:
+        path = self.store.write(self.model, self.state(), epoch)
+        assert path is not None
+        return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_everything_comes_back_bit_by_bit(tmp_path: Path, run: Run) -> None:
+    checkpoint = load_checkpoint(run.write(7), "small")
+    assert (checkpoint.epoch, checkpoint.run_id) == (7, "small")
+    other = Run(tmp_path, "seed=5", steps=0)
+    checkpoint.restore_model(other.model)
+    for name, tensor in run.model.state_dict().items():
+        assert torch.equal(other.model.state_dict()[name], tensor), name
+    swarm = checkpoint.optimizer.pop("swarm")
+    assert swarm == run.state()["swarm"]
+    other.optimizer.load_state_dict(checkpoint.optimizer)
+    expected, found = run.optimizer.state_dict(), other.optimizer.state_dict()
+    assert found["param_groups"] == expected["param_groups"]
+    for index, statistics in expected["state"].items():
+        for name, value in statistics.items():
+            assert torch.equal(found["state"][index][name], value)
+
+
+def test_a_checkpoint_is_a_base_model_for_another_recipe(tmp_path: Path, run: Run) -> None:
+    run.write(7)
+    model: Any = build_task(small(tmp_path, "base_model=checkpoints/epoch-000007")).build_model()
+    for name, parameter in run.model.named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter)
+
+
+def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path, run: Run) -> None:
+    checkpoint = load_checkpoint(run.write(7))
+    assert "lm_head.weight" not in checkpoint.model
+    other = Run(tmp_path, "seed=5", steps=0)
+    checkpoint.restore_model(other.model)
+    assert other.model.lm_head.weight is other.model.transformer.wte.weight
+    assert torch.equal(other.model.lm_head.weight, run.model.lm_head.weight)
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    run = Run(tmp_path, keep=2)
+    assert run.store.latest() is None
+    for epoch in (1, 2, 9, 10):
+        run.write(epoch)
+    assert sorted(path.name for path in run.store.directory.iterdir()) == ["epoch-000009", "epoch-000010"]
+    latest = run.store.latest()
+    assert latest is not None and latest.name == "epoch-000010"
+
+
+def test_an_event_tells_of_it(run: Run) -> None:
+    path = run.write(3)
+    size = sum(file.stat().st_size for file in path.iterdir())
+    assert run.happened == [CheckpointWritten(3, str(path), size)]
+
+
+def test_the_same_epoch_again_replaces_the_older_one(tmp_path: Path, run: Run) -> None:
+    run.write(3)
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(0.5)
+    checkpoint = load_checkpoint(run.write(3))
+    assert (checkpoint.model["transformer.wte.weight"] == 0.5).all()
+    assert [path.name for path in run.store.directory.iterdir()] == ["epoch-000003"]
+
+
+def test_a_full_disk_is_a_warning_and_leaves_nothing_half(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.write(1)
+    before = sorted(run.store.directory.rglob("*"))
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_flush", full)
+    assert run.store.write(run.model, run.state(), 2) is None
+    assert sorted(run.store.directory.rglob("*")) == before
+    notice = run.happened[-1]
+    assert isinstance(notice, Noticed) and notice.level == "warning"
+    assert "No space left on device" in notice.text and "training goes on" in notice.text
+    monkeypatch.undo()
+    run.write(3)
+
+
+def test_a_disk_that_fills_up_while_safetensors_writes_is_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A limit on file sizes makes the library's own write fail, as a full disk would.
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        assert run.store.write(run.model, run.state(), 2) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert isinstance(run.happened[-1], Noticed)
+    assert not list(run.store.directory.iterdir())
+
+
+def test_a_directory_that_cannot_be_made_is_a_warning(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "checkpoints").write_text("a file is in the way")
+    assert run.store.write(run.model, run.state(), 2) is None
+    assert isinstance(run.happened[-1], Noticed)
+
+
+def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(run: Run) -> None:
+    run.store.directory.mkdir()
+    dead, alive = ".epoch-000001-999999999", f".epoch-000002-{os.getppid()}"
+    for name in (dead, alive):
+        (run.store.directory / name).mkdir()
+    run.write(3)
+    assert sorted(path.name for path in run.store.directory.iterdir()) == [alive, "epoch-000003"]
+    latest = run.store.latest()
+    assert latest is not None and latest.name == "epoch-000003"
+
+
+@pytest.mark.parametrize("name", [module.MODEL, module.TRAINING, module.CONFIG])
+def test_a_damaged_file_is_named(run: Run, name: str) -> None:
+    path = run.write(3)
+    data = bytearray((path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / name).write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged: its content is not what was written; use an older"):
+        load_checkpoint(path)
+    (path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+        load_checkpoint(path)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    manifest = json.loads((path / module.MANIFEST).read_text())
+    (path / module.MANIFEST).write_text(json.dumps({**manifest, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 99}, "of another format"),
+        ({"run_id": 3}, "run_id is missing"),
+        ({"epoch": None}, "epoch is missing"),
+        ({"sha256": {}}, "does not list its files"),
+        ({"optimizer": {"$tensor": "no such"}}, "is damaged"),
+        ({"optimizer": {"$bytes": "zz"}}, "is damaged"),
+    ],
+)
+def test_a_damaged_manifest_is_named(run: Run, changes: dict[str, Any], words: str) -> None:
+    path = run.write(3)
+    edit(path, **changes)
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(path)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path, run: Run) -> None:
+    with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no checkpoint\.json"):
+        load_checkpoint(tmp_path)
+    path = run.write(3)
+    (path / module.MANIFEST).write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_of_another_run_is_refused(run: Run) -> None:
+    with pytest.raises(CheckpointError, match="belongs to the run 'small', not to 'other'"):
+        load_checkpoint(run.write(3), "other")
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path: Path, run: Run) -> None:
+    checkpoint = load_checkpoint(run.write(3))
+    wider, deeper = (
+        build_task(small(tmp_path, "base_model.n_embd=32")),
+        build_task(small(tmp_path, "base_model.n_layer=2")),
+    )
+    for task, words in ((wider, r"is torch.float32 \(259, 16\) there, .* \(259, 32\) here"), (deeper, "is only here")):
+        model = task.build_model()
+        before = [parameter.clone() for parameter in model.parameters()]
+        with pytest.raises(CheckpointError, match=words):
+            checkpoint.restore_model(model)
+        assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_models_that_are_not_of_transformers_have_no_config(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, "plain")
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    path = store.write(model, {}, 1)
+    assert path is not None and not (path / module.CONFIG).exists()
+    other = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    load_checkpoint(path).restore_model(other)
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
+def test_a_checkpoint_is_found_by_any_directory_above_it(tmp_path: Path, run: Run) -> None:
+    first, second = run.write(3), run.write(12)
+    assert find_checkpoint(first) == first
+    assert find_checkpoint(tmp_path) == find_checkpoint(run.store.directory) == second
+    # One that is being written is none yet.
+    shutil.copytree(second, run.store.directory / f".epoch-000099-{os.getpid()}")
+    assert find_checkpoint(tmp_path) == second
+    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+        find_checkpoint(tmp_path / "texts")

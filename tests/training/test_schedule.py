@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.recipe import SchedulerSettings
+from swarmcli.training import build_optimizer, build_scheduler
+from swarmcli.training.schedule import rate_by_epoch
+from training.small_tasks import small
+
+
+def rates(settings: SchedulerSettings, max_epochs: int | None, count: int) -> list[float]:
+    factor = rate_by_epoch(settings, max_epochs)
+    return [pytest.approx(factor(epoch)) for epoch in range(count)]
+
+
+def test_constant_with_warmup() -> None:
+    assert rates(SchedulerSettings(warmup_steps=3), None, 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_linear_falls_to_its_floor_and_stays() -> None:
+    settings = SchedulerSettings(name="linear", min_lr_ratio=0.2)
+    assert rates(settings, 4, 6) == [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
+
+
+def test_cosine_is_half_way_in_the_middle() -> None:
+    settings = SchedulerSettings(name="cosine", warmup_steps=2, total_steps=6)
+    assert rates(settings, 100, 8) == [1 / 3, 2 / 3, 1.0, 0.8535533905932737, 0.5, 0.14644660940672627, 0.0, 0.0]
+
+
+def test_the_schedule_moves_once_per_epoch(tmp_path: Path) -> None:
+    recipe = small(tmp_path, "optimizer.learning_rate=0.4", "lr_scheduler.warmup_steps=1")
+    optimizer = build_optimizer(recipe, nn.Linear(2, 2))
+    scheduler = build_scheduler(recipe, optimizer)
+    seen = []
+    for _ in range(3):
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    assert seen == [[0.2, 0.2], [0.4, 0.4], [0.4, 0.4]]
+
+
+def test_a_schedule_goes_on_from_its_state(tmp_path: Path) -> None:
+    recipe = small(tmp_path, "lr_scheduler={name: linear, total_steps: 10}")
+    first = build_optimizer(recipe, nn.Linear(2, 2))
+    scheduler = build_scheduler(recipe, first)
+    for _ in range(4):
+        first.step()
+        scheduler.step()
+    second = build_optimizer(recipe, nn.Linear(2, 2))
+    resumed = build_scheduler(recipe, second)
+    resumed.load_state_dict(scheduler.state_dict())
+    second.load_state_dict(first.state_dict())
+    second.step()
+    resumed.step()
+    assert second.param_groups[0]["lr"] == pytest.approx(0.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "defaults"),
+    [
+        ("{name: adamw, betas: [0.8, 0.9], eps: 1e-6}", torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-6}),
+        ("{name: adam}", torch.optim.Adam, {"betas": (0.9, 0.999)}),
+        ("{name: sgd, momentum: 0.9, learning_rate: 0.5}", torch.optim.SGD, {"momentum": 0.9, "lr": 0.5}),
+    ],
+)  # fmt: skip
+def test_every_setting_reaches_the_optimizer(
+    tmp_path: Path, settings: str, kind: type, defaults: dict[str, object]
+) -> None:
+    optimizer = build_optimizer(small(tmp_path, f"optimizer={settings}"), nn.Linear(2, 2))
+    assert type(optimizer) is kind
+    for group in optimizer.param_groups:
+        assert {key: group[key] for key in defaults} == defaults
+
+
+def test_biases_and_norms_do_not_decay_and_frozen_parameters_are_left_out(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 3))
+    model[2].weight.requires_grad = False
+    optimizer = build_optimizer(small(tmp_path, "optimizer.weight_decay=0.1"), model)
+    decayed, plain = optimizer.param_groups
+    assert decayed["weight_decay"] == 0.1 and decayed["params"] == [model[0].weight]
+    assert plain["weight_decay"] == 0.0 and len(plain["params"]) == 4
+
+
+def test_gradients_are_scaled_down_to_the_norm_before_the_step(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    recipe = small(tmp_path, "optimizer={name: sgd, learning_rate: 1.0, max_grad_norm: 0.5}")
+    optimizer = build_optimizer(recipe, model)
+    before = model.weight.detach().clone()
+    model.weight.grad = torch.tensor([[30.0, 40.0]])
+    optimizer.step()
+    torch.testing.assert_close(before - model.weight.detach(), torch.tensor([[0.3, 0.4]]))
+    before = model.weight.detach().clone()
+    model.weight.grad = torch.tensor([[0.03, 0.04]])
+    optimizer.step()
+    torch.testing.assert_close(before - model.weight.detach(), torch.tensor([[0.03, 0.04]]))
