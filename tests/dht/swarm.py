@@ -33,13 +33,8 @@ class Swarm:
         transport = self.network.transport(identity(name), listening=not client_mode)
         loop = asyncio.get_running_loop()
         clock = Clock(wall=lambda: EPOCH + loop.time() + ahead)
-        endpoint = Endpoint(
-            transport,
-            clock=clock,
-            client_mode=client_mode,
-            limits=self._limits,
-            seed=zlib.crc32(f"{self._seed} {name}".encode()),
-        )
+        seed = zlib.crc32(f"{self._seed} {name}".encode())
+        endpoint = Endpoint(transport, clock=clock, client_mode=client_mode, limits=self._limits, seed=seed)
         await endpoint.start()
         return endpoint
 

@@ -93,14 +93,11 @@ def test_it_moves_on_to_other_replicas() -> None:
             assert await follower.refresh() == {}
             await nodes[0].store("key", 0, soon(nodes[0]), subkey="first")
             assert values(await follower.refresh()) == {"first": 0}
-            for node in [node for node in nodes if node.statistics().records][:3]:
+            for node in [node for node in nodes[1:] if node.statistics().records][:3]:
                 swarm.kill(node)
-            writer = next(node for node in nodes if node.statistics().records and node.peer_id != nodes[0].peer_id)
             assert values(await follower.refresh()) == {"first": 0}
             await asyncio.sleep(5.0)
-            living = [node for node in nodes if node.peer_id.short in swarm.network._transports or True]
-            assert writer in living
-            await reader.store("key", 1, soon(reader), subkey="second")
+            assert await reader.store("key", 1, soon(reader), subkey="second")
             assert values(await follower.refresh()) == {"first": 0, "second": 1}
 
     run(main())

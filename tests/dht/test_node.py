@@ -206,7 +206,7 @@ def test_an_owner_who_starts_anew_outranks_his_earlier_life(withdraws: bool) -> 
 
     async def main() -> None:
         async with Swarm() as swarm:
-            keeper, reader = await swarm.grow(2)
+            reader = (await swarm.grow(2))[1]
             earlier = await swarm.node("owner")
             mine = earlier.own_subkey()
             future = int((soon(earlier) + 86400.0) * 1000)

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Makes the virtual environment that the benchmarks find their peers in: install_peers.sh DIRECTORY [PYTHON]
+# hivemind's wheel brings its network daemon (p2pd) along, so nothing else is downloaded or built.
+set -eu
+venv=$1
+python=${2:-python3}
+here=$(dirname "$0")
+
+"$python" -m venv "$venv"
+pip() { "$venv/bin/pip" --quiet --disable-pip-version-check "$@"; }
+pip install torch -c "$here/../constraints.txt"
+pip install -r "$here/peers-requirements.txt"
+"$venv/bin/python" -c 'import hivemind; print("hivemind", hivemind.__version__, "is ready in", "'"$venv"'")'
