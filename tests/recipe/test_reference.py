@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from pydantic import BaseModel
+
+from recipe import reference
+from recipe.recipes import small
+from swarmcli.recipe import Recipe, parse_recipe
+from swarmcli.recipe.annotations import at, sections
+
+
+def page() -> str:
+    return reference.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_shows_every_key_as_the_schema_has_it() -> None:
+    assert reference.with_tables(page()) == page(), "run: python tests/recipe/reference.py"
+
+
+def test_the_page_has_a_table_for_every_section() -> None:
+    def below(model: type[BaseModel]) -> set[type[BaseModel]]:
+        found = {model}
+        for info in model.model_fields.values():
+            for inner in [*sections(info.annotation), *sections(at(info.annotation, [0]))]:
+                found |= below(inner)
+        return found
+
+    assert below(Recipe) == set(reference.SECTIONS.values())
+    for name in reference.SECTIONS:
+        assert f"<!-- keys of {name} -->" in page()
+
+
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", page(), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_page_are_recipes(example: str) -> None:
+    if "run_id" in example:
+        assert parse_recipe(example).run_id
+    else:  # a part of a recipe: it goes into the small one
+        keys = set(re.findall(r"^(\w+):", example, re.MULTILINE))
+        text = "".join(f"{key}: {value}\n" for key, value in SMALL_PARTS.items() if key not in keys)
+        assert small(text=text + example)
+
+
+SMALL_PARTS = {
+    "run_id": "small",
+    "base_model": "{model_type: gpt2}",
+    "datasets": "[{type: stdlib}]",
+    "sequence_len": 16,
+    "target_batch_size": 32,
+}
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 4
+
+
+def test_the_overrides_of_the_page_can_be_given() -> None:
+    overrides = re.findall(r"--set ('[^']+'|[\w.]+=[^\s`]+)", page().replace("--set key=value", ""))
+    assert len(overrides) >= 3
+    for override in overrides:
+        assert small(override.strip("'"))
