@@ -153,7 +153,7 @@ class BulkPool:
     def bulk_wanted(self, control: ControlChannel, wanted: BulkWanted) -> None:
         bulk = self._bulk(control.peer_id)
         if bulk.dialing >= self._limits.max_streams_per_peer or not wanted.addresses:
-            control.post(BulkDenied(wanted.token, "too many requests" if wanted.addresses else "no address to dial"))
+            control.reply(BulkDenied(wanted.token, "too many requests" if wanted.addresses else "no address to dial"))
             return
         bulk.dialing += 1
         self._host.spawn(self._dial_for(control, bulk, wanted))
@@ -220,7 +220,7 @@ class BulkPool:
             self._take_up(connection, Role.SERVER)
             await connection.send(wire.encode(Offer(wanted.token)))
         except ConnectError as error:
-            control.post(BulkDenied(wanted.token, str(error)[:MAX_TEXT]))
+            control.reply(BulkDenied(wanted.token, str(error)[:MAX_TEXT]))
         except ConnectionLost:
             pass  # the asker hears of it: its request ends with the control connection or its deadline
         finally:

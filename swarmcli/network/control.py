@@ -151,6 +151,12 @@ class ControlChannel:
         if self.error is None:
             self._host.spawn(self._send_quietly(wire.encode(message)))
 
+    def reply(self, message: Failure | BulkDenied) -> None:
+        """Posts what the other end has asked for. Who asks on and does not read is soon not read either."""
+        if self.error is None:
+            self._begin_reply()
+            self._host.spawn(self._reply(message))
+
     async def say(self, message: Any) -> None:
         """Sends a message. Raises ConnectionLost."""
         await self.connection.send(wire.encode(message))
@@ -209,7 +215,7 @@ class ControlChannel:
         self.used_at = self._loop.time()
         method = self._host.methods.unary.get(request.method)
         if method is None:
-            self._reply_later(_failure(request.id, FailureWords.unknown(request.method)))
+            self.reply(_failure(request.id, FailureWords.unknown(request.method)))
             return
         body = decode_body(method.request_type, request.body, request.method)
         work = self._serve(request.id, request.method, method, body, self._host.clock.raw())
@@ -223,29 +229,25 @@ class ControlChannel:
         except asyncio.CancelledError:
             # Not by the caller's wish, which would have taken the number out: he must not wait for an answer.
             if self._serving.pop(number, None) is not None:
-                self._reply_later(Failure(number, "cancelled"))
+                self.reply(Failure(number, "cancelled"))
             raise
         except Exception as error:
             reply = _failure(number, FailureWords.of(error, name, self.peer_id))
         self._serving.pop(number, None)
-        self._replying += 1
+        self._begin_reply()
         await self._reply(reply)
 
-    def _reply_later(self, reply: Failure) -> None:
-        if self.error is None:
-            self._replying += 1
-            self._host.spawn(self._reply(reply))
-
-    async def _reply(self, reply: Answer | Failure) -> None:
-        """Who asks and does not read the answers is not read either."""
-        limit = self._host.limits.max_calls_per_peer
-        if self._replying > limit:
+    def _begin_reply(self) -> None:
+        self._replying += 1
+        if self._replying > self._host.limits.max_calls_per_peer:
             self.connection.pause_reading()
+
+    async def _reply(self, reply: Answer | Failure | BulkDenied) -> None:
         try:
             await self._send_quietly(wire.encode(reply))
         finally:
             self._replying -= 1
-            if self._replying == limit:
+            if self._replying == self._host.limits.max_calls_per_peer:
                 self.connection.resume_reading()
             if self.retire_sent and self.error is None:
                 self._host.idle(self)
@@ -258,7 +260,7 @@ class ControlChannel:
             self._next_served = cancel.id + 1  # the request itself was never sent
         else:
             return  # the answer has crossed the wish to cancel
-        self._reply_later(Failure(cancel.id, "cancelled"))
+        self.reply(Failure(cancel.id, "cancelled"))
 
     # Replies to calls from here
 

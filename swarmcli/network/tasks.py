@@ -17,6 +17,9 @@ class TaskOwner:
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None

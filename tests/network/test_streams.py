@@ -340,7 +340,7 @@ def test_a_failed_handler_shows_at_the_next_step(fail: Callable[[], Exception], 
                 await asyncio.sleep(1)
 
             for step in (receiving, sending, leaving):
-                with pytest.raises(expected, match="come back later|lost it"):
+                with pytest.raises(expected, match=r"come back later|lost it"):
                     async with a.stream(b.peer_id, "failing", Number(0), timeout=5) as stream:
                         await step(stream)
             with pytest.raises(UnknownMethod, match="nonsense"):
@@ -464,7 +464,7 @@ def test_opening_has_a_deadline() -> None:
             await a.connect(b.info.addresses[0], timeout=5)
             network.cut(a.peer_id, b.peer_id)
             start = now()
-            with pytest.raises(CallTimeout, match="no stream to .* for echo within 2 s"):
+            with pytest.raises(CallTimeout, match=r"no stream to .* for echo within 2 s"):
                 async with a.stream(b.peer_id, "echo", Number(0), timeout=2):
                     pass
             assert now() - start == pytest.approx(2)

@@ -1,0 +1,257 @@
+"""A peer that breaks the rules of a control connection loses it, by name, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from worlds import Attacker, Number, Recorder, endpoints
+
+from swarmcli.events import Event, PeerRefused
+from swarmcli.network import Endpoint, Identity, Limits, MemoryNetwork, PeerID, Purpose, virtual_time, wire
+from swarmcli.network.messages import (
+    Answer,
+    BulkDenied,
+    BulkWanted,
+    Cancel,
+    Failure,
+    Finish,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+    Request,
+    Retire,
+)
+from swarmcli.network.transport import Connection, FrameLimits
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    virtual_time.run(main, timeout=7200)
+
+
+class Scene:
+    """A victim with an honest friend, and an attacker that is connected to it."""
+
+    def __init__(self, victim: Endpoint, friend: Endpoint, attacker: Attacker) -> None:
+        self.victim, self.friend, self.attacker = victim, friend, attacker
+        self.refusals: list[PeerRefused] = []
+        victim.events.subscribe(self._note)
+        self.connection: Connection
+        self.heard: Recorder
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, PeerRefused):
+            self.refusals.append(event)
+
+    async def dial(self, *, greet: bool = True) -> None:
+        self.connection, self.heard = await self.attacker.dial(self.victim, Purpose.CONTROL, greet=greet)
+        await asyncio.sleep(0.05)  # until the victim has taken it up
+
+    async def send(self, *messages: Any) -> None:
+        for message in messages:
+            await self.connection.send(message if isinstance(message, bytes) else wire.encode(message))
+
+    async def refused_for(self, rule: str) -> None:
+        """The connection ends for this reason, the attacker is told, and the friend is served as ever."""
+        async with asyncio.timeout(30):
+            await self.heard.ended.wait()
+        assert self.victim.statistics().violations == {rule: 1}
+        assert [event.peer for event in self.refusals] == [self.attacker.peer_id.text]
+        assert rule in str(self.heard.ends[0])
+        await self.friend_is_served()
+        assert not self.victim.is_connected(self.attacker.peer_id)
+
+    async def friend_is_served(self) -> None:
+        assert await self.friend.call(self.victim.peer_id, "double", Number(2), Number, timeout=5) == Number(4)
+
+    def answers(self) -> list[Any]:
+        kinds = Answer | Failure | Hello | Ping | Pong | BulkDenied | Cancel | BulkWanted | Retire | Goodbye | Request
+        return [wire.decode(kinds, header) for header, _ in self.heard.frames]  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def scene(limits: Limits | None = None, *, greet: bool = True) -> AsyncIterator[Scene]:
+    network = MemoryNetwork()
+    async with endpoints(network, 2, limits=limits) as [victim, friend]:
+        wide = FrameLimits(max_header=8 << 20, max_payload=64 << 20)
+        made = Scene(victim, friend, Attacker(network.transport(Identity.from_seed(66), limits=wide)))
+        await made.friend_is_served()
+        await made.dial(greet=greet)
+        yield made
+        await made.attacker.transport.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "rule"),
+    [
+        (b"\x00\x01\x02 garbage", "unreadable message"),
+        (b"", "unreadable message"),
+        (b"\x91" * 50_000, "unreadable message"),
+        (wire.encode({"type": "no such message"}), "unreadable message"),
+        (wire.encode({"type": "call", "id": -1, "method": "double", "body": None}), "unreadable message"),
+        (wire.encode({"type": "call", "id": 0, "method": "m" * 129, "body": None}), "unreadable message"),
+        (wire.encode({"type": "hello"}), "unreadable message"),
+        (Finish(), "unreadable message"),  # belongs on bulk connections
+        (Request(0, "double", "not a number"), "unreadable message"),
+        (Request(0, "double", {"n": "not a number"}), "unreadable message"),
+        (Answer(0, 0.0, 0.0, Number(1)), "answer to no call"),
+        (Failure(7, "refused"), "answer to no call"),
+        (Pong(0, 0.0, 0.0), "unexpected message"),
+        (Hello(b"x" * 16), "unexpected message"),
+    ],
+)
+def test_a_bad_message_ends_the_connection_with_the_rules_name(message: Any, rule: str) -> None:
+    async def main() -> None:
+        async with scene() as play:
+            await play.send(message)
+            await play.refused_for(rule)
+
+    run(main())
+
+
+def test_the_first_message_is_a_greeting() -> None:
+    async def main() -> None:
+        async with scene(greet=False) as play:
+            await play.send(Ping(0))
+            await play.refused_for("unexpected message")
+
+    run(main())
+
+
+def test_messages_and_payloads_that_are_too_large() -> None:
+    async def main() -> None:
+        async with scene(Limits(max_message=10_000)) as play:
+            await play.send(Request(0, "double", bytes(10_001)))
+            await play.refused_for("oversized message")
+        async with scene() as play:
+            await play.send(bytes(2 << 20))
+            await play.refused_for("oversized header")
+        async with scene() as play:
+            await play.connection.send(wire.encode(Ping(0)), [b"payload"])
+            await play.refused_for("payload on a control connection")
+
+    run(main())
+
+
+def test_a_call_id_is_used_once() -> None:
+    async def main() -> None:
+        async with scene() as play:
+            await play.send(Request(5, "double", Number(1)), Request(5, "double", Number(1)))
+            await play.refused_for("call id used twice")
+
+    run(main())
+
+
+def test_a_flood_of_calls_that_take_long_is_a_violation() -> None:
+    async def main() -> None:
+        async with scene(Limits(max_calls_per_peer=100)) as play:
+            cancelled = 0
+
+            async def forever(peer: PeerID, request: Number) -> Number:
+                nonlocal cancelled
+                try:
+                    return await asyncio.get_running_loop().create_future()
+                finally:
+                    cancelled += 1
+
+            play.victim.serve("forever", Number, forever)
+            await play.send(*[Request(number, "forever", Number(0)) for number in range(100)])
+            await asyncio.sleep(1)
+            assert play.victim.statistics().calls_serving == 100 and not play.heard.ends
+            await play.send(Request(100, "forever", Number(0)))
+            await play.refused_for("too many unanswered calls")
+            await asyncio.sleep(0.1)
+            assert cancelled == 100 and play.victim.statistics().calls_serving == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        lambda n: Request(n, "no such method", Number(0)),
+        lambda n: Request(n, "double", Number(0)),
+        lambda n: Cancel(n),
+        lambda n: Ping(n),
+        lambda n: BulkWanted(n, ()),
+    ],
+)
+def test_who_asks_and_never_reads_is_not_read_either(flood: Callable[[int], Any]) -> None:
+    """The memory that a flood takes at the victim stays bounded, and in the end the attacker is taken for dead."""
+
+    async def main() -> None:
+        async with scene(Limits(max_calls_per_peer=50)) as play:
+            play.connection.pause_reading()
+            most = sent = 0
+
+            async def pour() -> None:
+                nonlocal sent
+                while not play.heard.ends and sent < 20_000:
+                    await play.send(flood(sent))
+                    sent += 1
+
+            pouring = asyncio.create_task(pour())
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+                most = max(most, len(play.victim._tasks))
+            assert most < 300
+            pouring.cancel()
+            await asyncio.wait([pouring])
+            await play.friend_is_served()
+
+    run(main())
+
+
+def test_asking_to_be_dialed_too_often_is_denied() -> None:
+    async def main() -> None:
+        async with scene(Limits(max_streams_per_peer=5)) as play:
+            await play.send(*[BulkWanted(token, ("memory://nobody",)) for token in range(20)])
+            await play.send(BulkWanted(20, ()))
+            await play.heard.until(1 + 21)
+            denied = [answer for answer in play.answers() if isinstance(answer, BulkDenied)]
+            assert [d.reason for d in denied].count("too many requests") == 15
+            assert [d.token for d in denied if d.reason == "no address to dial"] == [20]
+            await play.friend_is_served()
+
+    run(main())
+
+
+def test_answers_to_requests_that_nobody_made_are_harmless_on_bulk_business() -> None:
+    async def main() -> None:
+        async with scene() as play:
+            await play.send(BulkDenied(99, "no"), Cancel(3), Request(4, "double", Number(3)))
+            await play.heard.until(3)
+            assert Failure(3, "cancelled") in play.answers() and not play.heard.ends
+            assert not play.victim._pool._peers
+
+    run(main())
+
+
+def test_lies_about_the_clock_only_look_bad() -> None:
+    async def main() -> None:
+        async with scene() as play:
+            for sent, (received, replied) in enumerate([(float("nan"), 0.0), (0.0, float("inf")), (5.0, -5.0)]):
+                call = asyncio.create_task(play.victim.call(play.attacker.peer_id, "ask", Number(0), Number, timeout=5))
+                await asyncio.sleep(0.1)
+                await play.send(Answer(sent, received, replied, Number(1)))
+                assert await call == Number(1)
+            assert play.victim.clock.offset == pytest.approx(0, abs=1e-6)
+            assert play.victim.round_trip(play.attacker.peer_id) is None
+
+    run(main())
+
+
+def test_one_answer_to_each_call() -> None:
+    async def main() -> None:
+        async with scene() as play:
+            call = asyncio.create_task(play.victim.call(play.attacker.peer_id, "ask", Number(0), Number, timeout=5))
+            await asyncio.sleep(0.1)
+            await play.send(Answer(0, 0.0, 0.0, Number(1)), Answer(0, 0.0, 0.0, Number(1)))
+            assert await call == Number(1)
+            await play.refused_for("answer to no call")
+
+    run(main())
