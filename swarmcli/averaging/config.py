@@ -1,0 +1,68 @@
+"""The options of an averager, grouped by the component that owns them and checked when they are made."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+
+from swarmcli.averaging.patience import AllreduceOptions
+
+MAX_PREFIX = 100  # characters; the prefix is part of method names and keys
+
+logger = logging.getLogger(__name__)
+
+
+def _check(condition: bool, name: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class MatchmakingOptions:
+    """How groups form. Times are upper bounds in seconds: a complete group starts at once."""
+
+    target_group_size: int | None = None  # groups hold at most this many; None: everyone under the key
+    min_group_size: int = 2  # smaller groups do not begin
+    min_matchmaking_time: float = 5.0  # how long to look on for others when not everyone is there
+    request_timeout: float = 3.0  # longest wait for one answer; kept below min_matchmaking_time
+    standing_grace: float = 1.0  # a standing group with enough progress waits this long for those still missing
+
+    def __post_init__(self) -> None:
+        size, least = self.target_group_size, self.min_group_size
+        _check(least >= 1, "min_group_size", least, "at least 1")
+        _check(size is None or size >= max(least, 2), "target_group_size", size, f"None or at least {max(least, 2)}")
+        for name in ("min_matchmaking_time", "request_timeout", "standing_grace"):
+            value = getattr(self, name)
+            _check(math.isfinite(value) and value > 0, name, value, "a positive number of seconds")
+        if self.request_timeout > self.min_matchmaking_time:
+            logger.info("request_timeout %g s is taken as %g s", self.request_timeout, self.min_matchmaking_time)
+            object.__setattr__(self, "request_timeout", self.min_matchmaking_time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragerConfig:
+    """One averager. Peers of one prefix average with each other."""
+
+    prefix: str
+    matchmaking: MatchmakingOptions = field(default_factory=MatchmakingOptions)
+    allreduce: AllreduceOptions = field(default_factory=AllreduceOptions)
+    initial_group_bits: str = ""  # the bucket to begin in; the bits move after every round
+    averaging_alpha: float = 1.0  # tensors move by this fraction towards the average
+    min_vector_size: int = 0  # elements; nobody reduces fewer
+    bandwidth: float | None = None  # share of the reducing work; None: the group's mean; 0: reduces nothing
+    auxiliary: bool = False  # reduces for others, and its own tensors stay out
+    client_mode: bool | None = None  # as if nobody could dial this peer; None: as the node
+
+    def __post_init__(self) -> None:
+        _check(0 < len(self.prefix) <= MAX_PREFIX, "prefix", self.prefix, f"a text of 1 to {MAX_PREFIX} characters")
+        check_group_bits(self.initial_group_bits)
+        _check(0 < self.averaging_alpha <= 1, "averaging_alpha", self.averaging_alpha, "above 0 and at most 1")
+        _check(self.min_vector_size >= 0, "min_vector_size", self.min_vector_size, "not negative")
+        speed = self.bandwidth
+        _check(speed is None or (math.isfinite(speed) and speed >= 0), "bandwidth", speed, "None, or not negative")
+
+
+def check_group_bits(bits: str) -> None:
+    """Raises ValueError for anything but zeros and ones."""
+    _check(set(bits) <= {"0", "1"} and len(bits) <= 32, "group bits", bits, 'at most 32 characters "0" and "1"')

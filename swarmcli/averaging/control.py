@@ -1,0 +1,270 @@
+"""What a round is asked for, how it is steered while it is under way, and what it gave."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from swarmcli.averaging.group import MAX_TAG_BYTES, Group
+from swarmcli.averaging.meeting import check_terms
+from swarmcli.clock import Clock
+from swarmcli.network.identity import PeerID
+from swarmcli.network.thread import SwarmFuture
+
+T = TypeVar("T")
+
+
+class AveragingStage(Enum):
+    """How far a round has come."""
+
+    IDLE = "idle"  # not begun yet
+    LOOKING_FOR_GROUP = "looking for group"
+    AWAITING_TRIGGER = "awaiting trigger"  # the group is there, `allow_allreduce` has not been called
+    RUNNING_ALLREDUCE = "running all-reduce"
+    FINISHED = "finished"  # with a result, an error, or cancelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRequest:
+    """One round of averaging. Raises ValueError or TypeError for values that make no sense."""
+
+    tag: bytes = b""  # lineage: only peers with equal tags form groups
+    gather: Any = None  # goes to every member of the group; anything msgpack carries
+    weight: float = 1.0  # of this peer's tensors; 0: takes part and adds nothing
+    timeout: float | None = None  # seconds for finding a group, over all tries; None: no bound
+    scheduled_time: float | None = None  # swarm time before which the group does not begin
+    require_trigger: bool = False  # wait for `StepControl.allow_allreduce` once the group is there
+    allow_retries: bool = True  # look for another group when one fails
+    target: float | None = None  # of a standing group: it begins when its members' progress sums up to this
+    epoch: int = -1  # for events only
+    terms: Mapping[str, str] = field(default_factory=dict)  # members must have equal ones, or are told which differ
+
+    def __post_init__(self) -> None:
+        check_weight(self.weight)
+        for name, value in (("timeout", self.timeout), ("target", self.target)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be None or a positive number, got {value!r}")
+        if self.scheduled_time is not None and not math.isfinite(self.scheduled_time):
+            raise ValueError(f"scheduled_time must be a swarm time, got {self.scheduled_time!r}")
+        if len(self.tag) > MAX_TAG_BYTES:
+            raise ValueError(f"a tag has at most {MAX_TAG_BYTES} bytes, got {len(self.tag)}")
+        check_terms(dict(self.terms))
+
+
+@dataclass(frozen=True)
+class RoundResult(Mapping[PeerID, Any]):
+    """A committed round: a mapping of the members' ids to what they gathered, and what happened.
+
+    The gathered value is None for a member that handed in nothing readable.
+    """
+
+    group: Group
+    gathered: Mapping[PeerID, Any]
+    contributors: tuple[PeerID, ...]  # whose tensors are in the average
+    left_out: Mapping[PeerID, str]  # who is not, and why
+    total_weight: float  # 0: nobody had any, and nobody's tensors changed
+    bytes_sent: int
+    bytes_received: int
+    seconds: Mapping[str, float]  # stage → time spent in it
+
+    def __getitem__(self, peer: PeerID) -> Any:
+        return self.gathered[peer]
+
+    def __iter__(self) -> Iterator[PeerID]:
+        return iter(self.gathered)
+
+    def __len__(self) -> int:
+        return len(self.gathered)
+
+
+class Milestone(SwarmFuture[T]):
+    """Something that will happen, or not. Whoever waits for it may give up; that ends only his waiting."""
+
+    def cancel(self) -> bool:
+        return False
+
+    def never(self) -> None:
+        """It will not happen any more: those who wait see a cancellation. Without effect if it has happened."""
+        super().cancel()
+
+
+class StepControl:
+    """One round under way. Methods and properties may be used from any thread; `await` from any event loop.
+
+    Awaiting it, or `result`, gives the RoundResult or raises MatchmakingError, NoReducerError, FingerprintError,
+    RoundFailed (tensors untouched), RoundUndecided (inputs kept), or CancelledError.
+    """
+
+    def __init__(self, request: RoundRequest, clock: Clock) -> None:
+        """Belongs to the running loop. Made by AveragerCore.begin_round."""
+        self.request = request
+        self.allow_retries = request.allow_retries
+        self.begun: Milestone[None] = Milestone()  # done when the group's round begins, cancelled if it never does
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._clock = clock
+        self._future: Milestone[RoundResult] = Milestone()
+        self._started = clock.now()
+        self._stage = AveragingStage.IDLE
+        self._weight = float(request.weight)
+        self._scheduled_time = request.scheduled_time
+        self._progress = 0.0
+        self._trigger = asyncio.Event()
+        self._weight_taken = False
+        self._task: asyncio.Task[None] | None = None
+        self._listener: Callable[[], None] | None = None
+        if not request.require_trigger:
+            self._trigger.set()
+
+    # For the caller
+
+    @property
+    def stage(self) -> AveragingStage:
+        return self._stage
+
+    @property
+    def triggered(self) -> bool:
+        """Whether the all-reduce may start as soon as there is a group."""
+        return self._trigger.is_set()
+
+    @property
+    def began_allreduce(self) -> bool:
+        """Whether this peer's tensors are being averaged, or have been; the weight is settled by then."""
+        return self._weight_taken
+
+    @property
+    def deadline(self) -> float:
+        """The swarm time until which a group must be found; infinite without a timeout."""
+        return math.inf if self.request.timeout is None else self._started + self.request.timeout
+
+    @property
+    def weight(self) -> float:
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        check_weight(weight)
+        if self._weight_taken:
+            raise RuntimeError("the weight cannot be changed any more: the all-reduce has begun")
+        self._weight = float(weight)
+
+    @property
+    def scheduled_time(self) -> float | None:
+        """Swarm time before which the group does not begin; may be changed until it does."""
+        return self._scheduled_time
+
+    @scheduled_time.setter
+    def scheduled_time(self, scheduled_time: float) -> None:
+        if not math.isfinite(scheduled_time):
+            raise ValueError(f"scheduled_time must be a swarm time, got {scheduled_time!r}")
+        self._scheduled_time = float(scheduled_time)
+        self._on_loop(self._notify)
+
+    @property
+    def progress(self) -> float:
+        """What was last reported."""
+        return self._progress
+
+    def report(self, progress: float) -> None:
+        """How much this peer has done so far towards the standing group's target, in sum; never shrinks."""
+        if not (math.isfinite(progress) and progress >= 0):
+            raise ValueError(f"progress must be finite and not negative, got {progress!r}")
+        if progress > self._progress:
+            self._progress = float(progress)
+            self._on_loop(self._notify)
+
+    def allow_allreduce(self) -> None:
+        """This peer's tensors and weight are ready. Without `require_trigger` they are from the start."""
+        self._on_loop(self._trigger.set)
+
+    def cancel(self) -> bool:
+        """Leaves the group, or the round; the others go on. Returns False if the round has ended already."""
+        if self.done():
+            return False
+        self._on_loop(self._cancel_task)
+        return True
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def cancelled(self) -> bool:
+        return self._future.cancelled()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error that the round ended with, once it has. Not for the loop's own thread."""
+        return self._future.exception(timeout)
+
+    def result(self, timeout: float | None = None) -> RoundResult:
+        """Waits for the end. TimeoutError after `timeout` seconds, the round goes on. Not for the loop's own thread."""
+        return self._future.result(timeout)
+
+    def add_done_callback(self, callback: Callable[[StepControl], None]) -> None:
+        """Calls back with this control when the round has ended, on the loop's thread (or here if it has already)."""
+        self._future.add_done_callback(lambda _: callback(self))
+
+    def __await__(self) -> Generator[Any, None, RoundResult]:
+        return self._future.__await__()
+
+    def __repr__(self) -> str:
+        return f"<StepControl {self._stage.value}>"
+
+    # For the averager, on the loop
+
+    def attach(self, task: asyncio.Task[None]) -> None:
+        """The task that carries the round out; `cancel` cancels it."""
+        self._task = task
+
+    def enter(self, stage: AveragingStage) -> None:
+        self._stage = stage
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Whom to call after a report or a new schedule."""
+        self._listener = listener
+
+    def mark_begun(self) -> None:
+        if not self.begun.done():
+            self.begun.set_result(None)
+
+    async def wait_for_trigger(self) -> float:
+        """Returns the weight, which is settled from then on."""
+        await self._trigger.wait()
+        self._weight_taken = True
+        return self._weight
+
+    def finish(self, outcome: RoundResult | Exception | None) -> None:
+        """Ends it with a result or an error; None: it was cancelled. Without effect if it has ended."""
+        self._stage = AveragingStage.FINISHED
+        self.begun.never()
+        if self._future.done():
+            return
+        if outcome is None:
+            self._future.never()
+        elif isinstance(outcome, Exception):
+            self._future.set_exception(outcome)
+        else:
+            self._future.set_result(outcome)
+
+    def _on_loop(self, action: Callable[[], None]) -> None:
+        if threading.get_ident() == self._thread:
+            action()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(action)
+
+    def _notify(self) -> None:
+        if self._listener is not None:
+            self._listener()
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def check_weight(weight: float) -> None:
+    """Raises ValueError unless a weight is finite and not negative."""
+    if not (math.isfinite(weight) and weight >= 0):
+        raise ValueError(f"weight must be finite and not negative, got {weight!r}")

@@ -1,0 +1,210 @@
+"""AveragerCore: averages a list of tensors with other peers, round by round, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import torch
+
+from swarmcli.averaging.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.chronicle import Chronicle
+from swarmcli.averaging.config import AveragerConfig
+from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
+from swarmcli.averaging.finder import GroupFinder
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
+from swarmcli.averaging.layout import Layout
+from swarmcli.averaging.service import AllreduceService
+from swarmcli.averaging.tasks import on_executor
+from swarmcli.dht.node import DHTNode
+from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
+from swarmcli.events import PeerRefused
+from swarmcli.network import wire
+from swarmcli.network.identity import PeerID
+from swarmcli.network.tasks import TaskOwner
+
+logger = logging.getLogger(__name__)
+
+
+class AveragerCore:
+    """One averager. Its coroutines belong to one event loop; rounds look for their groups one after the other.
+
+    `tensors` are averaged in place. During the all-reduce of a round the core holds them exclusively; they change
+    only when the round commits, all at once. A round that fails leaves them as they were.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], node: DHTNode, config: AveragerConfig) -> None:
+        """Raises ValueError for tensors that cannot be averaged."""
+        self.config = config
+        self.node = node
+        self._tensors = list(tensors)
+        self._lock = asyncio.Lock()
+        self._layout = Layout.of(self._tensors)
+        self._finder = GroupFinder(node, config, self._layout.numel, self._own_terms())
+        self._service = AllreduceService(node.endpoint, config.prefix)
+        self._rounds = TaskOwner()
+        self._running = False
+
+    async def start(self) -> None:
+        """Begins to answer others. Raises ValueError if the endpoint has an averager of this prefix already."""
+        self._finder.start()
+        self._service.start()
+        self._running = True
+
+    async def shutdown(self) -> None:
+        """Leaves every group, cancels the rounds under way, withdraws the declaration. Idempotent; leaves no task."""
+        if self._running:
+            self._running = False
+            await self._rounds.close()
+            self._service.close()
+            await self._finder.stop()
+
+    def begin_round(self, request: RoundRequest) -> StepControl:
+        """Begins a round in the background. Raises ValueError for gathered data beyond MAX_GATHERED_BYTES."""
+        if not self._running:
+            raise RuntimeError("this averager is not running")
+        gathered = _encode_gathered(request.gather)
+        control = StepControl(request, self.node.endpoint.clock)
+        task = self._rounds.spawn(self._run(control, gathered))
+        control.attach(task)
+        task.add_done_callback(lambda _: control.finish(None))  # for one that was cancelled before its first step
+        return control
+
+    @asynccontextmanager
+    async def tensors(self) -> AsyncIterator[list[torch.Tensor]]:
+        """Exclusive access to the tensors; waits for an all-reduce under way."""
+        async with self._lock:
+            yield self._tensors
+
+    @property
+    def total_size(self) -> int:
+        """Elements in all tensors together."""
+        return self._layout.numel
+
+    @property
+    def group_bits(self) -> str:
+        """The bucket of the next search."""
+        return self._finder.group_bits
+
+    def set_group_bits(self, bits: str) -> None:
+        """Raises ValueError for anything but zeros and ones."""
+        self._finder.set_group_bits(bits)
+
+    def _own_terms(self) -> dict[str, str]:
+        options = self.config.allreduce
+        return {
+            "averaging.tensors": self._layout.schema_hash.hex()[:16],
+            "averaging.compression": options.compression.name,
+            "averaging.part_size_bytes": str(options.part_size_bytes),
+        }
+
+    # A round
+
+    async def _run(self, control: StepControl, gathered: bytes) -> None:
+        timeout = control.request.timeout
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        try:
+            control.finish(await self._try_until_committed(control, gathered, deadline))
+        except SwarmError as error:
+            control.finish(error)
+        except Exception as error:
+            control.finish(error)
+            raise
+
+    async def _try_until_committed(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
+        """Tries again after a failure while retries are allowed and there is time left to find a group."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await self._try_once(control, gathered, deadline)
+            except (MatchmakingError, RoundFailed) as error:
+                if not control.allow_retries or (deadline is not None and loop.time() >= deadline):
+                    raise
+                logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
+
+    async def _try_once(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
+        loop = asyncio.get_running_loop()
+        chronicle = Chronicle(control, self.config.prefix, loop.time)
+        emit = self.node.endpoint.events.emit
+        try:
+            group, result = await self._find_and_average(control, chronicle, gathered, deadline)
+        except RoundUndecided as error:
+            emit(chronicle.ended("undecided", str(error)))
+            raise
+        except SwarmError as error:
+            # A standing group that nobody came to is no round.
+            if chronicle.group is not None or control.request.target is None:
+                emit(chronicle.ended("failed", str(error)))
+            raise
+        except asyncio.CancelledError:
+            if chronicle.group is not None:
+                emit(chronicle.ended("failed", "cancelled here"))
+            raise
+        emit(
+            chronicle.ended(
+                "committed",
+                "" if result.total_weight > 0 else "nobody had any weight",
+                contributors=result.contributors,
+                left_out=dict(result.left_out),
+                bytes_sent=result.bytes_sent,
+                bytes_received=result.bytes_received,
+            )
+        )
+        return self._describe(group, result, chronicle)
+
+    async def _find_and_average(
+        self, control: StepControl, chronicle: Chronicle, gathered: bytes, deadline: float | None
+    ) -> tuple[Group, AllreduceResult]:
+        with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
+            group = chronicle.group = await self._finder.find(control, gathered, deadline)
+        control.mark_begun()
+        with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
+            weight = await control.wait_for_trigger()
+        with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
+            async with self._lock:
+                round_ = Allreduce(self._service, group, self._tensors, weight=weight, options=self.config.allreduce)
+                result = await round_.run()
+                if result.total_weight > 0 and result.averages:
+                    await on_executor(self._layout.nbytes, self._apply, result.averages)
+        return group, result
+
+    def _apply(self, averages: Sequence[torch.Tensor]) -> None:
+        """Moves all tensors; nothing in here can fail half way for tensors of the group's shapes and types."""
+        alpha = self.config.averaging_alpha
+        with torch.no_grad():
+            for tensor, average in zip(self._tensors, averages, strict=True):
+                if alpha == 1.0:
+                    tensor.copy_(average)
+                else:
+                    tensor.lerp_(average.to(tensor.device), alpha)
+
+    def _describe(self, group: Group, result: AllreduceResult, chronicle: Chronicle) -> RoundResult:
+        gathered = {member.peer_id: self._decode_gathered(member.peer_id, member.gathered) for member in group.members}
+        return RoundResult(
+            group=group,
+            gathered=gathered,
+            contributors=result.contributors,
+            left_out=result.left_out,
+            total_weight=result.total_weight,
+            bytes_sent=result.bytes_sent,
+            bytes_received=result.bytes_received,
+            seconds=chronicle.seconds,
+        )
+
+    def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:
+        try:
+            return wire.decode(Any, data) if data else None  # type: ignore[arg-type]
+        except msgspec.DecodeError as error:
+            self.node.endpoint.events.emit(PeerRefused(peer.text, str(error), what="gathered data"))
+            return None
+
+
+def _encode_gathered(value: Any) -> bytes:
+    data = b"" if value is None else wire.encode(value)
+    if len(data) > MAX_GATHERED_BYTES:
+        raise ValueError(f"gather has {len(data)} bytes when encoded, the bound is {MAX_GATHERED_BYTES}")
+    return data

@@ -1,0 +1,133 @@
+"""What peers that look for a group say to each other, as typed messages. Bounds are checked while decoding."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from swarmcli.averaging.candidates import Candidate
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, GroupBody
+
+MAX_TERMS = 512
+MAX_TERM_LENGTH = 256
+
+Verdict: TypeAlias = Literal["accepted", "follow", "full", "outranked", "begun", "cannot_lead", "terms"]
+ReplyVerdict: TypeAlias = Literal["coming", "following", "outranked", "begun"]
+
+
+class Joining(msgspec.Struct, frozen=True):
+    """What a follower brings along."""
+
+    patience: float  # seconds that it would still wait for a group that is not complete
+    progress: float = 0.0  # see Progress
+    bandwidth: float | None = None  # relative; None: not known
+    auxiliary: bool = False
+    gathered: bytes = b""
+
+    def __post_init__(self) -> None:
+        numbers = (self.patience, self.progress, self.bandwidth or 0.0)
+        if not all(math.isfinite(number) and number >= 0 for number in numbers):
+            raise ValueError("patience, progress and bandwidth are finite and not negative")
+        if len(self.gathered) > MAX_GATHERED_BYTES:
+            raise ValueError(f"gathered data has at most {MAX_GATHERED_BYTES} bytes")
+
+
+class Join(msgspec.Struct, frozen=True):
+    """Up the ranks: "may I follow you?". `terms` is the sender's fingerprint, key by key."""
+
+    candidate: Candidate
+    joining: Joining
+    terms: dict[str, str]
+    since: float  # swarm time at which the sender came up
+
+    def __post_init__(self) -> None:
+        check_terms(self.terms)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """To a Join.
+
+    accepted      the sender follows the answerer from now on
+    follow        the answerer follows `to` itself
+    full          `to` leads those for whom there was no room; None: the sender itself should
+    outranked     the sender ranks before the answerer, who did not know
+    begun         the answerer's group has begun without the sender
+    cannot_lead   the answerer cannot be dialed and leads nobody
+    terms         the two fingerprints differ under `keys`; the answerer came up at swarm time `since`
+    """
+
+    verdict: Verdict
+    candidate: Candidate | None = None  # the answerer as it stands now
+    to: Candidate | None = None
+    keys: tuple[str, ...] = ()
+    since: float = 0.0
+
+
+class Invitation(msgspec.Struct, frozen=True):
+    """Down the ranks: "ask `to`", which is the sender, or the leader that the sender now follows itself."""
+
+    sender: Candidate
+    to: Candidate
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """To an Invitation: coming; following somebody else (`to`); outranking the sender; begun without it."""
+
+    verdict: ReplyVerdict
+    candidate: Candidate | None = None
+    to: Candidate | None = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """From a leader to each follower. The next one comes within `patience` seconds, or the leader is gone."""
+
+    search: bytes  # the leader's
+    patience: float
+    members: int  # in the group so far
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.patience <= 3600:
+            raise ValueError("a heartbeat's patience is between 0 and 3600 s")
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """To a Heartbeat or a Progress: whether the two are still leader and follower, and the follower's progress."""
+
+    together: bool
+    progress: float = 0.0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """From a follower to its leader: how much it has done so far (cumulative) towards the group's target."""
+
+    search: bytes  # the follower's
+    progress: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.progress) and self.progress >= 0):
+            raise ValueError("progress is finite and not negative")
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """The sender is no longer part of what the receiver leads, or leads it no longer."""
+
+    search: bytes  # the sender's
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """From the leader to every follower: this is the group, and the round begins."""
+
+    search: bytes  # the follower's, so that no earlier search is meant
+    group: GroupBody
+
+
+class Done(msgspec.Struct, frozen=True):
+    """To Leave and Begin."""
+
+
+def check_terms(terms: dict[str, str]) -> None:
+    """Raises ValueError for fingerprints beyond the bounds."""
+    if len(terms) > MAX_TERMS or any(len(part) > MAX_TERM_LENGTH for item in terms.items() for part in item):
+        raise ValueError(f"a fingerprint has at most {MAX_TERMS} entries of {MAX_TERM_LENGTH} characters")

@@ -1,0 +1,76 @@
+"""Carries the messages of matchmaking between the averagers of one prefix."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from swarmcli.averaging.candidates import Candidate
+from swarmcli.averaging.meeting import (
+    Answer,
+    Begin,
+    Done,
+    Heartbeat,
+    Invitation,
+    Join,
+    Leave,
+    Progress,
+    Pulse,
+    Reply,
+)
+from swarmcli.errors import NetworkError
+from swarmcli.network.identity import PeerID
+from swarmcli.network.rpc import Endpoint
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.transport import PeerInfo
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+def method_name(prefix: str, what: str) -> str:
+    """Averagers of several prefixes share an endpoint, so the methods carry the prefix."""
+    return f"matchmaking/{what}/{prefix}"
+
+
+class Post:
+    """Typed calls to the same averager at other peers. All but `tell…` raise NetworkError and its kinds."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str, tasks: TaskOwner, *, timeout: float) -> None:
+        self.endpoint = endpoint
+        self.prefix = prefix
+        self.timeout = timeout
+        self._tasks = tasks
+
+    def learn(self, candidate: Candidate) -> None:
+        """Takes up where a candidate can be dialed."""
+        self.endpoint.learn(PeerInfo(candidate.peer_id, candidate.addresses))
+
+    async def join(self, peer: PeerID, message: Join) -> Answer:
+        return await self._call(peer, "join", message, Answer)
+
+    async def invite(self, peer: PeerID, message: Invitation) -> Reply:
+        return await self._call(peer, "invite", message, Reply)
+
+    async def beat(self, peer: PeerID, message: Heartbeat) -> Pulse:
+        return await self._call(peer, "beat", message, Pulse)
+
+    async def push(self, peer: PeerID, message: Progress) -> Pulse:
+        return await self._call(peer, "push", message, Pulse)
+
+    def tell_leaving(self, peer: PeerID, message: Leave) -> None:
+        self._tasks.spawn(self._tell(self._call(peer, "leave", message, Done), peer, "leave"))
+
+    def tell_begin(self, peer: PeerID, message: Begin) -> None:
+        self._tasks.spawn(self._tell(self._call(peer, "begin", message, Done), peer, "begin"))
+
+    async def _call(self, peer: PeerID, what: str, message: Any, answer: type[R]) -> R:
+        return await self.endpoint.call(peer, method_name(self.prefix, what), message, answer, timeout=self.timeout)
+
+    async def _tell(self, call: Coroutine[Any, Any, Done], peer: PeerID, what: str) -> None:
+        try:
+            await call
+        except NetworkError as error:
+            logger.debug("%s did not take %r: %s", peer.short, what, error)

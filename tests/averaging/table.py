@@ -1,0 +1,264 @@
+"""Searches around one table: messages travel with random delays, declarations lie on a shared board.
+
+A driver of `Search` without any network, so that thousands of schedules can be tried. Time is a number here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from swarmcli.averaging.candidates import Candidate, Roll, search_id
+from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.matchmaking import Goal, Search
+from swarmcli.averaging.meeting import Answer, Joining, Reply
+from swarmcli.network.identity import PeerID
+
+FIRST_PAUSE, LAST_PAUSE = 0.1, 3.0  # between reads of the board; each is twice as long as the one before
+
+
+def peer_id(number: int) -> PeerID:
+    return PeerID(number.to_bytes(32, "big"))
+
+
+@dataclass
+class Seat:
+    """One peer at the table."""
+
+    search: Search
+    alive: bool = True
+    frozen: bool = False
+    group: list[PeerID] | None = None
+    gave_up: str = ""
+    formed_at: float = math.nan
+    read_took: float = 0.0
+    pause: float = FIRST_PAUSE
+    wake: float = math.inf
+
+
+@dataclass
+class Table:
+    seed: int
+    options: MatchmakingOptions = field(default_factory=MatchmakingOptions)
+    delay: Callable[[random.Random], float] = lambda rng: rng.uniform(0.005, 0.03)
+    read_delay: Callable[[random.Random], float] = lambda rng: rng.uniform(0.03, 0.1)
+    now: float = 0.0
+    messages: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.board: dict[PeerID, Candidate] = {}
+        self.seats: dict[PeerID, Seat] = {}
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    # What happens at the table
+
+    def sit(
+        self, number: int, *, at: float = 0.0, listening: bool = True, goal: Goal = Goal(), tag: bytes = b""
+    ) -> Seat:
+        """A peer begins to look for a group at time `at`."""
+        peer = peer_id(number)
+        me = Candidate(peer, search_id(at, self.random.randbytes(8)), tag, listening)
+        search = Search(me, Roll(tag, peer), self.options, goal, now=at, connected=self._connected(peer))
+        seat = self.seats[peer] = Seat(search)
+        self._at(at, lambda: self._begin(seat))
+        return seat
+
+    def kill(self, number: int, at: float, *, heard: bool = True) -> None:
+        """A peer dies; with `heard` those whom it met notice at once, otherwise it is just silent."""
+        seat = self.seats[peer_id(number)]
+
+        def die() -> None:
+            seat.alive = False
+            for other in self.seats.values() if heard else ():
+                other.search.on_lost(seat.search.me.peer_id, self.now)
+                self._step(other)
+
+        self._at(at, die)
+
+    def declare_ghost(self, number: int, *, tag: bytes = b"") -> None:
+        """A declaration whose peer is gone."""
+        peer = peer_id(number)
+        self.board[peer] = Candidate(peer, search_id(0.0, self.random.randbytes(8)), tag, True)
+
+    def report(self, number: int, progress: float, at: float) -> None:
+        seat = self.seats[peer_id(number)]
+
+        def push() -> None:
+            seat.search.gathering.own_progress = progress
+            if seat.search.leader is not None:
+                leader = self.seats[seat.search.leader.peer_id]
+                self._send(leader, lambda: leader.search.on_progress(seat.search.me.peer_id, progress))
+            self._step(seat)
+
+        self._at(at, push)
+
+    def run(self, until: float = 60.0) -> None:
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, happen = heapq.heappop(self._queue)
+            happen()
+        self.now = until
+
+    @property
+    def groups(self) -> list[list[PeerID]]:
+        """The groups that began, by their leaders' lists."""
+        return [seat.group for peer, seat in self.seats.items() if seat.group and seat.group[0] == peer]
+
+    # How the searches are driven
+
+    def _at(self, when: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (when, next(self._numbers), happen))
+
+    def _send(self, to: Seat | None, happen: Callable[[], None]) -> None:
+        self.messages += 1
+
+        def arrive() -> None:
+            if to is not None and to.alive:
+                happen()
+                self._step(to)
+
+        self._at(self.now + self.delay(self.random), arrive)
+
+    def _connected(self, peer: PeerID) -> Callable[[PeerID], bool]:
+        def connected(other: PeerID) -> bool:
+            there = self.seats.get(other)
+            return there is not None and there.search.leader is not None and there.search.leader.peer_id == peer
+
+        return connected
+
+    def _begin(self, seat: Seat) -> None:
+        took = self.read_delay(self.random)
+        self._at(self.now + took / 2, lambda: self.board.__setitem__(seat.search.me.peer_id, seat.search.me))
+        seat.read_took = took
+        self._at(self.now + took / 2, lambda: self._read(seat))
+        self._step(seat)
+        self._at(self.now + 1.0, lambda: self._beat(seat))
+
+    def _read(self, seat: Seat) -> None:
+        """Begins a read, whose result is as of now and arrives later."""
+        seen = list(self.board.values())
+
+        def arrive() -> None:
+            if not seat.alive or seat.group is not None or seat.gave_up:
+                return
+            for candidate in seen:
+                seat.search.learn(candidate, self.now)
+            seat.search.on_read(self.now, seat.read_took)
+            self._step(seat)
+            self._at(self.now + seat.pause, lambda: self._read(seat))
+            seat.pause = min(2 * seat.pause, LAST_PAUSE)
+
+        self._at(self.now + seat.read_took / 2, arrive)
+
+    def _beat(self, seat: Seat) -> None:
+        if not seat.alive or seat.search.begun or seat.gave_up:
+            return
+        me = seat.search.me
+        for peer in list(seat.search.gathering.followers):
+            self._heartbeat(seat, self.seats[peer], me)
+        self._at(self.now + 1.0, lambda: self._beat(seat))
+
+    def _heartbeat(self, seat: Seat, follower: Seat, me: Candidate) -> None:
+        def arrive() -> None:
+            together = follower.search.on_heartbeat(me.peer_id, me.search, 3.0, self.now)
+            if not together:
+                self._send(seat, lambda: seat.search.gathering.remove(follower.search.me.peer_id))
+
+        self._send(follower, arrive)
+
+    def _step(self, seat: Seat) -> None:
+        if not seat.alive or seat.group is not None or seat.gave_up:
+            return
+        moves = seat.search.moves(self.now)
+        if moves.ask is not None:
+            self._ask(seat, moves.ask)
+        for candidate in moves.invite:
+            self._invite(seat, candidate, seat.search.me)
+        for peer in moves.redirect:
+            assert seat.search.leader is not None
+            self._invite(seat, self.seats[peer].search.me, seat.search.leader)
+        for peer in moves.leave:
+            left = self.seats[peer]
+            self._send(
+                left, lambda left=left: left.search.on_leave(seat.search.me.peer_id, seat.search.me.search, self.now)
+            )
+        if moves.begin:
+            self._announce(seat)
+        elif moves.give_up:
+            seat.gave_up = moves.give_up
+        elif moves.wake_at < seat.wake or seat.wake <= self.now:
+            seat.wake = max(moves.wake_at, self.now + 1e-6)
+            self._at(seat.wake, lambda: self._step(seat))
+
+    def _ask(self, seat: Seat, target: Candidate) -> None:
+        me, other = seat.search.me, self.seats.get(target.peer_id)
+        patience = max(seat.search.gathering.close_at - self.now, 0.0)
+        joining = Joining(patience, progress=seat.search.gathering.own_progress)
+        answered: list[bool] = []
+
+        def receive() -> None:
+            assert other is not None
+            answer = None
+            if (
+                not other.gave_up
+                and other.search.me.tag == me.tag
+                and (other.group is not None or other.wake < math.inf)
+            ):
+                answer = other.search.on_join(me, joining, self.now)
+            self._send(seat, lambda: settle(answer))
+
+        def settle(answer: Answer | None) -> None:
+            answered.append(True)
+            if answer is None:
+                seat.search.on_refused(target.peer_id)
+            else:
+                seat.search.on_answer(target.peer_id, answer, self.now)
+
+        self._send(other, receive)
+        self._expire(seat, target.peer_id, answered)
+
+    def _invite(self, seat: Seat, target: Candidate, to: Candidate) -> None:
+        other = self.seats.get(target.peer_id)
+        answered: list[bool] = []
+
+        def receive() -> None:
+            assert other is not None
+            reply = None
+            if not other.gave_up and other.search.me.tag == to.tag:
+                reply = other.search.on_invitation(seat.search.me, to, self.now)
+            self._send(seat, lambda: settle(reply))
+
+        def settle(reply: Reply | None) -> None:
+            answered.append(True)
+            if reply is None:
+                seat.search.on_refused(target.peer_id)
+            else:
+                seat.search.on_reply(target.peer_id, reply, self.now)
+
+        self._send(other, receive)
+        self._expire(seat, target.peer_id, answered)
+
+    def _expire(self, seat: Seat, peer: PeerID, answered: list[bool]) -> None:
+        def time_out() -> None:
+            if not answered and seat.alive and seat.group is None:
+                seat.search.on_no_answer(peer, self.now)
+                self._step(seat)
+
+        self._at(self.now + self.options.request_timeout, time_out)
+
+    def _announce(self, seat: Seat) -> None:
+        order = [follower.candidate for follower in seat.search.gathering.by_rank()]
+        members = [seat.search.me.peer_id, *(candidate.peer_id for candidate in order)]
+        seat.group, seat.formed_at = members, self.now
+        for candidate in order:
+            other = self.seats[candidate.peer_id]
+            self._send(other, lambda other=other, candidate=candidate: self._begun(seat, other, candidate, members))
+
+    def _begun(self, leader: Seat, seat: Seat, candidate: Candidate, members: list[PeerID]) -> None:
+        if seat.search.on_begin(leader.search.me.peer_id, candidate.search):
+            seat.group, seat.formed_at = members, self.now
