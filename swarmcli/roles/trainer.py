@@ -26,6 +26,7 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
             optimizer,
             LoopSettings(stream_seed(recipe.seed, peer.peer_id), recipe.accumulation_steps, recipe.max_epochs),
             compute=collaboration.compute,
+            on_loss=optimizer.note_loss,
         )
         result = loop.run(stop)
         if result.reason == "max_epochs":
