@@ -110,6 +110,7 @@ def parse_value(text: str, origin: str) -> Entry:
     except (yaml.YAMLError, RecursionError) as error:
         problem = getattr(error, "problem", None) or "it is nested too deeply"
         raise RecipeError(f"{origin}: the value cannot be read ({problem}); check its brackets and quotes") from error
+    assert node is not None  # a text that begins with a bracket or quote is never empty
     return _Builder(origin, lines=False).build(node)
 
 
