@@ -17,6 +17,7 @@ from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.errors import NetworkError
 from swarmcli.network import Endpoint, PeerID
 
+_LOOKS, _LOOK_AGAIN = 20, 0.25  # times and seconds, for a member that is not connected when the round begins
 _CALL_TIMEOUT = 10.0  # seconds for what is answered at once
 _GRACE = 10.0  # seconds that a follower waits beyond the leader's own deadline
 _UNBOUNDED = 1e7  # seconds, for a call that ends with its connection or with a deadline around it
@@ -119,18 +120,28 @@ class Leader:
 
     async def _watch_beginning(self, member: int) -> None:
         peer = self._group.members[member].peer_id
-        lost = self._context.endpoint.lost(peer) if self._context.endpoint.is_connected(peer) else None
-        asked = asyncio.ensure_future(self._asked[member].wait())
         try:
-            waiting: list[asyncio.Future[Any]] = [asked] if lost is None else [asked, lost]
-            await asyncio.wait(waiting, timeout=self._options.to_begin, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
-                gone = lost is not None and lost.done()
-                self._lose(member, "it was gone before it began" if gone else "it did not begin in time")
-        finally:
-            asked.cancel()
-            if lost is not None:
-                lost.cancel()
+            async with asyncio.timeout(self._options.to_begin):
+                gone = await self._gone_before(self._asked[member], peer)
+        except TimeoutError:
+            gone = "it did not begin in time"
+        if gone:
+            self._lose(member, gone)
+
+    async def _gone_before(self, asked: asyncio.Event, peer: PeerID) -> str:
+        """Waits until a member asks for the outcome ("") or its connection has ended before that (why)."""
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(asked.wait())
+            for _ in range(_LOOKS):  # its connection may still be on its way
+                if not self._context.endpoint.is_connected(peer):
+                    await asyncio.wait([asking], timeout=_LOOK_AGAIN)
+            lost = self._context.endpoint.lost(peer)
+            either: list[asyncio.Future[Any]] = [asking, lost]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            reason = "" if asking.done() else f"it was gone before it began: {lost.result()}"
+            asking.cancel()
+            lost.cancel()
+        return reason
 
     async def _watch_time(self) -> None:
         """Gives up at the deadline; without one, when votes stay out long after this member's own."""

@@ -77,9 +77,6 @@ class Reducer:
         """Member index → why its tensors are missing from some part on."""
         return {index: sender.left_out for index, sender in self._senders.items() if sender.left_out is not None}
 
-    def has_begun(self, sender: int) -> bool:
-        return self._senders[sender].weight is not None
-
     def begin(self, sender: int, weight: float) -> None:
         """A sender names its weight; one of zero delivers nothing. Raises InputRefused."""
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
@@ -107,6 +104,8 @@ class Reducer:
         while position - len(self._averages) >= self._window(position):
             await self._wait()
         async with self._locks[position]:
+            if state.left_out is not None:
+                raise InputRefused(f"it was left out before: {state.left_out}")
             try:
                 await on_executor(self.parts[position].descriptor.nbytes, self._add, position, state, message)
             finally:
@@ -137,7 +136,10 @@ class Reducer:
             for position, part in enumerate(self.parts):
                 while not all(sender.settled(position) for sender in self._senders.values()):
                     await self._wait()
-                self._averages.append(await on_executor(part.descriptor.nbytes, self._finish, position))
+                async with self._locks[position]:  # a sender that was left out may still be adding
+                    average = await on_executor(part.descriptor.nbytes, self._finish, position)
+                del self._locks[position]
+                self._averages.append(average)
                 self._bell.ring()
         except RoundFailed as error:
             self.abort(error)
@@ -194,7 +196,6 @@ class Reducer:
             for index, sender in sorted(self._senders.items())
             if sender.weight and sender.delivered > position
         }
-        self._locks.pop(position, None)
         message = self._encode(position, math.fsum(included.values())) if included else None
         senders, weights = tuple(included), tuple(included.values())
         return Average(part, senders, weights, message, digest_of(part.index, senders, weights, message))

@@ -105,6 +105,8 @@ class PartReceiver:
             self._reducer.leave_out(member, f"its connection ended: {error}"[:MAX_WORDS])
 
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
+        if member in self._reducer.left_out:
+            return  # it comes too late
         self._reducer.begin(member, terms.weight)
         if terms.note:
             self._notes[member] = terms.note

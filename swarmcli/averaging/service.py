@@ -37,7 +37,7 @@ class AllreduceService:
         self.endpoint = endpoint
         self._prefix = prefix
         self._rounds: dict[bytes, Round] = {}
-        self._outcomes: OrderedDict[bytes, Decision] = OrderedDict()
+        self._outcomes: OrderedDict[bytes, Decision | None] = OrderedDict()  # of rounds that were here
         self._news = Bell()
         self._closed = False
 
@@ -59,9 +59,9 @@ class AllreduceService:
         """The full name of a method on the wire."""
         return f"allreduce.{name}.{self._prefix}"
 
-    def remember(self, group_id: bytes, decision: Decision) -> None:
-        """Keeps an outcome for those who ask late."""
-        self._outcomes.setdefault(group_id, decision)
+    def remember(self, group_id: bytes, decision: Decision | None) -> None:
+        """Keeps an outcome (None: this member never learned it) for those who ask late. The first word stands."""
+        self._outcomes[group_id] = self._outcomes.get(group_id) or decision
         while len(self._outcomes) > _REMEMBERED:
             self._outcomes.popitem(last=False)
 
@@ -76,6 +76,8 @@ class AllreduceService:
             yield
         finally:
             del self._rounds[round_.group_id]
+            self.remember(round_.group_id, None)
+            self._news.ring()
 
     async def _exchange(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
         round_ = await self._round(request.group_id)
@@ -92,20 +94,22 @@ class AllreduceService:
         return Noted()
 
     async def _outcome(self, peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
-        decision = self._outcomes.get(question.group_id)
-        if decision is None:
+        if self._outcomes.get(question.group_id) is None and not self._is_over(question.group_id):
             round_ = await self._round(question.group_id)
-            decision = await round_.tell_outcome(peer)
-        return OutcomeAnswer.of(decision)
+            return OutcomeAnswer.of(await round_.tell_outcome(peer))
+        return OutcomeAnswer.of(self._outcomes[question.group_id])
 
     async def _round(self, group_id: bytes) -> Round:
         """The round that runs here under this id; waits for it to begin. Raises CallRefused."""
         try:
             async with asyncio.timeout(_EARLY):
                 while group_id not in self._rounds:
-                    if self._closed or group_id in self._outcomes:
+                    if self._closed or self._is_over(group_id):
                         raise CallRefused("over", "this round is over here")
                     await self._news.wait()
         except TimeoutError:
             raise CallRefused("unknown", "this round has not begun here") from None
         return self._rounds[group_id]
+
+    def _is_over(self, group_id: bytes) -> bool:
+        return group_id in self._outcomes and group_id not in self._rounds

@@ -281,3 +281,18 @@ def test_the_digest_covers_values_senders_and_weights() -> None:
 
     digests = [asyncio.run(digest(*case)) for case in [(1, 1, 2), (2, 1, 2), (1, 2, 2), (1, 1, 3), (1, 1, 2)]]
     assert digests[0] == digests[4] and len(set(digests)) == 4
+
+
+def test_nothing_is_added_for_a_sender_that_was_left_out() -> None:
+    async def main() -> None:
+        bench = Bench(randoms(2, 16, torch.float32))
+        bench.reducer.begin(0, 1)
+        bench.reducer.begin(1, 1)
+        bench.reducer.leave_out(1, "absent")
+        await bench.reducer.run()
+        with pytest.raises(InputRefused, match="left out before: absent"):
+            await bench.reducer.add(1, bench.message(1, 0))
+        assert bench.results is not None
+        assert torch.equal(bench.results.tensors()[0], bench.tensors[0])
+
+    run(main)

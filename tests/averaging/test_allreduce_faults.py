@@ -1,0 +1,164 @@
+"""Members die, freeze and are cut off at random moments of a round; whoever commits has the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from rounds import Kind, Outcome, Swarm
+
+from swarmcli.averaging.patience import AllreduceOptions
+from swarmcli.averaging.results import AllreduceResult
+from swarmcli.errors import RoundFailed, RoundUndecided
+from swarmcli.network import virtual_time
+
+BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases
+
+
+def random_kinds(random_: random.Random) -> list[Kind]:
+    """A group that has a reducer: the leader listens."""
+    kinds = [Kind(weight=random_.choice([1.0, 2.0, 0.0]), delay=random_.random() * 0.3)]
+    for _ in range(random_.randint(1, 7)):
+        kinds.append(
+            Kind(
+                weight=random_.choice([1.0, 1.0, 3.0, 0.0]),
+                listening=random_.random() < 0.6,
+                auxiliary=random_.random() < 0.25,
+                bandwidth=random_.choice([0.0, 1.0, 1.0, 5.0]),
+                delay=random_.random() * 0.3,
+            )
+        )
+    return kinds
+
+
+async def disturb(swarm: Swarm, random_: random.Random, faults: int) -> None:
+    for _ in range(faults):
+        await asyncio.sleep(random_.random() * 1.2)
+        victim = random_.randrange(len(swarm.peers))
+        match random_.choice(["kill", "freeze", "cut", "isolate"]):
+            case "kill":
+                swarm.kill(victim)
+            case "freeze":
+                swarm.freeze(victim)
+            case "cut":
+                swarm.network.cut(swarm.peers[victim].peer_id, random_.choice(swarm.peers).peer_id)
+            case "isolate":
+                swarm.network.partition([swarm.peers[victim].peer_id])
+    await asyncio.sleep(100)  # whoever was frozen so long finds the others gone on
+    for peer in swarm.peers:
+        swarm.network.thaw(peer.peer_id)
+    swarm.network.heal()
+
+
+def play(seed: int, faults: int) -> list[Outcome | None]:
+    async def main() -> list[Outcome | None]:
+        random_ = random.Random(seed)
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm(random_kinds(random_), seed=seed, bandwidth=BANDWIDTH, options=options) as swarm:
+            outcomes = await swarm.round(lambda: disturb(swarm, random_, faults))
+            swarm.check(outcomes)
+            return outcomes
+
+    return virtual_time.run(main(), seed=seed, timeout=2000)
+
+
+@pytest.mark.parametrize("faults", [1, 2])
+@pytest.mark.parametrize("block", range(4))
+def test_one_outcome_whatever_happens(faults: int, block: int) -> None:
+    kinds_of_ends: Counter[str] = Counter()
+    for seed in range(block * 25, block * 25 + 25):
+        kinds_of_ends.update(type(outcome).__name__ for outcome in play(seed, faults))
+    assert kinds_of_ends["AllreduceResult"] > 20 and kinds_of_ends["RoundFailed"] > 5
+
+
+def disturbed_round(
+    kinds: list[Kind], when: float, what: str, victim: int
+) -> tuple[Swarm, list[Outcome | None], float]:
+    """One round with one fault; the time it took until the last of the others had its outcome."""
+
+    async def main() -> tuple[Swarm, list[Outcome | None], float]:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm(kinds, bandwidth=BANDWIDTH, options=options) as swarm:
+
+            async def fault() -> None:
+                await asyncio.sleep(when)
+                swarm.kill(victim) if what == "kill" else swarm.freeze(victim)
+                others = [task for index, task in enumerate(swarm.tasks) if index != victim]
+                await asyncio.wait(others)
+                ended.append(asyncio.get_running_loop().time())
+                swarm.network.thaw(swarm.peers[victim].peer_id)
+
+            ended: list[float] = []
+            outcomes = await swarm.round(fault)
+            swarm.check(outcomes)
+            return swarm, outcomes, ended[0]
+
+    return virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize("what", ["kill", "freeze"])
+def test_a_sender_that_dies_is_left_out_from_there_on(what: str) -> None:
+    kinds = [Kind(), Kind(), Kind(), Kind(bandwidth=0, weight=2)]
+    swarm, outcomes, took = disturbed_round(kinds, 0.4, what, 3)
+    victim = swarm.peers[3].peer_id
+    for outcome in outcomes[:3]:
+        assert isinstance(outcome, AllreduceResult)
+        assert victim in outcome.left_out and victim not in outcome.contributors
+        assert outcome.parts[0].senders == (0, 1, 2, 3)  # what had arrived still counts
+    assert took < (2 if what == "kill" else 12)
+
+
+@pytest.mark.parametrize("what", ["kill", "freeze"])
+def test_without_a_reducer_the_group_gives_the_round_up(what: str) -> None:
+    swarm, outcomes, took = disturbed_round([Kind(), Kind(), Kind()], 0.3, what, 2)
+    for outcome in outcomes[:2]:
+        assert isinstance(outcome, RoundFailed)
+        assert swarm.peers[2].peer_id in outcome.suspects
+    assert took < (2 if what == "kill" else 12)
+
+
+@pytest.mark.parametrize("what", ["kill", "freeze"])
+def test_without_the_leader_nobody_knows(what: str) -> None:
+    _, outcomes, took = disturbed_round([Kind(bandwidth=0), Kind(), Kind()], 0.3, what, 0)
+    assert all(isinstance(outcome, RoundUndecided) for outcome in outcomes[1:])
+    assert took < (2 if what == "kill" else 12)
+
+
+def test_a_member_killed_before_it_begins_is_not_waited_for() -> None:
+    _, outcomes, took = disturbed_round([Kind(), Kind(), Kind(), Kind(bandwidth=0, delay=5)], 1, "kill", 3)
+    assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[:3])
+    assert took < 3
+
+
+def test_whoever_lost_the_leader_asks_the_others() -> None:
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm([Kind(), Kind(), Kind()], bandwidth=BANDWIDTH, options=options) as swarm:
+
+            async def cut_after_the_data() -> None:
+                # A long enough silence to lose the connection, at the moment when only the decision is missing.
+                original = swarm.peers[0].service.remember
+
+                def remember(group_id: bytes, decision: object) -> None:
+                    original(group_id, decision)  # type: ignore[arg-type]
+                    swarm.network.cut(swarm.peers[0].peer_id, swarm.peers[2].peer_id)
+
+                swarm.peers[0].service.remember = remember  # type: ignore[method-assign,assignment]
+
+            outcomes = await swarm.round(cut_after_the_data)
+            assert len(swarm.check(outcomes)) == 3
+
+    virtual_time.run(main(), timeout=2000)
+
+
+def test_the_deadline_of_a_round() -> None:
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512, allreduce_timeout=3)
+        async with Swarm([Kind(), Kind(delay=30)], options=options) as swarm:
+            outcomes = await swarm.round()
+            assert isinstance(outcomes[0], RoundFailed) and "3 s" in str(outcomes[0])
+            assert isinstance(outcomes[1], RoundFailed)  # the leader still answers
+
+    virtual_time.run(main(), timeout=2000)
