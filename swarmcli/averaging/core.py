@@ -197,7 +197,7 @@ class AveragerCore:
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:
         try:
-            return wire.decode(Any, data) if data else None  # type: ignore[arg-type]
+            return wire.decode(Any, data) if data else None
         except msgspec.DecodeError as error:
             self.node.endpoint.events.emit(PeerRefused(peer.text, str(error), what="gathered data"))
             return None

@@ -59,10 +59,10 @@ class Table:
     # What happens at the table
 
     def sit(
-        self, number: int, *, at: float = 0.0, listening: bool = True, goal: Goal = Goal(), tag: bytes = b""
+        self, number: int, *, at: float = 0.0, listening: bool = True, goal: Goal | None = None, tag: bytes = b""
     ) -> Seat:
         """A peer begins to look for a group at time `at`."""
-        peer = peer_id(number)
+        peer, goal = peer_id(number), goal or Goal()
         me = Candidate(peer, search_id(at, self.random.randbytes(8)), tag, listening)
         search = Search(me, Roll(tag, peer), self.options, goal, now=at, connected=self._connected(peer))
         seat = self.seats[peer] = Seat(search)
