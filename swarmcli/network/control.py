@@ -166,7 +166,7 @@ class ControlChannel:
         if self._liveness.dead():
             self.connection.abort(f"no sign of life for {self._host.limits.keepalive_timeout:g} s")
         elif (number := self._liveness.ping_due(watched)) is not None:
-            self._pings[number] = (self._host.clock.raw(), self._loop.time())
+            self._pings.setdefault(number, (self._host.clock.raw(), self._loop.time()))
             self.post(Ping(number))
 
     # Receiver
@@ -312,12 +312,12 @@ class ControlChannel:
             self._pong_due = False
 
     def _pong_received(self, pong: Pong) -> None:
-        if pong.number not in self._pings:
+        if not self._liveness.answered(pong.number):
             raise ProtocolViolation(f"unexpected message: a pong without a ping: {pong.number}")
-        raw, at = self._pings[pong.number]
-        self._pings = {number: times for number, times in self._pings.items() if number > pong.number}
-        self._liveness.answered(pong.number)
-        self._measured(raw, at, pong.received, pong.replied)
+        if pong.number in self._pings:
+            raw, at = self._pings[pong.number]
+            self._pings = {number: times for number, times in self._pings.items() if number > pong.number}
+            self._measured(raw, at, pong.received, pong.replied)
 
     def _measured(self, sent_raw: float, sent_at: float, received: float, replied: float) -> None:
         clock = self._host.clock

@@ -5,15 +5,15 @@ from __future__ import annotations
 from swarmcli.network.limits import Limits
 from swarmcli.network.transport import Connection
 
-_MAX_PINGS = 8  # unanswered ones, beyond which further pings would say nothing new
+_MAX_PINGS = 8  # unanswered ones; further pings repeat the last number, so that nobody has to remember more
 
 
 class Liveness:
     """Counts ticks of the keepalive, not time: a machine that slept or was too busy has not been waiting.
 
-    Nothing heard for a while: ping. Nothing said for a while: ping as well, since the other end may be busy with a
-    long message and could otherwise not know that it is being heard. Nothing at all heard since a ping was sent,
-    for the timeout: the other end is dead. Bytes count, not messages, and any bytes do.
+    Nothing heard for a while: ping. Nothing at all heard since a ping was sent, for the timeout: the other end is
+    dead. Bytes count, not messages, and any bytes do. An end that hears a long message also pings now and then:
+    the sender's own pings stand in line behind it, and without a word from here it would believe itself alone.
     """
 
     def __init__(self, connection: Connection, limits: Limits) -> None:
@@ -23,31 +23,43 @@ class Liveness:
         self._said = connection.bytes_sent
         self._silent = 0  # ticks without a byte from there …
         self._mute = 0  # … and from here
+        self._listened = 0  # ticks with bytes from there since the last one with bytes from here
         self._pinged = 0  # pings sent so far; each has its number
         self._answered = 0  # all before this number are answered
 
     def dead(self) -> bool:
         """To be called once per tick, first."""
         connection = self._connection
-        self._silent = self._silent + 1 if connection.bytes_received == self._heard else 0
-        self._mute = self._mute + 1 if connection.bytes_sent == self._said else 0
+        heard, said = connection.bytes_received != self._heard, connection.bytes_sent != self._said
         self._heard, self._said = connection.bytes_received, connection.bytes_sent
-        unanswered = self._pinged > self._answered
-        return unanswered and self._silent * self._limits.keepalive_interval >= self._limits.keepalive_timeout
+        self._silent = 0 if heard else self._silent + 1
+        self._mute = 0 if said else self._mute + 1
+        self._listened = 0 if said else self._listened + heard
+        return self._unanswered > 0 and self._seconds(self._silent) >= self._limits.keepalive_timeout
 
     def ping_due(self, watched: bool) -> int | None:
         """The number of the ping to send now, if one is due."""
         patience = self._limits.keepalive_interval if watched else self._limits.keepalive_idle_interval
         if not self._connection.dialed:
             patience *= 1.5  # mostly the dialer's ping comes before, and one of the two is enough
-        unanswered = self._pinged - self._answered
-        if max(self._silent, self._mute) * self._limits.keepalive_interval < patience or unanswered >= _MAX_PINGS:
+        # One answer that came is no long message: it takes bytes in more than one tick.
+        listening = self._listened > 1 and self._seconds(self._mute) >= self._limits.keepalive_timeout / 3
+        if not listening and self._seconds(self._silent) < patience:
             return None
-        if unanswered == 0:
+        if self._unanswered == 0:
             self._silent = 0  # the timeout runs from here
-        number, self._pinged = self._pinged, self._pinged + 1
-        return number
+        if self._unanswered < _MAX_PINGS:
+            self._pinged += 1
+        return self._pinged - 1
 
-    def answered(self, number: int) -> None:
-        """A pong has come for this ping, and so for those before it."""
-        self._answered = number + 1
+    def answered(self, number: int) -> bool:
+        """A pong has come for this ping, and so for those before it. False if there was no such ping."""
+        self._answered = max(self._answered, number + 1) if number < self._pinged else self._answered
+        return number < self._pinged
+
+    @property
+    def _unanswered(self) -> int:
+        return self._pinged - self._answered
+
+    def _seconds(self, ticks: int) -> float:
+        return ticks * self._limits.keepalive_interval

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-CHUNK = 64 * 1024  # bytes that one connection may send before it is another's turn
+CHUNK = 16 * 1024  # bytes that one connection may send before it is another's turn
 OVERHEAD = 8  # bytes per frame beyond header and payload
 
 
