@@ -1,0 +1,169 @@
+"""Who is silent is pinged, who stays silent is dead, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from worlds import Number, endpoints
+
+from swarmcli.events import Event, PeerDisconnected
+from swarmcli.network import Limits, MemoryNetwork, PeerID, virtual_time
+from swarmcli.network.liveness import Liveness
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    virtual_time.run(main, timeout=1e6)
+
+
+class FakeConnection:
+    dialed = True
+    bytes_sent = 0
+    bytes_received = 0
+
+
+def make(limits: Limits | None = None) -> tuple[FakeConnection, Liveness]:
+    connection = FakeConnection()
+    return connection, Liveness(connection, limits or Limits())  # type: ignore[arg-type]
+
+
+def test_silence_is_answered_by_a_ping_and_then_by_death() -> None:
+    _, liveness = make(Limits(keepalive_interval=1, keepalive_timeout=6))
+    assert not liveness.dead() and liveness.ping_due(watched=True) == 0
+    for _ in range(5):
+        assert not liveness.dead()
+        liveness.ping_due(watched=True)
+    assert liveness.dead()
+
+
+def test_any_byte_is_life() -> None:
+    connection, liveness = make()
+    for _ in range(1000):
+        connection.bytes_received += 1  # of some long message that never seems to end
+        assert not liveness.dead()
+        liveness.ping_due(watched=True)
+
+
+def test_without_a_question_nobody_is_dead() -> None:
+    _, liveness = make(Limits(keepalive_idle_interval=1000))
+    for _ in range(100):
+        assert not liveness.dead() and liveness.ping_due(watched=False) is None
+
+
+def test_an_end_that_only_listens_still_makes_itself_heard() -> None:
+    connection, liveness = make()
+    pings = []
+    for _ in range(60):
+        connection.bytes_received += 100_000
+        assert not liveness.dead()
+        if (number := liveness.ping_due(watched=False)) is not None:
+            pings.append(number)
+            connection.bytes_sent += 10
+    assert pings[:8] == list(range(8)) and len(pings) > 15 and max(pings) == 7  # what to remember is bounded
+    assert liveness.answered(7) and not liveness.answered(8)
+
+
+def test_an_answer_alone_is_no_reason_to_ping() -> None:
+    connection, liveness = make(Limits(keepalive_idle_interval=1000))
+    connection.bytes_received += 100
+    assert not any(liveness.dead() or liveness.ping_due(watched=False) is not None for _ in range(100))
+
+
+def test_unwatched_peers_are_pinged_rarely_and_watched_ones_often() -> None:
+    async def main() -> None:
+        async with endpoints(MemoryNetwork(), 2) as [a, b]:
+            await a.connect(b.info.addresses[0], timeout=5)
+            await asyncio.sleep(1)
+            before = a.statistics().bytes_sent + b.statistics().bytes_sent
+            await asyncio.sleep(100)
+            idle = a.statistics().bytes_sent + b.statistics().bytes_sent - before
+            lost = a.lost(b.peer_id)
+            await asyncio.sleep(100)
+            watched = a.statistics().bytes_sent + b.statistics().bytes_sent - before - idle
+            lost.cancel()
+            assert 0 < idle * 3 < watched
+
+    run(main())
+
+
+def test_an_idle_connection_stands_for_a_day_and_its_death_is_noticed() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(loss=0.05)
+        async with endpoints(network, 2) as [a, b]:
+            await a.connect(b.info.addresses[0], timeout=5)
+            await asyncio.sleep(86400)
+            gone: list[Event] = []
+            for peer in (a, b):
+                assert peer.statistics().peers == 1
+                peer.events.subscribe(gone.append)
+            network.cut(a.peer_id, b.peer_id)
+            await asyncio.sleep(20)
+            assert [type(event) for event in gone] == [PeerDisconnected] * 2
+
+    run(main())
+
+
+def test_a_frozen_peer_is_given_up_and_a_short_freeze_forgiven() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with endpoints(network, 2) as [a, b]:
+            await a.connect(b.info.addresses[0], timeout=5)
+            lost = a.lost(b.peer_id)
+            await asyncio.sleep(10)
+            network.freeze(b.peer_id)
+            await asyncio.sleep(4)
+            network.thaw(b.peer_id)
+            await asyncio.sleep(30)
+            assert not lost.done()
+            network.freeze(b.peer_id)
+            assert "no sign of life" in await asyncio.wait_for(lost, 10)
+            network.thaw(b.peer_id)
+
+    run(main())
+
+
+def test_a_machine_that_slept_does_not_take_its_peers_for_dead() -> None:
+    """The loop stood still for a minute (a suspended laptop, a process starved by its own training)."""
+
+    async def main() -> None:
+        async with endpoints(MemoryNetwork(), 2) as [a, b]:
+            await a.connect(b.info.addresses[0], timeout=5)
+            lost, loop = a.lost(b.peer_id), asyncio.get_running_loop()
+            assert isinstance(loop, virtual_time.VirtualTimeLoop)
+            for _ in range(20):
+                await asyncio.sleep(3.3)
+                loop._now += 60
+            assert not lost.done()
+
+    run(main())
+
+
+def test_a_long_message_over_a_slow_line_is_life_in_both_directions() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(bandwidth=20e3, latency=0.1)
+        async with endpoints(network, 2) as [a, b]:
+
+            async def measure(peer: PeerID, request: bytes) -> Number:
+                return Number(len(request))
+
+            b.serve("measure", bytes, measure)
+            watched = b.lost(a.peer_id)
+            assert await a.call(b.peer_id, "measure", bytes(1_000_000), Number, timeout=200) == Number(1_000_000)
+            assert asyncio.get_running_loop().time() > 50 and watched.done()  # there was no connection yet
+            assert a.is_connected(b.peer_id)
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_lossy_line_is_no_death(seed: int) -> None:
+    async def main() -> None:
+        async with endpoints(MemoryNetwork(seed=seed, loss=0.3, latency=0.2), 2) as [a, b]:
+            await a.connect(b.info.addresses[0], timeout=5)
+            lost = a.lost(b.peer_id)
+            await asyncio.sleep(2000)
+            assert not lost.done()
+
+    run(main())
