@@ -1,5 +1,6 @@
 """Averaging tensors with other peers: matchmaking, all-reduce, state sharing."""
 
+from swarmcli.averaging.averager import AveragingMode, DecentralizedAverager
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
@@ -10,7 +11,9 @@ __all__ = [
     "AllreduceOptions",
     "AveragerConfig",
     "AveragerCore",
+    "AveragingMode",
     "AveragingStage",
+    "DecentralizedAverager",
     "Group",
     "MatchmakingOptions",
     "Member",

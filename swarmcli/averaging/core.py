@@ -18,6 +18,7 @@ from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult
 from swarmcli.averaging.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.layout import Layout
+from swarmcli.averaging.leaving import decline
 from swarmcli.averaging.service import AllreduceService
 from swarmcli.averaging.tasks import on_executor
 from swarmcli.dht.node import DHTNode
@@ -162,14 +163,21 @@ class AveragerCore:
         with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
             group = chronicle.group = await self._finder.find(control, gathered, deadline)
         control.mark_begun()
-        with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
-            weight = await control.wait_for_trigger()
-        with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
-            async with self._lock:
+        try:
+            with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
+                weight = await control.wait_for_trigger()
+                await self._lock.acquire()
+        except asyncio.CancelledError:
+            self._rounds.spawn(decline(self._service, group))
+            raise
+        try:
+            with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
                 round_ = Allreduce(self._service, group, self._tensors, weight=weight, options=self.config.allreduce)
                 result = await round_.run()
                 if result.total_weight > 0 and result.averages:
                     await on_executor(self._layout.nbytes, self._apply, result.averages)
+        finally:
+            self._lock.release()
         return group, result
 
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:

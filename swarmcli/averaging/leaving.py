@@ -1,0 +1,32 @@
+"""Leaving a group between its beginning and one's own first word in its round, so that nobody waits in vain."""
+
+from __future__ import annotations
+
+import logging
+
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.messages import Noted, VoteMessage
+from swarmcli.averaging.outcome import Aborted, Reject
+from swarmcli.averaging.service import AllreduceService
+from swarmcli.errors import NetworkError
+
+TIMEOUT = 60.0  # seconds that the leader may take to begin its own part and hear of it
+
+logger = logging.getLogger(__name__)
+
+
+async def decline(service: AllreduceService, group: Group) -> None:
+    """This member takes no part. Without its leader the round is given up; without another member it goes on.
+
+    The leader may say so on its own: until it takes part, nobody can have accepted a result through it.
+    """
+    reason = "it left before the round began"
+    if group.leader == service.endpoint.peer_id:
+        service.remember(group.group_id, Aborted(f"the leader {group.leader.short}: {reason}"))
+        return
+    service.remember(group.group_id, None)
+    vote = VoteMessage.of(group.group_id, Reject(reason))
+    try:
+        await service.endpoint.call(group.leader, service.method("vote"), vote, Noted, timeout=TIMEOUT)
+    except NetworkError as error:
+        logger.debug("the leader did not hear that this peer has left: %s", error)
