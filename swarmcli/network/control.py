@@ -16,6 +16,7 @@ import msgspec
 from swarmcli.clock import Clock
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network import wire
+from swarmcli.network.calls import OutgoingCalls, fresh
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import Limits
 from swarmcli.network.liveness import Liveness
@@ -64,21 +65,6 @@ class ChannelRetired(Exception):
     """A call came too late for this channel: another one is used by now."""
 
 
-class _Call:
-    """One call under way from here."""
-
-    __slots__ = ("future", "method", "response_type", "sent_at", "sent_raw")
-
-    def __init__(
-        self, future: asyncio.Future[Any], method: str, response_type: type[Any], sent_raw: float, sent_at: float
-    ) -> None:
-        self.future = future
-        self.method = method
-        self.response_type = response_type
-        self.sent_raw = sent_raw  # on the raw clock, for NTP
-        self.sent_at = sent_at  # on the loop's clock, for the round trip
-
-
 class ControlChannel:
     """The Receiver of a control connection, and the way to send on it."""
 
@@ -93,10 +79,7 @@ class ControlChannel:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self.used_at = self._loop.time()  # of the last call in either direction
-        self._calls: dict[int, _Call] = {}
-        self._abandoned: dict[int, None] = {}  # given up here, to be acknowledged there
-        self._next_call = 0
-        self._slots = asyncio.Semaphore(host.limits.max_calls_per_peer)
+        self._calls = OutgoingCalls(host.limits.max_calls_per_peer)
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._next_served = 0
         self._replying = 0  # replies that the connection has not taken yet
@@ -108,11 +91,11 @@ class ControlChannel:
     @property
     def busy(self) -> bool:
         """Whether somebody here waits for the other end."""
-        return bool(self._calls)
+        return bool(self._calls.waiting)
 
     @property
     def calls_waiting(self) -> int:
-        return len(self._calls)
+        return len(self._calls.waiting)
 
     @property
     def calls_serving(self) -> int:
@@ -121,7 +104,7 @@ class ControlChannel:
     @property
     def unfinished(self) -> bool:
         """Whether a call in either direction is still under way."""
-        return bool(self._calls or self._abandoned or self._serving or self._replying)
+        return bool(self._calls.waiting or self._calls.abandoned or self._serving or self._replying)
 
     async def call(self, method: str, request: Any, response_type: type[R]) -> R:
         """One unary call without a deadline. Cancelling it cancels the handler at the other end.
@@ -129,21 +112,17 @@ class ControlChannel:
         Raises ChannelRetired if the call has not begun when the channel is given up for another one.
         """
         body = self._body(request)
-        await self._slots.acquire()
+        await self._calls.slot()
         if self.error is not None or self.retiring:
-            self._slots.release()  # for the next in line, who will find the same
-            raise _copy(self.error) if self.error is not None else ChannelRetired
-        number = self._next_call
-        self._next_call += 1
-        self.used_at = self._loop.time()
-        call = _Call(self._loop.create_future(), method, response_type, self._host.clock.raw(), self.used_at)
-        self._calls[number] = call
+            self._calls.give_back()  # for the next in line, who will find the same
+            raise fresh(self.error) if self.error is not None else ChannelRetired
+        number, call = self._calls.begin(method, response_type, self._host.clock.raw())
+        self.used_at = call.sent_at
         try:
             await self.connection.send(wire.encode(Request(number, method, body)))
             return await call.future
         finally:
-            if self._calls.pop(number, None) is not None:
-                self._abandoned[number] = None
+            if self._calls.abandon(number):
                 self.post(Cancel(number))
 
     def post(self, message: Any) -> None:
@@ -190,14 +169,10 @@ class ControlChannel:
 
     def connection_lost(self, error: Exception) -> None:
         lost = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error) or type(error).__name__)
-        if self._goodbye is not None:
+        if self._goodbye is not None and not isinstance(lost, ProtocolViolation):
             lost = ConnectionLost(f"closed by peer: {self._goodbye}")
         self.error = lost
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            if not call.future.done():
-                call.future.set_exception(_copy(lost))
-        self._slots.release()
+        self._calls.fail(lost)
         serving, self._serving = self._serving, {}
         for task in serving.values():
             task.cancel()
@@ -265,7 +240,7 @@ class ControlChannel:
     # Replies to calls from here
 
     def _answer_received(self, answer: IncomingAnswer) -> None:
-        call = self._take_call(answer.id)
+        call = self._calls.replied(answer.id)
         if call is None:
             return
         self._measured(call.sent_raw, call.sent_at, answer.received, answer.replied)
@@ -274,23 +249,14 @@ class ControlChannel:
         try:
             call.future.set_result(decode_body(call.response_type, answer.body, call.method))
         except ProtocolViolation as error:
-            call.future.set_exception(_copy(error))
+            call.future.set_exception(fresh(error))
             raise
 
     def _failure_received(self, failure: Failure) -> None:
-        call = self._take_call(failure.id)
+        call = self._calls.replied(failure.id)
         if call is not None and not call.future.done():
             words = FailureWords(failure.kind, failure.code, failure.text)
             call.future.set_exception(words.error(self.peer_id))
-
-    def _take_call(self, number: int) -> _Call | None:
-        call = self._calls.pop(number, None)
-        if call is None:
-            if number not in self._abandoned:
-                raise ProtocolViolation(f"answer to no call: {number}")
-            del self._abandoned[number]
-        self._slots.release()
-        return call
 
     # The rest
 
@@ -367,8 +333,3 @@ class ControlChannel:
 
 def _failure(number: int, words: FailureWords) -> Failure:
     return Failure(number, words.kind, words.code, words.text)
-
-
-def _copy(error: ConnectionLost) -> ConnectionLost:
-    """Each waiter raises an instance of its own, or their tracebacks would grow into each other."""
-    return type(error)(error.reason)

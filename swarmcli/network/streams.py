@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmcli.errors import CallError, ConnectionLost, EndOfStream, ProtocolViolation
 from swarmcli.network import wire
+from swarmcli.network.calls import fresh
 from swarmcli.network.identity import PeerID
 from swarmcli.network.messages import Finish, IncomingPiece, Piece
 from swarmcli.network.methods import decode_body
@@ -248,7 +249,4 @@ def _memory(into: Into, message: Any, size: int) -> memoryview:
 
 
 def _fresh(error: Exception) -> Exception:
-    """Each raise gets an instance of its own, so that tracebacks do not pile up in a stored one."""
-    if isinstance(error, ConnectionLost):
-        return type(error)(error.reason)
-    return error
+    return fresh(error) if isinstance(error, ConnectionLost) else error
