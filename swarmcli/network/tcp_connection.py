@@ -324,7 +324,10 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._settle(error)
         self._engine.close_notify()
         self._writer.flush()
-        self._socket.write_eof()
+        try:
+            self._socket.write_eof()
+        except OSError:  # the other end was faster; there is nobody left to wait for
+            self._socket.abort()
         self._linger = self._loop.call_later(_LINGER, self._socket.abort)
 
     def _end_now(self, error: Exception) -> None:

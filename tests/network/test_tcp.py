@@ -476,3 +476,16 @@ def test_connections_show_their_state() -> None:
             assert repr(near).endswith(" ended>")
 
     asyncio.run(main())
+
+
+def test_closing_a_connection_that_the_other_end_has_just_reset_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset() -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    async def main() -> None:
+        async with pair() as (near, near_recorder, _, _):
+            monkeypatch.setattr(as_tcp(near)._socket, "write_eof", reset)
+            await near.close("going")
+            assert str(await near_recorder.wait_lost()) == "closed by us: going"
+
+    asyncio.run(main())
