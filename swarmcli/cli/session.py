@@ -60,7 +60,7 @@ class Session:
             recipe = load_recipe(self._recipe_path, [*self._overrides, f"local.port={self._default_port}"])
         with ExitStack() as undo:
             home = undo.enter_context(claim_home(recipe, self._role, self._home))
-            err().print(f"joining the run {recipe.run_id} as {self._role}; my files are in {home.path}")
+            err.print(f"joining the run {recipe.run_id} as {self._role}; my files are in {home.path}")
             self.peer = undo.enter_context(RunPeer(recipe, self._role, home, contacts=self._contacts))
             undo.enter_context(stop_on_signals(self.stop, on_first=self._first_signal))
             self._exit = undo.pop_all()
@@ -68,7 +68,7 @@ class Session:
 
     def _first_signal(self, number: signal.Signals) -> None:
         self._interrupted = number == signal.SIGINT
-        err().print("stopping after the current step; once more to stop at once")
+        err.print("stopping after the current step; once more to stop at once")
 
     def show(self, web_port: int | None = None, web_host: str = "127.0.0.1") -> RunWatch:
         """Shows the run: on the terminal, and on a dashboard if a port is given. How to join it goes to stdout."""
@@ -77,11 +77,11 @@ class Session:
         address = ""
         if web_port is not None:
             address = self._exit.enter_context(dashboard(self.peer, watch, web_host, web_port))
-            out().print(f"dashboard: {address}", soft_wrap=True)
+            out.print(f"dashboard: {address}", soft_wrap=True)
         if not self.peer.dht.client_mode:
-            out().print(f"join with: {watch.join_line}", soft_wrap=True)
+            out.print(f"join with: {watch.join_line}", soft_wrap=True)
         self.peer.tell(address)
-        self._exit.enter_context(LiveView(watch.status, self.peer.events, console=err(), clock=time.time))
+        self._exit.enter_context(LiveView(watch.status, self.peer.events, console=err, clock=time.time))
         return watch
 
     def __exit__(
