@@ -22,7 +22,7 @@ async def worker(nodes: list[DHTNode], rounds: int, writers: int, chooser: rando
         stored = await asyncio.gather(
             *(
                 node.store(key, index, expiration, subkey=subkey)
-                for index, (node, subkey) in enumerate(zip(chooser.sample(nodes, writers), subkeys))
+                for index, (node, subkey) in enumerate(zip(chooser.sample(nodes, writers), subkeys, strict=True))
             )
         )
         assert all(stored), "a store failed"

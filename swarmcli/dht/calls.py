@@ -47,11 +47,10 @@ class Calls:
         request = FindRequest(self._core.addresses, tuple(questions), contacts, values)
         reply = await self._ask(contact, messages.FIND, request, FindReply)
         try:
-            messages.check_find_reply(reply, request, limits)
-            found = [messages.contact_from(near.peer_id, near.addresses, limits) for near in reply.neighbours]
+            messages.check_answers(reply, request, limits)
+            found = messages.contacts_in(reply.neighbours, contacts * len(questions), limits)
         except ValidationError as error:
-            self._malformed(contact.peer_id, str(error))
-            raise
+            raise self.malformed(contact.peer_id, str(error)) from None
         return reply, found
 
     async def find_nodes(self, contact: Contact, lookups: Sequence[Lookup], count: int) -> list[Contact]:
@@ -64,21 +63,31 @@ class Calls:
             found.extend(neighbours)
         return found
 
-    async def store(self, contact: Contact, records: Sequence[Record]) -> Sequence[messages.Outcome]:
-        """One outcome per record. The caller keeps the message within bounds, see `batches`."""
-        request = messages.StoreRequest(self._core.addresses, tuple(records))
+    async def store(
+        self, contact: Contact, records: Sequence[Record], *, contacts: int = 0
+    ) -> tuple[Sequence[messages.Outcome], list[Contact]]:
+        """One outcome per record, and neighbours of their keys. The caller keeps within bounds, see `batches`."""
+        request = messages.StoreRequest(self._core.addresses, tuple(records), contacts)
         reply = await self._ask(contact, messages.STORE, request, messages.StoreReply)
-        if len(reply.outcomes) != len(records):
-            reason = "as many outcomes as records were expected"
-            self._malformed(contact.peer_id, reason)
-            raise ValidationError(reason)
-        return reply.outcomes
+        try:
+            if len(reply.outcomes) != len(records):
+                raise ValidationError("as many outcomes as records were expected")
+            found = messages.contacts_in(reply.neighbours, contacts * len(records), self._core.limits)
+        except ValidationError as error:
+            raise self.malformed(contact.peer_id, str(error)) from None
+        return reply.outcomes, found
 
     async def sync(self, contact: Contact, digests: Sequence[tuple[bytes, int]]) -> set[bytes]:
         """Under which of these keys the contact holds something else than this node."""
         request = messages.SyncRequest(self._core.addresses, tuple(digests))
         reply = await self._ask(contact, messages.SYNC, request, messages.SyncReply)
         return set(reply.wanted)
+
+    def malformed(self, peer: PeerID, reason: str) -> ValidationError:
+        """Counts and names an impossible answer and drops the contact; the caller raises what is returned."""
+        self._core.contacts.gone(peer, self._core.loop_time())
+        self._core.impossible(peer, reason)
+        return ValidationError(reason)
 
     async def _ask(self, contact: Contact, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
         """Like `_call`; a contact known from hearsay is a contact from now on, since it has answered."""
@@ -103,10 +112,6 @@ class Calls:
         longest = self._core.limits.call_timeout
         measured = self._core.endpoint.round_trip(peer)
         return longest if measured is None else min(longest, max(_SHORTEST_TIMEOUT, 10 * measured))
-
-    def _malformed(self, peer: PeerID, reason: str) -> None:
-        self._core.contacts.gone(peer, self._core.loop_time())
-        self._core.impossible(peer, reason)
 
 
 def batches(records: Sequence[Record], most_bytes: int, most_records: int) -> list[list[Record]]:

@@ -81,6 +81,12 @@ class NodeCore:
             found = sorted([*found, own], key=lambda contact: contact.node ^ target)[:count]
         return found
 
+    def parallel(self, lookups: Sequence[Lookup]) -> int:
+        """How many to ask at once: all replicas where they are probably known, else Kademlia's alpha."""
+        if all(self.contacts.table.knows_around(lookup.target) for lookup in lookups):
+            return max(self.options.parallel, self.options.num_replicas)
+        return self.options.parallel
+
     def new_lookup(self, target: int, width: int) -> Lookup:
         """A search that starts with everyone this node knows near the target; it has answered to itself already."""
         lookup = Lookup(target, width)

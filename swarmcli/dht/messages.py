@@ -63,9 +63,10 @@ class FindReply(msgspec.Struct, frozen=True):
     answers: tuple[Answer, ...]  # one per question if values were asked for
 
 
-class StoreRequest(msgspec.Struct, frozen=True):
+class StoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     addresses: tuple[str, ...]
     records: tuple[Record, ...]
+    contacts: int = 0  # neighbours wanted per key, so that storing can be a step of the search for where to store
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,8 +74,9 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     current: Record | None = None  # for an owned record that was stale: the newer one, signed, so that it is believed
 
 
-class StoreReply(msgspec.Struct, frozen=True):
+class StoreReply(msgspec.Struct, frozen=True, omit_defaults=True):
     outcomes: tuple[Outcome, ...]  # one per record
+    neighbours: tuple[Neighbour, ...] = ()
 
 
 class SyncRequest(msgspec.Struct, frozen=True):
@@ -103,12 +105,17 @@ def check_ids(ids: tuple[bytes, ...], most: int) -> None:
         raise ValidationError(f"an id has {ID_BYTES} bytes")
 
 
-def check_find_reply(reply: FindReply, request: FindRequest, limits: DHTLimits) -> None:
-    """ValidationError if a reply to this request may not look like this."""
-    if len(reply.neighbours) > min(limits.max_contacts, request.contacts * len(request.questions)):
+def contacts_in(neighbours: tuple[Neighbour, ...], most: int, limits: DHTLimits) -> list[Contact]:
+    """The contacts that a reply names. ValidationError if there are more than `most` or one is impossible."""
+    if len(neighbours) > min(limits.max_contacts, most):
         raise ValidationError("more neighbours than were asked for")
-    if any(not neighbour.addresses for neighbour in reply.neighbours):
+    if any(not neighbour.addresses for neighbour in neighbours):
         raise ValidationError("a neighbour without an address")
+    return [contact_from(neighbour.peer_id, neighbour.addresses, limits) for neighbour in neighbours]
+
+
+def check_answers(reply: FindReply, request: FindRequest, limits: DHTLimits) -> None:
+    """ValidationError if the answers to this request may not look like this."""
     if len(reply.answers) != (len(request.questions) if request.values else 0):
         raise ValidationError("as many answers as questions were expected")
     if sum(len(answer.records) for answer in reply.answers) > limits.max_records:

@@ -9,14 +9,12 @@ from swarmcli.dht.calls import Calls
 from swarmcli.dht.core import NodeCore
 from swarmcli.dht.keys import id_to_bytes
 from swarmcli.dht.lookup import Lookup
-from swarmcli.dht.messages import Question
+from swarmcli.dht.messages import Answer, Question
 from swarmcli.dht.records import Record, merge_all
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.traversal import traverse
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import PeerID
-
-_MOST_PAGES = 256  # of one answer; a replica that never comes to an end is left
 
 
 @dataclass(slots=True)
@@ -69,7 +67,8 @@ class Reader:
                     lookup.stop()
             return found
 
-        await traverse(lookups, ask, parallel=options.parallel, slow_after=self._core.limits.slow_after)
+        parallel = self._core.parallel(lookups) if latest else options.parallel
+        await traverse(lookups, ask, parallel=parallel, slow_after=self._core.limits.slow_after)
         return lookups
 
     def read_own(self, read: KeyRead) -> None:
@@ -90,23 +89,27 @@ class Reader:
         """What one replica holds (or has changed), page by page; also the neighbours that it names."""
         found: list[Contact] = []
         left = list(reads)
-        for _ in range(_MOST_PAGES):
-            if not left:
-                return found
+        room = 2 * self._core.limits.max_subkeys * len(left)  # twice, since records may change between two pages
+        while left:
             now_reading = left[: self._core.limits.max_targets]
             questions = [read.question(contact.peer_id) for read in now_reading]
             reply, neighbours = await self._calls.find(contact, questions, contacts=contacts, values=True)
             found.extend(neighbours)
             unfinished: list[KeyRead] = []
             for read, answer in zip(now_reading, reply.answers, strict=True):
-                merge_all(read.records, await self._core.checked(answer.records, read.target, contact.peer_id))
-                read.cursors[contact.peer_id] = Cursor(reply.instance, answer.cursor)
+                room -= len(answer.records)
+                await self._take(read, contact.peer_id, reply.instance, answer)
                 if answer.more:
                     unfinished.append(read)
+            if room < 0 or (unfinished and not any(answer.records for answer in reply.answers)):
+                raise self._calls.malformed(contact.peer_id, "an answer without an end")
             left = unfinished + left[len(now_reading) :]
             contacts = 0 if unfinished else contacts
-        self._core.impossible(contact.peer_id, "an answer without an end")
-        raise ValidationError("an answer without an end")
+        return found
+
+    async def _take(self, read: KeyRead, peer: PeerID, instance: int, answer: Answer) -> None:
+        merge_all(read.records, await self._core.checked(answer.records, read.target, peer))
+        read.cursors[peer] = Cursor(instance, answer.cursor)
 
     async def _visit(self, contact: Contact, reads: Sequence[KeyRead]) -> list[Contact]:
         count = self._core.options.num_replicas + self._core.options.parallel

@@ -103,6 +103,11 @@ class RoutingTable:
                 break
         return found[:count]
 
+    def knows_around(self, target: int) -> bool:
+        """Whether this table probably names everyone near a target: the bucket that it falls into has room left."""
+        distance = target ^ self._own_node
+        return not distance or len(self._buckets[distance.bit_length() - 1].contacts) < self._bucket_size
+
     def thin_buckets(self) -> list[int]:
         """Indices of buckets with room, between the node's nearest contact and the far end: worth a look."""
         start = (self._occupied & -self._occupied).bit_length() - 1 if self._occupied else ID_BITS

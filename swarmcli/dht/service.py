@@ -64,7 +64,8 @@ class DHTService:
                 await asyncio.sleep(0)
             allowed = index < self._core.limits.max_records and self._meter.allow(peer, record.size, now)
             outcomes.append(self._judge(peer, record) if allowed else Outcome(Verdict.BUSY))
-        return messages.StoreReply(tuple(outcomes))
+        targets = list(dict.fromkeys(key_id(record.key) for record in request.records)) if request.contacts else []
+        return messages.StoreReply(tuple(outcomes), self._neighbours(peer, targets, request.contacts))
 
     async def sync(self, peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
         """Which of these keys look otherwise here."""

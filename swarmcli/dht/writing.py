@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarmcli.dht.calls import Calls, batches
@@ -13,7 +13,7 @@ from swarmcli.dht.lookup import Lookup
 from swarmcli.dht.records import Record
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import Verdict
-from swarmcli.dht.traversal import traverse
+from swarmcli.dht.traversal import Ask, traverse
 from swarmcli.errors import DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 
@@ -29,8 +29,38 @@ class Fate:
     refused: int = 0
 
 
+class _Job:
+    """Records on their way to their replicas."""
+
+    def __init__(self, core: NodeCore, records: Sequence[Record]) -> None:
+        self.records = records
+        self.fates = [Fate() for _ in records]
+        self.indices: dict[int, list[int]] = {}  # of the records of each key
+        for index, record in enumerate(records):
+            self.indices.setdefault(key_id(record.key), []).append(index)
+        self.lookups = {target: core.new_lookup(target, core.options.num_replicas) for target in self.indices}
+        self.tried: set[tuple[PeerID, int]] = set()  # (peer, index of record)
+
+    def failed_at(self, contact: Contact, indices: Iterable[int]) -> None:
+        """Somebody else must be found for these records."""
+        for index in indices:
+            lookup = self.lookups[key_id(self.records[index].key)]
+            lookup.failed(contact.peer_id)
+            lookup.reopen()
+
+    def left(self) -> list[tuple[Contact, list[int]]]:
+        """Which records go to whom next, now that the replicas are found."""
+        work: dict[PeerID, tuple[Contact, list[int]]] = {}
+        for target, lookup in self.lookups.items():
+            for contact in lookup.nearest():
+                fresh = [index for index in self.indices[target] if (contact.peer_id, index) not in self.tried]
+                if fresh:
+                    work.setdefault(contact.peer_id, (contact, []))[1].extend(fresh)
+        return list(work.values())
+
+
 class Writer:
-    """Writes many records in one traversal and one message per node."""
+    """Writes many records in one traversal, with at most one message to each node where all replicas are known."""
 
     def __init__(self, core: NodeCore, calls: Calls) -> None:
         self._core = core
@@ -38,79 +68,81 @@ class Writer:
 
     async def write(self, records: Sequence[Record]) -> list[Fate]:
         """One fate per record. A node that fails is replaced by the next nearest that answers."""
-        width = self._core.options.num_replicas
-        lookups = {target: self._core.new_lookup(target, width) for target in {key_id(r.key) for r in records}}
-        fates = [Fate() for _ in records]
-        asked: set[tuple[PeerID, int]] = set()
+        job = _Job(self._core, records)
+        table = self._core.contacts.table
+        # Where the neighbourhood is known, storing is itself the search: the replies name whoever is nearer.
+        known = {target for target in job.lookups if table.knows_around(target)}
+
+        async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+            found = await self._calls.find_nodes(contact, [o for o in asking if o.target not in known], self._breadth)
+            indices = [index for lookup in asking if lookup.target in known for index in job.indices[lookup.target]]
+            return found + await self._store_at(contact, job, indices)
+
         for _ in range(_MOST_ROUNDS):
-            await self._search(list(lookups.values()))
-            work = self._work(records, lookups, asked)
+            await self._traverse(list(job.lookups.values()), ask)
+            work = job.left()
             if not work:
                 break
             async with asyncio.TaskGroup() as group:
                 for contact, indices in work:
-                    group.create_task(self._deliver(contact, records, indices, fates, lookups))
-        return fates
+                    group.create_task(self._deliver(contact, job, indices))
+        return job.fates
 
     async def search(self, targets: Sequence[int], width: int) -> list[Lookup]:
         """Finds the nodes nearest to each id; nothing is stored."""
         lookups = [self._core.new_lookup(target, width) for target in targets]
-        await self._search(lookups)
-        return lookups
-
-    async def deliver(self, contact: Contact, records: Sequence[Record]) -> list[Fate]:
-        """Stores records at one node, in messages within bounds. Raises NetworkError or ValidationError."""
-        fates: list[Fate] = []
-        limits = self._core.limits
-        for batch in batches(records, limits.max_reply, limits.max_records):
-            outcomes = await self._calls.store(contact, batch)
-            for record, outcome in zip(batch, outcomes, strict=True):
-                fates.append(self._fate(record, outcome.verdict, outcome.current, contact))
-        return fates
-
-    async def _search(self, lookups: Sequence[Lookup]) -> None:
-        options = self._core.options
-        count = options.num_replicas + options.parallel
+        count = max(self._breadth, min(width, self._core.options.bucket_size))
 
         async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            return await self._calls.find_nodes(contact, asking, max(count, min(lookups[0].width, options.bucket_size)))
+            return await self._calls.find_nodes(contact, asking, count)
 
-        await traverse(lookups, ask, parallel=options.parallel, slow_after=self._core.limits.slow_after)
+        await self._traverse(lookups, ask)
+        return lookups
 
-    def _work(
-        self, records: Sequence[Record], lookups: dict[int, Lookup], asked: set[tuple[PeerID, int]]
-    ) -> list[tuple[Contact, list[int]]]:
-        """Which records (by index) go to whom next."""
-        work: dict[PeerID, tuple[Contact, list[int]]] = {}
-        for index, record in enumerate(records):
-            for contact in lookups[key_id(record.key)].nearest():
-                if (contact.peer_id, index) not in asked:
-                    asked.add((contact.peer_id, index))
-                    work.setdefault(contact.peer_id, (contact, []))[1].append(index)
-        return list(work.values())
+    async def deliver(
+        self, contact: Contact, records: Sequence[Record], contacts: int = 0
+    ) -> tuple[list[Fate], list[Contact]]:
+        """Stores records at one node, in messages within bounds; also the neighbours that it names of their keys.
 
-    async def _deliver(
-        self,
-        contact: Contact,
-        records: Sequence[Record],
-        indices: list[int],
-        fates: list[Fate],
-        lookups: dict[int, Lookup],
-    ) -> None:
+        Raises NetworkError or ValidationError.
+        """
+        fates: list[Fate] = []
+        found: list[Contact] = []
+        limits = self._core.limits
+        for batch in batches(records, limits.max_reply, limits.max_records):
+            outcomes, neighbours = await self._calls.store(contact, batch, contacts=contacts)
+            found.extend(neighbours)
+            for record, outcome in zip(batch, outcomes, strict=True):
+                fates.append(self._fate(record, outcome.verdict, outcome.current, contact))
+        return fates, found
+
+    @property
+    def _breadth(self) -> int:
+        """How many contacts an answer should name: all replicas, and some in place of those that are dead."""
+        return self._core.options.num_replicas + self._core.options.parallel
+
+    async def _traverse(self, lookups: Sequence[Lookup], ask: Ask) -> None:
+        slow_after = self._core.limits.slow_after
+        await traverse(lookups, ask, parallel=self._core.parallel(lookups), slow_after=slow_after)
+
+    async def _deliver(self, contact: Contact, job: _Job, indices: list[int]) -> None:
         if contact.peer_id == self._core.endpoint.peer_id:
             for index in indices:
-                self._store_here(records[index], fates[index])
+                job.tried.add((contact.peer_id, index))
+                self._store_here(job.records[index], job.fates[index])
             return
         try:
-            results = await self.deliver(contact, [records[index] for index in indices])
+            await self._store_at(contact, job, indices)
         except (NetworkError, DHTError):
-            for index in indices:
-                lookup = lookups[key_id(records[index].key)]
-                lookup.failed(contact.peer_id)
-                lookup.reopen()
-            return
-        for index, result in zip(indices, results, strict=True):
-            _add(fates[index], result)
+            job.failed_at(contact, indices)
+
+    async def _store_at(self, contact: Contact, job: _Job, indices: list[int]) -> list[Contact]:
+        job.tried.update((contact.peer_id, index) for index in indices)
+        records = [job.records[index] for index in indices]
+        fates, found = await self.deliver(contact, records, self._breadth)
+        for index, fate in zip(indices, fates, strict=True):
+            _add(job.fates[index], fate)
+        return found
 
     def _store_here(self, record: Record, fate: Fate) -> None:
         verdict = self._core.accept(record)

@@ -1,0 +1,313 @@
+"""Peers that lie, flood, and answer nonsense: each is named and counted, and everyone else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarmcli.dht import DHTLimits, DHTNode, messages
+from swarmcli.dht.keys import OwnedSubkey, encode_subkey, id_to_bytes, key_id
+from swarmcli.dht.messages import Answer, FindReply, FindRequest, Neighbour, Outcome, StoreReply
+from swarmcli.dht.records import Record, encode_value
+from swarmcli.dht.signature import sign_record
+from swarmcli.dht.storage import Verdict
+from swarmcli.errors import CallRefused
+from swarmcli.events import PeerRefused
+from swarmcli.network.identity import PeerID
+from swarmcli.network.rpc import Endpoint
+from swarmcli.network.virtual_time import run
+
+from .swarm import Swarm, address, identity, soon
+
+Find = Callable[[FindRequest], Any]
+
+
+async def liar(swarm: Swarm, find: Find, store: Callable[..., Any] | None = None) -> Endpoint:
+    """Says that it is a node, and answers as it likes. Every node of the swarm has heard of it."""
+    endpoint = await swarm.endpoint("liar")
+    own = endpoint.info.addresses
+
+    async def ping(peer: PeerID, request: messages.PingRequest) -> messages.PingReply:
+        return messages.PingReply(own)
+
+    async def answer(peer: PeerID, request: FindRequest) -> Any:
+        return find(request)
+
+    async def keep(peer: PeerID, request: messages.StoreRequest) -> Any:
+        return store(request) if store is not None else StoreReply((Outcome(0),) * len(request.records), ())
+
+    endpoint.serve(messages.PING, messages.PingRequest, ping)
+    endpoint.serve(messages.FIND, FindRequest, answer)
+    endpoint.serve(messages.STORE, messages.StoreRequest, keep)
+    for node in [node for node in swarm.nodes if not node.client_mode]:
+        await endpoint.connect(address(node), timeout=5.0)
+        request = messages.PingRequest(own)
+        await endpoint.call(node.peer_id, messages.PING, request, messages.PingReply, timeout=5.0)
+    return endpoint
+
+
+def nothing(request: FindRequest) -> FindReply:
+    return FindReply(1, (), (Answer(),) * len(request.questions) if request.values else ())
+
+
+class WrongKind(msgspec.Struct):
+    nonsense: list[int]
+
+
+def neighbours(count: int, addresses: tuple[str, ...] = ("memory://absent",)) -> tuple[Neighbour, ...]:
+    return tuple(Neighbour(identity(f"invented {number}").peer_id, addresses) for number in range(count))
+
+
+def endless(request: FindRequest) -> Answer:
+    """Ever more subkeys, page by page."""
+    page = request.questions[0].cursor
+    names = (f"{page} {number}" for number in range(1000))
+    records = tuple(Record("key", encode_subkey(name), b"\x01", 1_700_000_500.0) for name in names)
+    return Answer(records, page + 1, more=True)
+
+
+MALFORMED: dict[str, Find] = {
+    "another type": lambda request: WrongKind([1]),
+    "too many neighbours": lambda request: FindReply(1, neighbours(200), nothing(request).answers),
+    "neighbours without addresses": lambda request: FindReply(1, neighbours(1, ()), nothing(request).answers),
+    "too many addresses": lambda request: FindReply(1, neighbours(1, ("memory://a",) * 9), nothing(request).answers),
+    "too long addresses": lambda request: FindReply(1, neighbours(1, ("x" * 999,)), nothing(request).answers),
+    "too few answers": lambda request: FindReply(1, (), ()),
+    "too many answers": lambda request: FindReply(1, (), (Answer(),) * 9),
+    "no end": lambda request: FindReply(1, (), (Answer(cursor=1, more=True),) * len(request.questions)),
+    "no end of records": lambda request: FindReply(1, (), (endless(request),) * len(request.questions)),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_answers_are_counted_and_the_search_goes_on(kind: str) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(3)
+            heard: list[Any] = []
+            nodes[1].endpoint.events.subscribe(heard.append)
+            endpoint = await liar(swarm, MALFORMED[kind])
+            assert endpoint.peer_id in nodes[1]._core.contacts.table
+            await nodes[0].store("key", 1, soon(nodes[0]))
+            assert (await nodes[1].get("key", latest=True)).value == 1  # type: ignore[union-attr]
+            refusals = [event for event in heard if isinstance(event, PeerRefused)]
+            assert {event.peer for event in refusals} == {endpoint.peer_id.text}
+            if kind != "another type":  # which the calls below notice, count and name
+                assert sum(nodes[1].statistics().malformed_messages.values()) >= 1
+            assert endpoint.peer_id not in nodes[1]._core.contacts.table, "whoever talks nonsense is no contact"
+            await endpoint.close()
+
+    run(main())
+
+
+def forged(**changes: Any) -> Find:
+    """Answers with a record of somebody's, changed after it was signed."""
+    owner = identity("owner")
+    subkey = encode_subkey(OwnedSubkey(owner.peer_id))
+
+    def find(request: FindRequest) -> FindReply:
+        if not request.values:
+            return nothing(request)
+        record = sign_record(owner, Record("key", subkey, encode_value("true"), 1_700_000_500.0, sequence=5))
+        answer = Answer((msgspec.structs.replace(record, **changes),), cursor=1)
+        return FindReply(1, (), (answer,) * len(request.questions))
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"value": encode_value("forged")}, "signature"),
+        ({"sequence": 6}, "signature"),
+        ({"value": b""}, "signature"),
+        ({"key": "another"}, "bounds"),
+        ({"subkey": b"\xcc\x01", "sequence": 0, "signature": b""}, "bounds"),
+        ({"expiration": 1e12}, "bounds"),
+        ({"value": b"\xc1"}, "bounds"),
+    ],
+)
+def test_records_that_do_not_count_are_dropped_on_reading(changes: dict[str, Any], rule: str) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(2)
+            endpoint = await liar(swarm, forged(**changes))
+            heard: list[Any] = []
+            nodes[0].endpoint.events.subscribe(heard.append)
+            await nodes[1].store("key", "honest", soon(nodes[1]), subkey="honest")
+            found = await nodes[0].get("key", latest=True)
+            assert found is not None and list(found.value) == ["honest"]
+            (refusal,) = [event for event in heard if isinstance(event, PeerRefused)]
+            assert refusal.peer == endpoint.peer_id.text and rule in refusal.reason
+            await endpoint.close()
+
+    run(main())
+
+
+def test_an_old_record_played_back_changes_nothing() -> None:
+    """The signature is good; only the number is lower than the owner's last."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            reader = await swarm.node("reader")
+            owner = await swarm.node("owner")
+            mine = owner.own_subkey()
+            await owner.store("key", "old", soon(owner, 900.0), subkey=mine)
+            old = next(iter(reader._core.storage.records(key_id("key"))))
+            await owner.store("key", "new", soon(owner, 100.0), subkey=mine)
+            stranger = await swarm.endpoint("stranger", client_mode=True)
+            await stranger.connect(address(reader), timeout=5.0)
+            outcome = await store(stranger, reader, old)
+            assert outcome.verdict == Verdict.STALE
+            await owner.withdraw("key", mine)
+            assert (await store(stranger, reader, old)).verdict == Verdict.STALE
+            assert await reader.get("key", latest=True) is None
+            await stranger.close()
+
+    run(main())
+
+
+async def store(stranger: Endpoint, node: DHTNode, record: Record) -> Outcome:
+    request = messages.StoreRequest((), (record,))
+    reply = await stranger.call(node.peer_id, messages.STORE, request, StoreReply, timeout=5.0)
+    return reply.outcomes[0]
+
+
+def test_nobody_takes_anothers_subkey() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            node = await swarm.node("node")
+            stranger = await swarm.endpoint("stranger", client_mode=True)
+            await stranger.connect(address(node), timeout=5.0)
+            subkey = encode_subkey(OwnedSubkey(node.peer_id))
+            unsigned = Record("key", subkey, encode_value(1), soon(node), sequence=1, signature=b"x" * 64)
+            assert (await store(stranger, node, unsigned)).verdict == Verdict.REFUSED
+            plain = Record("key", encode_subkey("a"), encode_value(1), soon(node), sequence=1 << 62)
+            assert (await store(stranger, node, plain)).verdict == Verdict.REFUSED
+            assert node.statistics().records == 0
+            assert node.statistics().refused_records == {"signature": 2}
+            await stranger.close()
+
+    run(main())
+
+
+def test_an_invented_newer_record_does_not_mislead_its_owner() -> None:
+    """A replica that says "stale" must show the newer record; a forged one would exhaust the owner's numbers."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(3)
+
+            def stale(request: messages.StoreRequest) -> StoreReply:
+                record = msgspec.structs.replace(request.records[0], sequence=(1 << 63) - 1)
+                return StoreReply((Outcome(int(Verdict.STALE), record),) * len(request.records), ())
+
+            endpoint = await liar(swarm, nothing, stale)
+            mine = nodes[0].own_subkey()
+            for number in range(3):
+                assert await nodes[0].store("key", number, soon(nodes[0]), subkey=mine)
+            written = nodes[0]._author._written[("key", encode_subkey(mine))]
+            assert written.sequence < 1 << 60
+            assert (await nodes[1].get("key", latest=True)).value[mine].value == 2  # type: ignore[union-attr]
+            await endpoint.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("outcomes", [(), (Outcome(0),) * 5, (Outcome(99),)])
+def test_nonsense_outcomes_count_as_nothing_stored(outcomes: tuple[Outcome, ...]) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(2)
+            client = await swarm.node("client", client_mode=True)
+            endpoint = await liar(swarm, nothing, lambda request: StoreReply(outcomes, ()))
+            assert await client.store("key", 1, soon(client))
+            for node in nodes:
+                swarm.kill(node)
+            assert not await client.store("key", 2, soon(client, 2000.0))
+            await endpoint.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "reply"),
+    [
+        (messages.FIND, FindRequest((), (messages.Question(b"short"),)), FindReply),
+        (messages.FIND, FindRequest((), (messages.Question(id_to_bytes(1)),) * 1000), FindReply),
+        (messages.FIND, FindRequest(("memory://a",) * 9, ()), FindReply),
+        (messages.PING, messages.PingRequest(("x" * 1000,)), messages.PingReply),
+        (messages.SYNC, messages.SyncRequest((), ((b"short", 1),)), messages.SyncReply),
+        (messages.STORE, messages.StoreRequest(("x" * 1000,), ()), StoreReply),
+    ],
+)
+def test_impossible_requests_are_refused_by_name(method: str, request_: Any, reply: type) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            node = await swarm.node("node")
+            stranger = await swarm.endpoint("stranger", client_mode=True)
+            await stranger.connect(address(node), timeout=5.0)
+            with pytest.raises(CallRefused) as caught:
+                await stranger.call(node.peer_id, method, request_, reply, timeout=5.0)
+            assert caught.value.code == "malformed"
+            assert sum(node.statistics().malformed_messages.values()) == 1
+            await stranger.close()
+
+    run(main())
+
+
+def test_a_reply_stays_within_its_bounds_whatever_is_asked() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(8)
+            limits = DHTLimits()
+            keys = [f"key {number}" for number in range(30)]
+            await nodes[0].store_many(keys, [b"x" * 100_000] * 30, soon(nodes[0]))
+            stranger = await swarm.endpoint("stranger", client_mode=True)
+            await stranger.connect(address(nodes[0]), timeout=5.0)
+            questions = tuple(messages.Question(id_to_bytes(key_id(key))) for key in keys)
+            request = FindRequest((), questions, contacts=10**9, values=True)
+            reply = await stranger.call(nodes[0].peer_id, messages.FIND, request, FindReply, timeout=5.0)
+            assert sum(record.size for answer in reply.answers for record in answer.records) <= limits.max_reply
+            assert any(answer.more for answer in reply.answers)
+            assert len(reply.neighbours) <= limits.max_contacts
+            await stranger.close()
+
+    run(main())
+
+
+def test_a_peer_that_claims_a_false_address_does_not_stay_a_contact() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(2)
+            stranger = await swarm.endpoint("stranger", client_mode=True)
+            await stranger.connect(address(nodes[0]), timeout=5.0)
+            request = messages.PingRequest(("memory://absent",))
+            await stranger.call(nodes[0].peer_id, messages.PING, request, messages.PingReply, timeout=5.0)
+            await nodes[0].get("key", latest=True)
+            assert stranger.peer_id not in nodes[0]._core.contacts.table
+            await stranger.close()
+
+    run(main())
+
+
+def test_a_peer_that_never_answers_slows_nobody_down_for_long() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(8)
+            for frozen in nodes[5:7]:
+                swarm.network.freeze(frozen.peer_id)
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            for number in range(5):
+                assert await nodes[0].store(f"key {number}", number, soon(nodes[0]))
+                assert (await nodes[1].get(f"key {number}", latest=True)).value == number  # type: ignore[union-attr]
+            assert loop.time() - begun < 8.0
+            for frozen in nodes[5:7]:
+                swarm.network.thaw(frozen.peer_id)
+
+    run(main())
