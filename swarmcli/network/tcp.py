@@ -127,6 +127,8 @@ class TCPTransport:
                 await self._wait_for_room()
                 try:
                     incoming, _ = await loop.sock_accept(listener)
+                    # asyncio does this only for sockets that know their protocol; without it small answers wait 40 ms.
+                    incoming.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     await loop.connect_accepted_socket(make_connection, incoming)
                 except OSError as error:
                     logger.warning("a connection could not be accepted: %s", error)
