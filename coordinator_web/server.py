@@ -117,17 +117,19 @@ class DashboardServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ListenError(f"the dashboard cannot listen on {host}:{port}: a port is a number from 0 to 65535")
     try:
         (family, _, _, _, address), *_ = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         return socket.create_server(address[:2], family=family)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ListenError(f"the dashboard cannot listen on {host}:{port}: {_why(error)}") from error
 
 
-def _why(error: Exception) -> str:
-    match getattr(error, "errno", None):
+def _why(error: OSError) -> str:
+    match error.errno:
         case errno.EADDRINUSE:
             return "another program has this port; choose another one, or 0 for any that is free"
         case errno.EACCES:

@@ -22,7 +22,9 @@ def epoch(number: int, loss: float | None = 2.5, samples: int = 1000) -> happene
     return happened.EpochAdvanced(number, "ab" * 32, samples, 400, 2, loss, 8.0, 0.25)
 
 
-def averaging_round(number: int, outcome: happened.RoundOutcome = "committed", reason: str = "") -> happened.RoundFinished:
+def averaging_round(
+    number: int, outcome: happened.RoundOutcome = "committed", reason: str = ""
+) -> happened.RoundFinished:
     return happened.RoundFinished(
         round_id=f"{number:064x}",
         purpose="stdlib-lm.grads",

@@ -193,7 +193,7 @@ def test_a_damaged_or_foreign_file_is_refused_and_left_alone(path: Path, clock: 
     path.parent.mkdir()
     path.write_bytes(b"my diary, which is no database at all" * 40)
     before = path.read_bytes()
-    with pytest.raises(JournalError, match="not a journal or is damaged .*move it away"):
+    with pytest.raises(JournalError, match=r"not a journal or is damaged .*move it away"):
         Journal.open(path, run=RUN, clock=clock)
     assert path.read_bytes() == before
 
@@ -212,7 +212,7 @@ def test_a_journal_of_a_newer_version_is_refused(path: Path, clock: Clock) -> No
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(JournalError, match="written by a newer swarm .*update swarm"):
+    with pytest.raises(JournalError, match=r"written by a newer swarm .*update swarm"):
         Journal.open(path, run=RUN, clock=clock)
 
 

@@ -1,0 +1,56 @@
+"""The browser that tests marked `browser` use, and a loud word about them when there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# Without these Chromium asks its maker's hosts for updates and components at every start.
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+MISSING = "no Chromium on this machine (see tests/provide_chromium.sh)"
+
+
+def find_chromium() -> str | None:
+    return os.environ.get("SWARM_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One headless Chromium for the tests of a module, each of which opens a context of its own in it.
+
+    Not for longer: while it is open, playwright has an event loop running in this thread, and no test can run one.
+    """
+    path = find_chromium()
+    if path is None:
+        pytest.skip(MISSING)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A skipped test is one letter among a thousand; these are named."""
+    missing = [report.nodeid for report in terminalreporter.stats.get("skipped", ()) if MISSING in str(report.longrepr)]
+    if missing:
+        terminalreporter.section("NOT RUN, for want of a Chromium", red=True, bold=True)
+        for nodeid in missing:
+            terminalreporter.line(nodeid, red=True)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from coordinator_web.feed import Feed
+
+from .fake_source import OTHERS, TRAINERS, FakeRun, peer_row
+
+
+async def messages(feed: Feed) -> AsyncIterator[tuple[str, Any]]:
+    async for chunk in feed.stream():
+        lines = dict(line.split(": ", 1) for line in chunk.decode().strip().split("\n"))
+        if "event" in lines:
+            yield lines["event"], json.loads(lines["data"])
+
+
+async def until_status(stream: AsyncIterator[tuple[str, Any]]) -> dict[str, Any]:
+    """The messages of one round, which ends with the status."""
+    heard = {}
+    async for name, data in stream:
+        heard[name] = data
+        if name == "status":
+            return heard
+    raise AssertionError("the stream ended")
+
+
+def test_a_stream_begins_with_everything() -> None:
+    async def main() -> None:
+        feed = Feed(FakeRun(finished_epochs=7), interval=0.0)
+        name, snapshot = await anext(messages(feed))
+        assert name == "snapshot"
+        assert snapshot["status"]["epoch"] == 7
+        assert [len(snapshot[key]) for key in ("peers", "epochs", "rounds", "events")] == [6, 7, 7, 1]
+
+    asyncio.run(main())
+
+
+def test_then_only_what_is_new_comes() -> None:
+    async def main() -> None:
+        run = FakeRun(finished_epochs=7, people=[])
+        stream = messages(Feed(run, interval=0.0))
+        await anext(stream)
+        assert (await until_status(stream)).keys() == {"status"}
+        run.finished_epochs = 9
+        heard = await until_status(stream)
+        assert [row["epoch"] for row in heard["epochs"]] == [8, 9]
+        assert [row["id"] for row in heard["rounds"]] == [8, 9]
+        assert heard["status"]["epoch"] == 9
+        assert (await until_status(stream)).keys() == {"status"}
+
+    asyncio.run(main())
+
+
+def test_an_epoch_that_changed_afterwards_comes_again() -> None:
+    """Losses of others arrive after the epoch."""
+
+    class Late(FakeRun):
+        loss = 5.0
+
+        def epochs(self, *, after: int = -1, limit: int = 600) -> list[Any]:
+            rows = super().epochs(after=after, limit=limit)
+            return [replace(row, loss=self.loss) if row.epoch == 6 else row for row in rows]
+
+    async def main() -> None:
+        run = Late(finished_epochs=7)
+        stream = messages(Feed(run, interval=0.0))
+        await anext(stream)
+        run.loss = 4.0
+        heard = await until_status(stream)
+        assert [(row["epoch"], row["loss"]) for row in heard["epochs"]] == [(6, 4.0)]
+
+    asyncio.run(main())
+
+
+def test_of_a_thousand_peers_only_those_that_changed_are_sent() -> None:
+    async def main() -> None:
+        run = FakeRun(people=[peer_row(f"peer-{i}", "auxiliary") for i in range(1000)])
+        stream = messages(Feed(run, interval=0.0))
+        await anext(stream)
+        run.people[3] = replace(run.people[3], trouble="its last round failed")
+        gone = run.people.pop()
+        heard = await until_status(stream)
+        assert [row["trouble"] for row in heard["peers"]["changed"]] == ["its last round failed"]
+        assert heard["peers"]["gone"] == [gone.peer_id]
+
+    asyncio.run(main())
+
+
+def test_a_run_that_begins_empty_fills_up() -> None:
+    async def main() -> None:
+        run = FakeRun(finished_epochs=0, state="waiting", part=0.0, people=[OTHERS[1]])
+        stream = messages(Feed(run, interval=0.0))
+        _, snapshot = await anext(stream)
+        assert snapshot["epochs"] == [] and snapshot["status"]["state"] == "waiting"
+        run.people.append(TRAINERS[0])
+        run.finished_epochs = 1
+        heard = await until_status(stream)
+        assert [row["name"] for row in heard["peers"]["changed"]] == ["monitor", "attic-3090"]
+        assert [row["epoch"] for row in heard["epochs"]] == [1]
+
+    asyncio.run(main())
+
+
+def test_closing_ends_the_streams_and_frees_their_places() -> None:
+    async def main() -> None:
+        feed = Feed(FakeRun(), interval=3600.0)
+        streams = [feed.stream() for _ in range(3)]
+        for stream in streams:
+            await anext(stream)
+            await anext(stream)
+        assert feed._viewers == 3
+        feed.close()
+        for stream in streams:
+            assert [chunk async for chunk in stream] == []
+        assert feed._viewers == 0
+
+    asyncio.run(main())
+
+
+def test_a_page_that_goes_away_frees_its_place() -> None:
+    async def main() -> None:
+        feed = Feed(FakeRun(), interval=0.0)
+        stream = feed.stream()
+        await anext(stream)
+        await stream.aclose()
+        assert feed._viewers == 0 and not feed.full
+
+    asyncio.run(main())

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import http.client
+
+import httpx
+import pytest
+
+from .conftest import Serve
+from .fake_source import FakeRun
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "192.0.2.7:80", "localhost."]
+)
+def test_addresses_and_localhost_are_answered(serve: Serve, host: str) -> None:
+    assert httpx.get(serve(FakeRun()).url, headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:8080", "localhost.evil.example", "", "[evil]:1"]
+)
+def test_a_foreign_name_that_leads_here_is_refused(serve: Serve, host: str) -> None:
+    """DNS rebinding: the browser believes that it talks to the stranger's own site."""
+    with httpx.Client(base_url=serve(FakeRun()).url, headers={"host": host}) as client:
+        for path in ("/", "/api/v1/status", "/api/v1/stream", "/static/app.js"):
+            assert client.get(path).status_code in (400, 403)
+
+
+def test_a_name_can_be_allowed(serve: Serve) -> None:
+    server = serve(FakeRun(), hosts=["Monitor.Example."])
+    assert httpx.get(server.url, headers={"host": "monitor.example:8080"}).status_code == 200
+    assert httpx.get(server.url, headers={"host": "other.example"}).status_code == 403
+
+
+def test_every_answer_carries_the_policy(serve: Serve) -> None:
+    with httpx.Client(base_url=serve(FakeRun(), token="secret").url) as client:
+        for path in ("/", "/?token=secret", "/api/v1/status", "/nothing"):
+            headers = client.get(path).headers
+            assert "default-src 'none'" in headers["content-security-policy"]
+            assert "unsafe" not in headers["content-security-policy"]
+            assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
+            assert "access-control-allow-origin" not in headers
+
+
+def test_with_a_token_nobody_looks_without_it(serve: Serve) -> None:
+    with httpx.Client(base_url=serve(FakeRun(), token="secret").url) as client:
+        for path in ("/", "/api/v1/status", "/api/v1/stream", "/static/app.js", "/?token=wrong", "/?token="):
+            assert client.get(path).status_code == 401
+        assert client.get("/api/v1/status", headers={"authorization": "Bearer wrong"}).status_code == 401
+        assert client.get("/api/v1/status", headers={"authorization": "Basic secret"}).status_code == 401
+        assert client.get("/api/v1/status", headers={"cookie": 'swarm="\\'}).status_code == 401
+        assert client.get("/api/v1/status", headers={"authorization": "bearer secret"}).status_code == 200
+
+
+def test_the_link_with_the_token_leaves_a_cookie_and_goes_from_the_address_bar(serve: Serve) -> None:
+    with httpx.Client(base_url=serve(FakeRun(), token="s3cret/ä").url) as client:
+        answer = client.get("/", params={"token": "s3cret/ä", "x": "1"})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/?x=1")
+        assert "HttpOnly" in answer.headers["set-cookie"] and "SameSite=lax" in answer.headers["set-cookie"]
+        assert client.get("/api/v1/status").status_code == 200
+
+
+def test_the_way_back_never_leads_to_another_host(serve: Serve) -> None:
+    url = httpx.URL(serve(FakeRun(), token="secret").url)
+    connection = http.client.HTTPConnection(url.host, url.port or 80, timeout=30)
+    connection.request("GET", "//evil.example/?token=secret")
+    assert connection.getresponse().headers["location"] == "/evil.example/"
+    connection.close()

@@ -1,0 +1,246 @@
+"""The page as people meet it: in a real, headless Chromium, served by the real server, over a run that moves."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coordinator_web.source import EventRow, LeftOut, RoundRow, RunStatus
+
+from .conftest import Serve
+from .fake_source import JOIN_LINE, OTHERS, START, TRAINERS, FakeRun, peer_row, round_row
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+Open = Callable[..., "Page"]
+ATTACK = "<img src=x onerror=\"document.title='owned';window.owned=1\"><b>bold</b>"
+
+
+@pytest.fixture
+def open_page(chromium: Browser) -> Iterator[Open]:
+    """Opens a dashboard in a browser window of its own; fails if the page reports an error."""
+    contexts = []
+    errors: list[str] = []
+
+    def open_one(url: str, **options: Any) -> Page:
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(url)
+        page.wait_for_selector('body[data-connection="live"]')
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def expect_text(page: Page, selector: str, text: str) -> None:
+    from playwright.sync_api import expect
+
+    expect(page.locator(selector)).to_have_text(text, timeout=30_000)
+
+
+def test_the_epoch_rises_on_an_open_page(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=41)
+    page = open_page(serve(run).url)
+    expect_text(page, "#epoch", "41")
+    expect_text(page, "#run-id", "stdlib-lm")
+    expect_text(page, "#state", "Training")
+    run.finished_epochs = 42
+    expect_text(page, "#epoch", "42")
+    expect_text(page, "#loss-readout", re.sub(r"^", "epoch 42: ", f"{run.epochs()[-1].loss:.4f}"))
+    assert page.locator("#rounds tr").first.locator("td").nth(2).inner_text() == "41"
+
+
+def test_peers_show_what_they_do(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=41)
+    page = open_page(serve(run).url)
+    names = page.locator("#peers .name").all_inner_texts()
+    assert names == ["monitor", "attic-3090", "büro-mac", "garage", "lab-17", "relay-fra"]
+    attic = page.locator("#peers tr").nth(1)
+    assert attic.locator("td").all_inner_texts()[3] == "212"
+    assert attic.locator(".share").inner_text() == "41 %"
+    run.people[0] = replace(run.people[0], health="silent")
+    expect_text(page, "#peers tr:nth-child(2) .health", "silent")
+    run.people.pop(1)
+    expect_text(page, "#peer-count", "5")
+
+
+def test_what_peers_write_never_becomes_markup(serve: Serve, open_page: Open) -> None:
+    class Hostile(FakeRun):
+        def rounds(self, *, after: int = 0, limit: int = 100) -> list[RoundRow]:
+            left = (LeftOut(peer_id="x", name=ATTACK, reason=ATTACK),)
+            return [replace(round_row(1), outcome="failed", reason=ATTACK, leader=ATTACK, left_out=left)][after:]
+
+    run = Hostile(
+        finished_epochs=3,
+        run_id=ATTACK,
+        join_line=ATTACK,
+        people=[peer_row(ATTACK, device=ATTACK, me=True), peer_row("b", role=ATTACK, trouble=ATTACK)],
+        extra_events=[EventRow(id=99, time=START, level="warning", kind="x", text=ATTACK)],
+    )
+    page = open_page(serve(run).url)
+    expect_text(page, "#run-id", ATTACK)
+    expect_text(page, "#peers tr:nth-child(1) .name", ATTACK)
+    assert page.locator("#peers .role").all_inner_texts() == ["trainer", ATTACK]
+    assert ATTACK in page.locator("#rounds").inner_text()
+    assert ATTACK in page.locator("#events").inner_text()
+    assert page.locator("img").count() == 1  # the logo
+    assert page.locator("b").count() == 0
+    assert page.evaluate("window.owned") is None
+
+
+def test_a_script_that_came_in_all_the_same_would_not_run(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(FakeRun()).url)
+    refused = """() => {
+        const script = document.createElement("script");
+        try { script.text = "window.owned = 1"; } catch { return "refused"; }
+        document.body.append(script);
+        return window.owned ? "ran" : "refused";
+    }"""
+    assert page.evaluate(refused) == "refused"
+    markup = "() => { try { document.body.innerHTML = '<p>'; return 'made'; } catch { return 'refused'; } }"
+    assert page.evaluate(markup) == "refused"
+
+
+def test_the_page_talks_to_its_own_server_only(serve: Serve, chromium: Browser) -> None:
+    url = serve(FakeRun(finished_epochs=5)).url
+    page = chromium.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(url)
+    page.wait_for_selector('body[data-connection="live"]')
+    page.close()
+    assert len(asked) > 5 and all(each.startswith(url) for each in asked)
+
+
+def test_after_a_restart_of_the_server_the_page_goes_on(serve: Serve, open_page: Open) -> None:
+    first = serve(FakeRun(finished_epochs=5))
+    page = open_page(first.url)
+    expect_text(page, "#epoch", "5")
+    first.stop()
+    page.wait_for_selector('body[data-connection="lost"]')
+    assert "connection to this peer is lost" in page.locator("#lost").inner_text()
+    expect_text(page, "#epoch", "5")
+    serve(FakeRun(finished_epochs=9), port=int(first.url.rstrip("/").rpartition(":")[2]))
+    expect_text(page, "#epoch", "9")
+    page.wait_for_selector("#lost", state="hidden")
+    assert page.locator("#rounds tr").count() >= 9
+
+
+def test_a_server_that_falls_silent_counts_as_lost(serve: Serve, chromium: Browser) -> None:
+    """A frozen process keeps its connections: only the silence tells."""
+    frozen = threading.Event()
+    thawed = threading.Event()
+
+    class Freezing(FakeRun):
+        def status(self) -> RunStatus:
+            if frozen.is_set():
+                thawed.wait(60)
+            return super().status()
+
+    url = serve(Freezing(finished_epochs=5)).url
+    page = chromium.new_page()
+    page.clock.install()
+    page.goto(url)
+    page.wait_for_selector('body[data-connection="live"]')
+    frozen.set()
+    page.clock.fast_forward(8000)
+    page.wait_for_selector('body[data-connection="lost"]')
+    frozen.clear()
+    thawed.set()
+    page.clock.fast_forward(8000)
+    page.wait_for_selector('body[data-connection="live"]')
+    page.close()
+
+
+def test_before_the_first_trainer_the_join_line_is_there_to_copy(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=0, state="waiting", part=0.0, people=[OTHERS[1]])
+    page = open_page(serve(run).url, permissions=["clipboard-read", "clipboard-write"])
+    expect_text(page, "#invite-heading", "Waiting for the first trainer")
+    expect_text(page, "#join-line", JOIN_LINE)
+    assert page.get_by_text("The loss appears here after the first epoch.").is_visible()
+    page.get_by_role("button", name="Copy").click()
+    expect_text(page, "#copy", "Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == JOIN_LINE
+    run.state, run.people = "training", [OTHERS[1], TRAINERS[0]]
+    expect_text(page, "#invite-heading", "Join this run")
+
+
+def test_a_trainer_sees_what_it_contributes(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(FakeRun(finished_epochs=24, with_own=True)).url)
+    assert page.get_by_role("heading", name="My contribution").is_visible()
+    expect_text(page, "#own-rounds", "21 of 24")
+    other = open_page(serve(FakeRun(finished_epochs=24)).url)
+    assert other.get_by_role("heading", name="My contribution").count() == 0
+
+
+def test_the_curve_can_be_read_with_the_keyboard(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(FakeRun(finished_epochs=30)).url)
+    curve = page.get_by_role("slider", name="Loss by epoch")
+    curve.focus()
+    assert curve.get_attribute("aria-valuenow") == "30"
+    page.keyboard.press("ArrowLeft")
+    assert curve.get_attribute("aria-valuenow") == "29"
+    page.keyboard.press("Home")
+    assert (curve.get_attribute("aria-valuetext") or "").startswith("epoch 1: 5.")
+    expect_text(page, "#loss-readout", curve.get_attribute("aria-valuetext") or "")
+
+
+@pytest.mark.parametrize("width", [360, 700, 900, 1280])
+def test_nothing_is_wider_than_the_window(serve: Serve, open_page: Open, width: int) -> None:
+    run = FakeRun(finished_epochs=24, with_own=True, run_id="r" * 90)
+    run.people.append(peer_row("n" * 64, device="d" * 64))
+    page = open_page(serve(run).url, viewport={"width": width, "height": 900})
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    overflowing = """() => [...document.querySelectorAll("main .card *")].filter(node =>
+        !node.closest("code, .scroll, svg, .visually-hidden") && !node.closest("thead") &&
+        node.getBoundingClientRect().right > node.closest(".card").getBoundingClientRect().right + 1)
+        .map(node => node.className)"""
+    assert page.evaluate(overflowing) == []
+
+
+def test_nothing_jumps_while_the_run_goes_on(serve: Serve, open_page: Open) -> None:
+    """Rows that are added on top move those below them, inside their own frames; everything else stays."""
+    run = FakeRun(finished_epochs=20)
+    page = open_page(serve(run).url, viewport={"width": 1280, "height": 2000})
+    page.evaluate("""() => {
+        window.moved = [];
+        new PerformanceObserver(list => {
+            for (const entry of list.getEntries()) for (const { node } of entry.sources) {
+                const element = node instanceof Element ? node : node?.parentElement;
+                if (element && !element.closest(".scroll")) window.moved.push(element.outerHTML.slice(0, 80));
+            }
+        }).observe({ type: "layout-shift" });
+    }""")
+    for epoch in (21, 22, 23, 60, 61):
+        run.finished_epochs = epoch
+        expect_text(page, "#epoch", str(epoch))
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.evaluate("window.moved") == []
+
+
+def test_it_follows_the_colour_scheme_of_the_reader(serve: Serve, open_page: Open) -> None:
+    url = serve(FakeRun()).url
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert open_page(url, color_scheme="light").evaluate(paper) == "rgb(245, 244, 240)"
+    assert open_page(url, color_scheme="dark").evaluate(paper) == "rgb(17, 19, 21)"
+
+
+def test_a_journal_that_cannot_be_written_is_told(serve: Serve, open_page: Open) -> None:
+    class Full(FakeRun):
+        def status(self) -> RunStatus:
+            return replace(super().status(), notice="The journal cannot be written (disk full).")
+
+    page = open_page(serve(Full()).url)
+    expect_text(page, "#notice", "The journal cannot be written (disk full).")

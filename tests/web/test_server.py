@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import httpx
+import pytest
+
+from coordinator_web.app import create_app
+from coordinator_web.server import DashboardServer
+from swarmcli.errors import ListenError
+
+from .fake_source import FakeRun
+
+
+def dashboard(**options: object) -> DashboardServer:
+    return DashboardServer(create_app(FakeRun()), **options)  # type: ignore[arg-type]
+
+
+def test_it_listens_on_this_machine_only_unless_told_otherwise() -> None:
+    server = dashboard()
+    server.bind()
+    assert server._socket is not None and server._socket.getsockname()[0] == "127.0.0.1"
+    assert server.url == f"http://127.0.0.1:{server._socket.getsockname()[1]}/"
+    server.stop()
+
+
+def test_in_a_thread_it_answers_at_once_and_leaves_nothing_behind() -> None:
+    before = set(threading.enumerate())
+    server = dashboard()
+    url = server.start_in_thread()
+    assert httpx.get(url).status_code == 200
+    server.stop()
+    server.stop()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)  # those that answered requests end once the loop has
+        assert not thread.is_alive()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+def test_stopping_does_not_wait_for_open_pages() -> None:
+    server = dashboard()
+    url = server.start_in_thread()
+    with httpx.stream("GET", url + "api/v1/stream") as response:
+        lines = response.iter_lines()
+        assert next(lines) == "retry: 1000"
+        server.stop()
+        assert server._thread is not None and not server._thread.is_alive()
+
+
+def test_on_a_loop_it_ends_with_the_task_that_serves() -> None:
+    async def main() -> None:
+        server = dashboard()
+        url = server.bind()
+        serving = asyncio.create_task(server.serve())
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(url)).status_code == 200
+            serving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await serving
+            with pytest.raises(httpx.ConnectError):
+                await client.get(url)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_a_taken_port_is_named_with_the_fix() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}: another program has this port"):
+            dashboard(port=port).bind()
+        with pytest.raises(ListenError, match="choose another one, or 0"):
+            dashboard(port=port).start_in_thread()
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(ListenError, match=r"203\.0\.113\.7:0: this machine has no such address"):
+        dashboard(host="203.0.113.7").bind()
+    with pytest.raises(ListenError, match=r"no-such-host\.invalid"):
+        dashboard(host="no-such-host.invalid").bind()
+    with pytest.raises(ListenError, match=r"127\.0\.0\.1:70000: a port is a number from 0 to 65535"):
+        dashboard(port=70000).bind()
+
+
+def test_everywhere_means_that_a_browser_here_uses_loopback() -> None:
+    server = dashboard(host="0.0.0.0")
+    assert server.bind().startswith("http://127.0.0.1:")
+    server.stop()
+
+
+def test_a_port_that_was_bound_and_never_served_is_given_back() -> None:
+    server = dashboard()
+    server.bind()
+    assert server._socket is not None
+    port = server._socket.getsockname()[1]
+    server.stop()
+    socket.create_server(("127.0.0.1", port)).close()
