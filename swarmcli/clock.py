@@ -24,7 +24,6 @@ SETTLING = 30.0  # seconds after the first measurement in which corrections step
 UPDATE_PERIOD = 1.0  # seconds between two looks at the median
 GENTLE_SLEW = 0.05  # seconds of correction per second …
 FAST_SLEW = 0.5  # … and where more than a second is missing
-MAX_SLEW_GAP = 60.0  # seconds that count as slewed when nobody asked for the time in between
 
 # Unlike CLOCK_MONOTONIC, it goes on while the machine is suspended (on macOS, CLOCK_MONOTONIC does so too).
 _UNSETTABLE = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -61,7 +60,7 @@ class Clock:
         self._first_sample = math.inf  # when it was taken, on the monotonic clock
         self._offset = 0.0
         self._target = 0.0
-        self._slewed = -math.inf  # when `_offset` was last brought nearer
+        self._asked = -math.inf  # when somebody last looked at the time
         self._looked = -math.inf  # when the median was last taken
         self._latest = -math.inf
 
@@ -73,16 +72,17 @@ class Clock:
 
     def now(self) -> float:
         """Swarm time, seconds since the epoch. Never runs backwards, except for a correction while settling."""
-        monotonic = self._monotonic()
-        if self._offset != self._target or self._changed:
-            self._correct(monotonic)
-        self._slewed = monotonic
-        self._latest = max(self._latest, self.raw() + self._offset)
+        self._latest = max(self._latest, self.raw() + self.offset)
         return self._latest
 
     @property
     def offset(self) -> float:
         """Seconds that are added to the raw clock now."""
+        monotonic = self._monotonic()
+        if self._offset != self._target or self._changed:
+            self._look(monotonic)
+            self._slew(monotonic - self._asked)
+        self._asked = monotonic
         return self._offset
 
     def observe(self, peer: bytes, sent: float, received: float, replied: float, returned: float) -> None:
@@ -97,14 +97,16 @@ class Clock:
             return
         now = self._monotonic()
         known = self._samples.get(peer)
-        if known is not None and delay > known.delay and now - known.taken < SAMPLE_LIFE:
+        if known is not None and delay >= known.delay and now - known.taken < SAMPLE_LIFE:
             return
         self._samples[peer] = _Sample(offset, delay, now)
         self._samples.move_to_end(peer)
         if len(self._samples) > MAX_PEERS:
             self._samples.popitem(last=False)
-        self._first_sample = min(self._first_sample, now)
         self._changed = True
+        self._first_sample = min(self._first_sample, now)
+        if now - self._first_sample <= SETTLING:
+            self._step(now)
 
     def forget(self, peer: bytes) -> None:
         """Drops what this peer reported."""
@@ -113,27 +115,25 @@ class Clock:
 
     def statistics(self) -> ClockStatistics:
         offsets = self._offsets()
-        return ClockStatistics(self._offset, self._target, len(offsets) - 1, max(offsets) - min(offsets))
+        return ClockStatistics(self.offset, self._target, len(offsets) - 1, max(offsets) - min(offsets))
 
     def _offsets(self) -> list[float]:
         return [0.0, *(sample.offset for sample in self._samples.values())]
 
-    def _correct(self, monotonic: float) -> None:
-        """Brings `_offset` nearer to the median; called by `now`, so it costs nothing while nobody asks."""
-        settling = monotonic - self._first_sample <= SETTLING
-        if self._changed and (settling or monotonic - self._looked >= UPDATE_PERIOD):
+    def _look(self, monotonic: float, period: float = UPDATE_PERIOD) -> None:
+        if self._changed and monotonic - self._looked >= period:
             self._target = statistics.median(self._offsets())
             self._looked, self._changed = monotonic, False
-        if not settling:
-            self._slew(monotonic - self._slewed)
-        elif self._offset != self._target:
-            self._offset, self._latest = self._target, -math.inf
+
+    def _step(self, monotonic: float) -> None:
+        self._look(monotonic, period=0)
+        self._offset, self._latest = self._target, -math.inf
 
     def _slew(self, elapsed: float) -> None:
+        """A time that nobody saw pass may be made up for at once: what counts is how fast readings move."""
         missing = self._target - self._offset
         rate = FAST_SLEW if abs(missing) > 1.0 else GENTLE_SLEW
-        step = rate * min(max(elapsed, 0.0), MAX_SLEW_GAP)
-        self._offset += math.copysign(min(abs(missing), step), missing)
+        self._offset += math.copysign(min(abs(missing), rate * max(elapsed, 0.0)), missing)
 
 
 def _virtual_loop() -> asyncio.AbstractEventLoop | None:

@@ -145,8 +145,11 @@ class ControlChannel:
         if self._liveness.dead():
             self.connection.abort(f"no sign of life for {self._host.limits.keepalive_timeout:g} s")
         elif (number := self._liveness.ping_due(watched)) is not None:
-            self._pings.setdefault(number, (self._host.clock.raw(), self._loop.time()))
-            self.post(Ping(number))
+            self._ping(number)
+
+    def _ping(self, number: int) -> None:
+        self._pings.setdefault(number, (self._host.clock.raw(), self._loop.time()))
+        self.post(Ping(number))
 
     # Receiver
 
@@ -265,6 +268,7 @@ class ControlChannel:
             raise ProtocolViolation("unexpected message: a second greeting")
         self.life = hello.life
         self._host.greeted(self, hello)
+        self._ping(self._liveness.ping())
 
     def _ping_received(self, ping: Ping) -> None:
         if not self._pong_due:  # else the last answer is not even sent: one is enough for both

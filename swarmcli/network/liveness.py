@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swarmcli.clock import SAMPLE_LIFE
 from swarmcli.network.limits import Limits
 from swarmcli.network.transport import Connection
 
@@ -14,6 +15,7 @@ class Liveness:
     Nothing heard for a while: ping. Nothing at all heard since a ping was sent, for the timeout: the other end is
     dead. Bytes count, not messages, and any bytes do. An end that hears a long message also pings now and then:
     the sender's own pings stand in line behind it, and without a word from here it would believe itself alone.
+    Besides, each end pings at the start (by `ping`) and once a minute, to measure the other's clock and the round trip.
     """
 
     def __init__(self, connection: Connection, limits: Limits) -> None:
@@ -26,6 +28,7 @@ class Liveness:
         self._listened = 0  # ticks with bytes from there since the last one with bytes from here
         self._pinged = 0  # pings sent so far; each has its number
         self._answered = 0  # all before this number are answered
+        self._since_ping = 0  # ticks
 
     def dead(self) -> bool:
         """To be called once per tick, first."""
@@ -44,8 +47,15 @@ class Liveness:
             patience *= 1.5  # mostly the dialer's ping comes before, and one of the two is enough
         # One answer that came is no long message: it takes bytes in more than one tick.
         listening = self._listened > 1 and self._seconds(self._mute) >= self._limits.keepalive_timeout / 3
-        if not listening and self._seconds(self._silent) < patience:
-            return None
+        self._since_ping += 1
+        measuring = self._seconds(self._since_ping) >= SAMPLE_LIFE
+        if listening or measuring or self._seconds(self._silent) >= patience:
+            return self.ping()
+        return None
+
+    def ping(self) -> int:
+        """The number of a ping that is sent in any case."""
+        self._since_ping = 0
         if self._unanswered == 0:
             self._silent = 0  # the timeout runs from here
         if self._unanswered < _MAX_PINGS:

@@ -1,0 +1,265 @@
+"""Swarm time: wrong clocks, jumping clocks, lying peers, and no drift from correcting corrections."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarmcli import clock as clock_module
+from swarmcli.clock import MAX_OFFSET, MAX_PEERS, SETTLING, Clock, default_clock, get_dht_time, set_default_clock
+from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID, virtual_time
+from swarmcli.network.virtual_time import EPOCH
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Machine:
+    """A wall clock that is wrong, and a clock that nobody can set; both may tick fast or slow."""
+
+    def __init__(self, wrong: float = 0.0, rate: float = 1.0) -> None:
+        self.wrong, self.rate = wrong, rate
+        self.true = 0.0
+        self.clock = Clock(self.wall, self.unsettable)
+
+    def unsettable(self) -> float:
+        return self.true * self.rate
+
+    def wall(self) -> float:
+        return EPOCH + self.unsettable() + self.wrong
+
+    @property
+    def error(self) -> float:
+        """How far its swarm time is from the true time."""
+        return self.clock.now() - EPOCH - self.true
+
+
+def exchange(asker: Machine, answerer: Machine, delay: float = 0.05, name: bytes = b"peer") -> None:
+    """A call from one to the other, whose raw clocks are measured without time passing."""
+    sent = asker.clock.raw()
+    there = answerer.clock.raw() + delay / 2
+    asker.clock.observe(name, sent, there, there, sent + delay)
+
+
+def pass_time(machines: list[Machine], seconds: float) -> None:
+    for machine in machines:
+        machine.true += seconds
+
+
+def test_raw_is_the_local_clock_and_alone_it_is_swarm_time() -> None:
+    machine = Machine(wrong=-600)
+    assert machine.clock.raw() == machine.clock.now() == EPOCH - 600
+    assert machine.clock.offset == 0 and machine.clock.statistics().peers == 0
+
+
+def test_the_first_correction_steps() -> None:
+    machine, other = Machine(wrong=600), Machine()
+    exchange(machine, other)
+    exchange(machine, Machine(), name=b"third")
+    assert machine.error == pytest.approx(0, abs=1e-3)
+
+
+def test_later_ones_slew_and_time_never_runs_backwards() -> None:
+    machine, others = Machine(), [Machine(wrong=-100), Machine(wrong=-100)]
+    exchange(machine, Machine(), name=b"early")
+    pass_time([machine, *others], SETTLING + 1)
+    machine.clock.forget(b"early")
+    latest = machine.clock.now()
+    for number, other in enumerate(others):
+        exchange(machine, other, name=b"late %d" % number)
+    for _ in range(1000):
+        pass_time([machine, *others], 1)
+        assert latest <= machine.clock.now() < latest + 2
+        latest = machine.clock.now()
+    assert machine.error == pytest.approx(-100, abs=0.01)
+
+
+def test_setting_the_machines_clock_moves_nothing() -> None:
+    machine = Machine()
+    assert machine.error == 0
+    for wrong in (3600, -3600, 0):
+        machine.wrong = wrong
+        pass_time([machine], 10)
+        assert machine.error == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_minority_of_liars_cannot_pull_beyond_honest_clocks(count: int) -> None:
+    machine = Machine(wrong=1)
+    for number in range(count + 1):
+        exchange(machine, Machine(wrong=number / 10), name=b"honest %d" % number)
+    for number in range(count):
+        exchange(machine, Machine(wrong=(-1) ** number * 50_000), name=b"liar %d" % number)
+        assert -0.01 <= machine.error <= 1.01
+
+
+def test_impossible_measurements_are_ignored() -> None:
+    clock = Machine().clock
+    now = clock.raw()
+    for times in [
+        (now, NAN, now, now),
+        (now, now, NAN, now),
+        (now, INF, INF, now),
+        (now, -INF, INF, now),
+        (now, now, now + 50, now + 1),  # answered later than it came back
+        (now, now, now, now + 60),  # too slow to mean anything
+        (now, now + 2 * MAX_OFFSET, now + 2 * MAX_OFFSET, now),
+        (now, 1e300, 1e300, now),
+    ]:
+        clock.observe(b"liar", *times)
+    assert clock.statistics().peers == 0 and clock.now() == now
+
+
+def test_the_fastest_exchange_counts_most() -> None:
+    """A call that took a second says little: with its way there slow, its offset is half a second wrong."""
+    machine, other = Machine(), Machine(wrong=10)
+    exchange(machine, other, delay=0.01)
+    sent = machine.clock.raw()
+    machine.clock.observe(b"peer", sent, sent + 11, sent + 11, sent + 1)
+    assert machine.clock.statistics().spread == pytest.approx(10)
+
+
+def test_peers_are_forgotten_the_least_recently_measured_first() -> None:
+    machine = Machine()
+    for number in range(3 * MAX_PEERS):
+        exchange(machine, Machine(), name=b"%d" % number)
+    assert machine.clock.statistics().peers == MAX_PEERS
+    machine.clock.forget(b"%d" % (3 * MAX_PEERS - 1))
+    machine.clock.forget(b"never seen")
+    assert machine.clock.statistics().peers == MAX_PEERS - 1
+
+
+def test_corrections_do_not_drift_over_a_day() -> None:
+    """Clocks tick up to 100 ppm apart, and everyone corrects by everyone for a day: they stay within the span of
+    the uncorrected ones, and close to each other."""
+    chance = random.Random(5)
+    machines = [Machine(wrong=chance.gauss(0, 1), rate=1 + chance.uniform(-1e-4, 1e-4)) for _ in range(9)]
+    for _ in range(24 * 60):
+        for asker in machines:
+            number = chance.randrange(9)
+            if machines[number] is not asker:
+                exchange(asker, machines[number], delay=chance.uniform(0.01, 0.2), name=b"%d" % number)
+            asker.clock.now()
+        pass_time(machines, 60)
+    raw = [machine.clock.raw() - EPOCH - machine.true for machine in machines]
+    errors = [machine.error for machine in machines]
+    assert min(raw) <= min(errors) and max(errors) <= max(raw)
+    assert max(errors) - min(errors) < 0.25
+
+
+# Over the network
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    pass
+
+
+async def answer(peer: PeerID, request: Nothing) -> Nothing:
+    return request
+
+
+async def talk(peers: list[Endpoint], seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while loop.time() < end:
+        for peer in peers:
+            other = peer.random.choice([candidate for candidate in peers if candidate is not peer])
+            await peer.call(other.peer_id, "answer", Nothing(), Nothing, timeout=10)
+        await asyncio.sleep(1)
+
+
+def errors(peers: list[Endpoint]) -> list[float]:
+    now = EPOCH + asyncio.get_running_loop().time()
+    return [peer.clock.now() - now for peer in peers]
+
+
+def simulate(wrong: list[float], check: Any) -> None:
+    """Peers whose wall clocks are wrong by so much (and may be set later by changing the list) talk for a minute."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        network = MemoryNetwork(latency=0.05, loss=0.02)
+        peers = []
+        for number in range(len(wrong)):
+
+            def wall(number: int = number) -> float:
+                return EPOCH + loop.time() + wrong[number]
+
+            transport = network.transport(Identity.from_seed(number))
+            peers.append(Endpoint(transport, clock=Clock(wall), seed=number))
+            peers[-1].serve("answer", Nothing, answer)
+            await peers[-1].start()
+        for peer in peers:
+            for other in peers:
+                peer.learn(other.info)
+        await talk(peers, 60)
+        await check(peers)
+        for peer in peers:
+            await peer.close()
+
+    virtual_time.run(main(), timeout=86400)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [([0, 600], 300), ([0, -600], -300), ([0] * 6 + [600] * 3, 0), ([0] * 6 + [-600, 600, 600], 0)],
+)
+def test_peers_ten_minutes_off_agree_with_the_others(wrong: list[float], expected: float) -> None:
+    async def check(peers: list[Endpoint]) -> None:
+        assert errors(peers) == pytest.approx([expected] * len(peers), abs=0.2)
+
+    simulate(wrong, check)
+
+
+def test_a_clock_that_is_set_forward_and_back_in_the_middle_disturbs_nobody() -> None:
+    wrong = [0.0, 0.0, 0.0]
+
+    async def check(peers: list[Endpoint]) -> None:
+        for jump in (3600.0, -3600.0):
+            wrong[1] = jump
+            await talk(peers, 30)
+            assert errors(peers) == pytest.approx([0] * 3, abs=0.2)
+
+    simulate(wrong, check)
+
+
+def test_pings_alone_keep_clocks_together() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        network = MemoryNetwork()
+        a = Endpoint(network.transport(Identity.from_seed(1)))
+        b = Endpoint(network.transport(Identity.from_seed(2)), clock=Clock(lambda: EPOCH + loop.time() + 600))
+        for peer in (a, b):
+            await peer.start()
+        await a.connect(b.info.addresses[0], timeout=5)
+        await asyncio.sleep(30)
+        assert a.clock.offset == pytest.approx(300, abs=0.01)
+        await asyncio.sleep(100)
+        assert errors([a, b]) == pytest.approx([300, 300], abs=0.01)
+        await a.close()
+        await b.close()
+
+    virtual_time.run(main())
+
+
+# The process's own clock
+
+
+def test_get_dht_time_follows_the_default_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = default_clock()
+    monkeypatch.setattr(clock_module, "_default", before)
+    set_default_clock(Machine(wrong=5).clock)
+    assert get_dht_time() == EPOCH + 5 and default_clock() is not before
+
+
+def test_a_clock_without_arguments_takes_virtual_time_in_there() -> None:
+    async def main() -> float:
+        clock = Clock()
+        await asyncio.sleep(100)
+        return clock.now()
+
+    assert virtual_time.run(main()) == EPOCH + 100
+    assert abs(Clock().now() - EPOCH) > 1e6  # and the machine's out here
