@@ -78,9 +78,10 @@ def test_every_field_says_whether_it_must_agree() -> None:
 
 
 def test_a_model_directory_counts_by_its_config_wherever_it_lies(tmp_path: Path) -> None:
-    for name in ("here", "there"):
+    configs = {"here": '{"model_type": "gpt2",  "n_layer": 1}', "there": '{"n_layer": 1, "model_type": "gpt2"}'}
+    for name, config in configs.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"model_type": "gpt2",  "n_layer": 1}')
+        (tmp_path / name / "config.json").write_text(config)
     text = SMALL.replace(SMALL[SMALL.index("base_model") : SMALL.index("datasets")], "base_model: here\n")
     here = small(text=text, directory=tmp_path).fingerprint()
     there = small("base_model=there", text=text, directory=tmp_path).fingerprint()
