@@ -27,6 +27,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def remaining(seconds: float) -> str:
+    """Nobody needs an estimate to the tenth of a second."""
+    return f"{max(1.0, seconds):.0f} s" if seconds < 99.5 else duration(seconds)
+
+
 def number(value: float | None, digits: int = 4) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from coordinator_web.source import LiveStatus
 from swarmcli.cli.lines import clock as time_of_day
-from swarmcli.cli.lines import duration, epoch_line, event_line, number, plural
+from swarmcli.cli.lines import epoch_line, event_line, number, plural, remaining
 from swarmcli.cli.live_frame import Frame, mean_loss
 from swarmcli.events import Event, Events
 from swarmcli.journal import EpochRecord, EventRecord, Record, Recorder
@@ -136,6 +136,6 @@ class LiveView:
         if status is None:
             return
         rate = sum(peer.samples_per_second for peer in status.peers)
-        eta = "" if status.eta_seconds is None else f", about {duration(status.eta_seconds)} left"
+        eta = "" if status.eta_seconds is None else f", about {remaining(status.eta_seconds)} left"
         counted = f"{status.samples:,} of {plural(status.target, 'sample')}"
         self._print(self._clock(), f"epoch {status.epoch}: {counted}{eta}, {number(rate, 1)} per second")

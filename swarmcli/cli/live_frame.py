@@ -12,7 +12,7 @@ from rich.text import Text
 
 from coordinator_web.source import LivePeer, LiveStatus
 from swarmcli.cli.console import printable
-from swarmcli.cli.lines import duration, number, plural
+from swarmcli.cli.lines import duration, number, plural, remaining
 from swarmcli.journal import EpochRecord
 
 MOST_PEERS = 12  # rows of the table; a line tells of the others
@@ -70,7 +70,7 @@ def _head(status: LiveStatus) -> Text:
 def _progress(status: LiveStatus) -> Table:
     grid = Table.grid(padding=(0, 1), expand=False)
     of = "" if status.max_epochs is None else f" of {status.max_epochs}"
-    eta = "" if status.eta_seconds is None else f"{duration(max(0.0, status.eta_seconds))} left"
+    eta = "" if status.eta_seconds is None else f"{remaining(status.eta_seconds)} left"
     bar = ProgressBar(total=max(1, status.target), completed=min(status.samples, status.target), width=32)
     counted = f"{status.samples:,} of {plural(status.target, 'sample')}"
     grid.add_row(Text(f"epoch {status.epoch}{of}", style="bold"), bar, Text(counted), Text(eta, style="dim"))

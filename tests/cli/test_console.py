@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from swarmcli.cli.console import ConsoleHandler, err, out, printable, setup_logging
+
+
+@given(st.text(), st.integers(1, 80))
+def test_a_printable_text_is_one_harmless_line_of_bounded_length(text: str, limit: int) -> None:
+    shown = printable(text, limit)
+    assert len(shown) <= limit
+    assert shown.isprintable() or all(each.isprintable() or each.isspace() for each in shown)
+    assert len(shown.splitlines()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("büro-mac 3090 🐝 日本", "büro-mac 3090 🐝 日本"),
+        ("\x1b[31mred\x1b[0m", "[31mred[0m"),
+        ("two\nlines\tand a tab", "two lines and a tab"),
+        ("right \u202eto left", "right to left"),
+        ("\ud800 half", " half"),
+    ],
+)
+def test_what_steers_a_terminal_goes_and_what_people_write_stays(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_long_text_is_cut_visibly() -> None:
+    assert printable("a" * 400, 10) == "a" * 9 + "…"
+
+
+def test_data_goes_to_stdout_and_words_to_stderr() -> None:
+    assert not out.stderr and err.stderr
+
+
+@pytest.fixture
+def untouched_logging() -> object:
+    root, ours = logging.getLogger(), logging.getLogger("swarmcli")
+    before = (root.handlers[:], root.level, ours.level)
+    yield
+    root.handlers[:], level, own_level = before
+    root.setLevel(level)
+    ours.setLevel(own_level)
+
+
+@pytest.mark.usefixtures("untouched_logging")
+def test_without_verbose_only_warnings_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging()
+    logging.getLogger("swarmcli.x").info("chatter")
+    logging.getLogger("swarmcli.x").warning("look here")
+    setup_logging(verbose=True)
+    logging.getLogger("swarmcli.x").debug("everything")
+    logging.getLogger("elsewhere").info("foreign chatter")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert [line.partition(" ")[2] for line in captured.err.splitlines()] == [
+        "WARNING swarmcli.x: look here",
+        "DEBUG swarmcli.x: everything",
+    ]
+
+
+def test_log_lines_on_a_terminal_keep_their_lines_and_lose_what_steers() -> None:
+    file = io.StringIO()
+    handler = ConsoleHandler(Console(file=file, width=60, color_system=None))
+    record = logging.LogRecord("x", logging.WARNING, "f", 1, "first\nsecond [bold]\x1b]0;owned\x07", (), None)
+    handler.emit(record)
+    assert file.getvalue() == "first\nsecond [bold]]0;owned\n"

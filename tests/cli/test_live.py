@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import io
+import threading
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from coordinator_web.source import LivePeer, LiveStatus
+from swarmcli.cli.live import LiveView
+from swarmcli.cli.live_frame import BARS, Frame, mean_loss, sparkline
+from swarmcli.events import EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen
+from swarmcli.journal import EpochRecord
+
+ALICE, BOB = "a" * 52, "b" * 52
+PEERS = (
+    LivePeer(peer_id=ALICE, role="trainer", epoch=7, name="alice", samples_per_second=300.0, loss=2.0),
+    LivePeer(
+        peer_id=BOB, role="trainer", epoch=4, name="bob", samples_per_second=100.0, loss=4.0, seen_seconds_ago=7.0
+    ),
+    LivePeer(peer_id="c" * 52, role="auxiliary", epoch=7),
+)
+STATUS = LiveStatus(
+    run_id="stdlib-lm",
+    state="training",
+    peer_id=ALICE,
+    role="trainer",
+    name="alice",
+    epoch=7,
+    samples=1024,
+    target=4096,
+    eta_seconds=3.0,
+    max_epochs=20,
+    peers=PEERS,
+)
+
+
+def epoch(number: int, loss: float | None = 2.5) -> EpochAdvanced:
+    return EpochAdvanced(number, "ab" * 32, 4096, 2048, 2, loss, 8.0, 0.25)
+
+
+def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=terminal, width=110, height=40, highlight=False, markup=False), file
+
+
+def drawn(frame: Frame) -> str:
+    where, file = console()
+    where.print(frame)
+    return file.getvalue()
+
+
+# ---- without a terminal
+
+
+def test_in_a_pipe_each_thing_is_a_line() -> None:
+    where, file = console()
+    events = Events()
+    with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
+        events.emit(PeerSeen(BOB, "bob", "trainer", 1, 2, 3.0, False))
+        events.emit(PeerSeen(BOB, "bob", "trainer", 2, 2, 3.0, False))
+        events.emit(PeerConnected(BOB, "tcp://h:1"))
+        events.emit(epoch(8))
+        events.emit(Noticed("warning", "the journal cannot be written"))
+    lines = [line[10:] for line in file.getvalue().splitlines()]
+    assert lines == [
+        "trainer bob joined",
+        "epoch 8  loss 2.5000  4,096 samples of 2 peers  8.0 s, 0.2 s of it averaging",
+        "warning: the journal cannot be written",
+    ]
+
+
+def test_nothing_is_heard_and_no_thread_is_left_after_the_block() -> None:
+    where, file = console()
+    events = Events()
+    before = threading.active_count()
+    with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    events.emit(epoch(8))
+    assert file.getvalue() == ""
+
+
+def test_a_long_epoch_shows_some_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmcli.cli.live.PROGRESS_SECONDS", 0.02)
+    written = threading.Event()
+
+    class Watched(io.StringIO):
+        def write(self, text: str) -> int:
+            if "per second" in text:
+                written.set()
+            return super().write(text)
+
+    ticks = iter(range(0, 1_000_000, 60))
+    file = Watched()
+    where = Console(file=file, width=110, highlight=False, markup=False)
+    with LiveView(lambda: STATUS, Events(), console=where, clock=lambda: float(next(ticks))):
+        assert written.wait(30)
+    assert "epoch 7: 1,024 of 4,096 samples, about 3 s left, 400.0 per second" in file.getvalue()
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_up_who_emits() -> None:
+    """Ctrl-S, or a pager that waits: the training goes on."""
+    stuck, released = threading.Event(), threading.Event()
+
+    class Stuck(io.StringIO):
+        def write(self, text: str) -> int:
+            stuck.set()
+            released.wait(30)
+            return super().write(text)
+
+    file = Stuck()
+    events = Events()
+    where = Console(file=file, width=110, highlight=False, markup=False)
+    with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
+        events.emit(epoch(0))
+        assert stuck.wait(30)
+        for number in range(1, 5000):
+            events.emit(epoch(number))
+        released.set()
+    lines = file.getvalue().splitlines()
+    assert len(lines) <= 1002 and lines[-1][10:].startswith("epoch 4999 ")
+
+
+# ---- on a terminal
+
+
+def test_on_a_terminal_the_view_is_redrawn_and_warnings_stay_above_it() -> None:
+    where, file = console(terminal=True)
+    events = Events()
+    with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
+        events.emit(epoch(8))
+        events.emit(Noticed("warning", "the disk is full"))
+    text = file.getvalue()
+    assert "warning: the disk is full" in text
+    assert "epoch 7 of 20" in text
+    assert "4,096 samples of 2 peers" not in text  # epochs show in the view, not line by line
+
+
+def test_until_the_state_is_known_the_view_says_what_is_going_on() -> None:
+    assert drawn(Frame("swarm trainer", None, None, ())) == "swarm trainer: joining the run …\n"
+
+
+def test_a_frame_shows_progress_figures_and_peers() -> None:
+    text = drawn(Frame("", STATUS, EpochRecord(0.0, 7, "", 4096, 2048, 2, 2.5, 8.0, 0.25), (4.0, 3.0, 2.0)))
+    for expected in (
+        "stdlib-lm  trainer alice  training",
+        "epoch 7 of 20",
+        "1,024 of 4,096 samples",
+        "3 s left",
+        "loss 2.0000  █▅▁",
+        "400.0 samples/s",
+        "last epoch 8.0 s, 0.2 s of it averaging",
+    ):
+        assert expected in text
+    lines = text.splitlines()
+    assert [line.split() for line in lines[-3:]] == [
+        ["alice", "trainer", "7", "300.0", "2.000", "now"],
+        ["bob", "trainer", "4", "100.0", "4.000", "7.0", "s", "ago"],
+        ["cccccccccc", "auxiliary", "7", "–", "–", "now"],
+    ]
+
+
+def test_of_many_peers_some_are_shown_and_the_others_counted() -> None:
+    many = tuple(replace(PEERS[1], peer_id=f"{number:052}") for number in range(100))
+    text = drawn(Frame("", replace(STATUS, peers=many), None, ()))
+    assert text.count("bob") == 12 and "and 88 more" in text
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    hostile = replace(
+        STATUS, name="\x1b[2J", run_id="[bold]x\x07", peers=(replace(PEERS[0], name="\x1b]0;x\x07\n\u202eevil"),)
+    )
+    text = drawn(Frame("", hostile, None, ()))
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert "[bold]x" in text and "]0;x evil" in text
+
+
+def test_the_swarms_loss_is_weighted_by_rates() -> None:
+    assert mean_loss(STATUS) == pytest.approx(2.5)
+    assert mean_loss(None) is None
+    assert mean_loss(replace(STATUS, peers=PEERS[2:])) is None
+    assert mean_loss(replace(STATUS, peers=(replace(PEERS[0], loss=float("nan")),))) is None
+
+
+def test_a_little_curve_goes_from_the_lowest_to_the_highest_bar() -> None:
+    assert sparkline([1.0, 8.0]) == BARS[0] + BARS[-1]
+    assert sparkline([3.0, 3.0]) == BARS[0] * 2

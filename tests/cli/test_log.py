@@ -1,0 +1,240 @@
+"""`swarm log` on journals that real code wrote; tests/journal/test_processes.py has it follow a living process."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from swarmcli.cli.log import log
+from swarmcli.cli.log_show import Selection, find_journal, followed, show
+from swarmcli.errors import JournalError
+from swarmcli.events import CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
+from swarmcli.journal import Journal, JournalReader, RunDescription
+
+ALICE, BOB = "a" * 52, "b" * 52
+START = 1_790_000_000.0
+SUMMARY = Selection()
+ESCAPE = "\x1b]0;owned\x07\x1b[31m\u202ebob"
+
+
+def write_run(path: Path, *, close: bool = True) -> Journal:
+    moment = [START]
+
+    def clock() -> float:
+        moment[0] += 1.0
+        return moment[0]
+
+    journal = Journal.open(path, run=RunDescription("stdlib-lm", "trainer", ALICE, "alice", "0.1.0"), clock=clock)
+    journal.record(PeerSeen(BOB, ESCAPE, "trainer", 1, 10, 12.5, False))
+    for number in range(1, 13):
+        failed = number == 5
+        journal.record(
+            RoundFinished(
+                round_id="ab" * 32,
+                purpose="grads",
+                outcome="failed" if failed else "committed",
+                reason="bob was killed" if failed else "",
+                epoch=number - 1,
+                leader=ALICE,
+                members=(ALICE, BOB),
+                contributors=(ALICE,) if failed else (ALICE, BOB),
+                left_out={BOB: "silent"} if failed else {},
+                bytes_sent=2_000_000,
+                bytes_received=1_000_000,
+                seconds={"averaging": 0.25},
+            )
+        )
+        journal.record(EpochAdvanced(number, "cd" * 32, 4096, 2048, 2, 5.0 - number / 4, 8.0, 0.25))
+    journal.record(PeerRefused(BOB, "its recipe differs in seed", "recipe"))
+    journal.record(CheckpointWritten(12, "runs/x", 12_400_000))
+    if close:
+        journal.close()
+    else:
+        journal.flush(30)
+    return journal
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "trainer-1" / "journal.sqlite"
+    write_run(path)
+    return path
+
+
+def printed(path: Path, selection: Selection = SUMMARY, *, terminal: bool = False, now: float = START + 100) -> str:
+    console = Console(
+        file=io.StringIO(), force_terminal=terminal, width=200, highlight=False, markup=False, emoji=False
+    )
+    show(path, selection, console=console, now=lambda: now)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_summary_says_how_it_went(path: Path) -> None:
+    text = printed(path)
+    for expected in (
+        "stdlib-lm  trainer alice",
+        "1 to 12",
+        "4.7500 → 2.0000",
+        "24,576 of 49,152 are this peer's",
+        "11 committed, 1 failed, 0 undecided",
+        "1 × bob was killed",
+        "24.0 MB sent, 12.0 MB received",
+        "1 peer seen, 1 still there",
+        ": done",
+    ):
+        assert expected in text
+
+
+def test_a_run_that_goes_on_and_one_that_was_killed_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = write_run(path, close=False)
+    assert "running for" in printed(path, now=START + 40)
+    assert "stopped without closing the journal" in printed(path, now=START + 4000)
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("epochs", ["epoch", "loss", "4.7500", "4,096", "8.0 s"]),
+        ("rounds", ["outcome", "committed", "failed", "bob was killed; without bbbbbbbbbb: silent", "2.0 MB"]),
+        ("events", ["warning", "refused recipe of bbbbbbbbbb: its recipe differs in seed", "checkpoint of epoch 12"]),
+        ("peers", ["bbbbbbbbbb", "trainer", "12.5"]),
+    ],
+)
+@pytest.mark.parametrize("terminal", [False, True])
+def test_each_list_shows_its_rows(path: Path, name: str, expected: list[str], terminal: bool) -> None:
+    text = printed(path, Selection((name,)), terminal=terminal)
+    for words in expected:
+        assert words in text
+
+
+def test_in_a_pipe_columns_stand_in_line_and_nothing_is_cut(path: Path) -> None:
+    lines = printed(path, Selection(("rounds",))).splitlines()
+    assert {line.index("committed") for line in lines if "committed" in line} == {lines[0].index("outcome")}
+    assert len(lines) == 13 and max(map(len, lines)) > 100
+
+
+def test_only_the_last_rows_are_listed_if_asked(path: Path) -> None:
+    rows = [json.loads(line) for line in printed(path, Selection(("epochs", "rounds"), 2, True)).splitlines()]
+    assert [(row["table"], row["epoch"]) for row in rows] == [
+        ("epochs", 11),
+        ("epochs", 12),
+        ("rounds", 10),
+        ("rounds", 11),
+    ]
+
+
+def test_json_is_one_object_per_line_with_everything_in_it(path: Path) -> None:
+    (line,) = printed(path, Selection(as_json=True)).splitlines()
+    summary = json.loads(line)
+    assert (summary["run_id"], summary["last_epoch"], summary["rounds_failed"]) == ("stdlib-lm", 12, 1)
+    assert (summary["first_loss"], summary["last_loss"], summary["outcome"]) == (4.75, 2.0, "done")
+    failed = [json.loads(line) for line in printed(path, Selection(("rounds",), None, True)).splitlines()][4]
+    assert failed["left_out"] == {BOB: "silent"} and failed["members"] == [ALICE, BOB]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("lists", [(), ("peers",), ("events",)])
+def test_a_name_cannot_steer_the_terminal(path: Path, terminal: bool, lists: tuple[str, ...]) -> None:
+    text = printed(path, Selection(lists), terminal=terminal)
+    assert "\x1b]0;" not in text and "\x07" not in text and "\u202e" not in text
+    assert "]0;owned[31mbob" in text
+
+
+def test_an_empty_list_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with Journal.open(path, run=RunDescription("r", "monitor", ALICE), clock=lambda: START):
+        pass
+    assert printed(path, Selection(("rounds",))) == "no rounds yet\n"
+    assert "none yet" in printed(path)
+
+
+def test_following_gives_the_last_rows_and_then_each_new_one_once(tmp_path: Path) -> None:
+    journal = write_run(tmp_path / "journal.sqlite", close=False)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        journal.record(EpochAdvanced(100 + len(waits), "cd" * 32, 4096, 2048, 2, None, 8.0, 0.25))
+        journal.flush(30)
+
+    with JournalReader(journal.path) as reader:
+        records = followed(reader, "stdlib-lm", Selection(("epochs",), 2), wait)
+        assert [next(records).epoch for _ in range(4)] == [11, 12, 101, 102]  # type: ignore[union-attr]
+    journal.close()
+
+
+# ---- finding the journal
+
+
+def test_a_directory_that_holds_one_journal_is_enough(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_journal(path) == path
+    assert find_journal(path.parent) == path
+    assert find_journal(path.parent.parent) == path
+    monkeypatch.chdir(path.parent.parent)
+    assert find_journal(None).absolute() == path
+
+
+def test_of_several_journals_one_has_to_be_named(path: Path) -> None:
+    write_run(path.parent.parent / "trainer-2" / "journal.sqlite")
+    with pytest.raises(JournalError, match=r"(?s)holds 2 journals; give the path of one:.*trainer-[12]"):
+        find_journal(path.parent.parent)
+
+
+def test_where_there_is_none_the_error_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"there is no journal\.sqlite in .* give the path of one"):
+        find_journal(tmp_path)
+    with pytest.raises(JournalError, match="does not exist; give a journal"):
+        find_journal(tmp_path / "nothing")
+
+
+# ---- the command
+
+
+@pytest.fixture
+def run() -> Iterator[CliRunner]:
+    yield CliRunner()
+
+
+def command() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(log)
+    return app
+
+
+@pytest.mark.parametrize("content", [None, b"", b"something else" * 100])
+def test_what_is_no_journal_ends_with_two_and_a_line(tmp_path: Path, run: CliRunner, content: bytes | None) -> None:
+    path = tmp_path / "journal.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    result = run.invoke(command(), [str(path)])
+    assert result.exit_code == 2
+    assert result.stdout == "" and "Traceback" not in result.output
+
+
+def test_the_options_reach_what_they_name(path: Path, run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr("swarmcli.cli.log_show.show", lambda *args, follow: asked.append((*args, follow)))
+    assert run.invoke(command(), [str(path), "--rounds", "--peers", "-n", "3", "--json", "-f"]).exit_code == 0
+    assert asked == [(path, Selection(("rounds", "peers"), 3, True), True)]
+    assert run.invoke(command(), ["--last", "0"]).exit_code == 2
+
+
+def test_an_interrupt_is_the_usual_end_of_following(
+    path: Path, run: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object, follow: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("swarmcli.cli.log_show.show", interrupted)
+    assert run.invoke(command(), [str(path), "--follow"]).exit_code == 0
+    assert run.invoke(command(), [str(path)]).exit_code == 130
