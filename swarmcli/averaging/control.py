@@ -111,6 +111,7 @@ class StepControl:
         self._future: Milestone[RoundResult] = Milestone()
         self._started = clock.now()
         self._stage = AveragingStage.IDLE
+        self._group: Group | None = None
         self._weight = float(request.weight)
         self._scheduled_time = request.scheduled_time
         self._progress = 0.0
@@ -126,6 +127,11 @@ class StepControl:
     @property
     def stage(self) -> AveragingStage:
         return self._stage
+
+    @property
+    def group(self) -> Group | None:
+        """The group that this peer is in, once there is one; after a failed try, the last one."""
+        return self._group
 
     @property
     def triggered(self) -> bool:
@@ -226,7 +232,8 @@ class StepControl:
         """Whom to call after a report or a new schedule."""
         self._listener = listener
 
-    def mark_begun(self) -> None:
+    def mark_begun(self, group: Group) -> None:
+        self._group = group
         if not self.begun.done():
             self.begun.set_result(None)
 

@@ -126,6 +126,8 @@ class AveragerCore:
                 if not control.allow_retries or (deadline is not None and loop.time() >= deadline):
                     raise
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
+                if isinstance(error, RoundFailed):
+                    self._finder.doubt(error.suspects)
 
     async def _try_once(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
         loop = asyncio.get_running_loop()
@@ -162,7 +164,7 @@ class AveragerCore:
     ) -> tuple[Group, AllreduceResult]:
         with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
             group = chronicle.group = await self._finder.find(control, gathered, deadline)
-        control.mark_begun()
+        control.mark_begun(group)
         try:
             with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
                 weight = await control.wait_for_trigger()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Iterable
 
 from swarmcli.averaging.bits import group_key, next_bits
 from swarmcli.averaging.candidates import Candidate, Roll, search_id
@@ -71,6 +72,11 @@ class GroupFinder:
         check_group_bits(bits)
         self.group_bits = bits
         self._crew = frozenset()
+
+    def doubt(self, peers: Iterable[bytes]) -> None:
+        """These spoiled a round: the next group does not wait for them, though they may come."""
+        doubtful = frozenset(peers)
+        self._crew = frozenset(peer for peer in self._crew if peer not in doubtful)
 
     async def find(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """A group for this round; waits until an earlier search has ended.

@@ -22,7 +22,7 @@ async def decline(service: AllreduceService, group: Group) -> None:
     """
     reason = "it left before the round began"
     if group.leader == service.endpoint.peer_id:
-        service.remember(group.group_id, Aborted(f"the leader {group.leader.short}: {reason}"))
+        service.remember(group.group_id, Aborted(f"the leader {group.leader.short}: {reason}", suspects=(0,)))
         return
     service.remember(group.group_id, None)
     vote = VoteMessage.of(group.group_id, Reject(reason))

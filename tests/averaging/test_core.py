@@ -1,0 +1,331 @@
+"""Whole rounds of AveragerCore: from strangers to one average, under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from swarmcli.averaging.control import AveragingStage, RoundRequest, StepControl
+from swarmcli.errors import MatchmakingError, NoReducerError, RoundFailed
+from swarmcli.network import virtual_time
+from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_all_equal, assert_one_group
+
+
+def run(main, seed: int = 0) -> None:
+    virtual_time.run(main, seed=seed, timeout=3600)
+
+
+@pytest.mark.parametrize(("count", "seed"), [(2, 0), (2, 1), (4, 0), (4, 1), (16, 0), (64, 0)])
+def test_peers_that_step_together_share_one_average(count: int, seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(count)
+            began = asyncio.get_running_loop().time()
+            results = await all_results([peer.begin() for peer in peers])
+            assert_one_group(results, peers)
+            assert_all_equal(peers, (count - 1) / 2)
+            assert asyncio.get_running_loop().time() - began < 1.5  # round trips take 0.02 s here
+
+    run(main(), seed)
+
+
+def test_the_next_round_of_the_same_peers_takes_a_few_round_trips() -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers = await swarm.add(4)
+            await all_results([peer.begin() for peer in peers])
+            began = asyncio.get_running_loop().time()
+            await all_results([peer.begin() for peer in peers])
+            assert asyncio.get_running_loop().time() - began <= 0.2
+
+    run(main(), 1)
+
+
+def test_weights_results_and_events() -> None:
+    async def main() -> None:
+        async with Averagers(2) as swarm:
+            peers = await swarm.add(3)
+            weights = [1.0, 0.0, 3.0]
+            controls = [
+                peer.begin(weight=weight, gather={"n": n}, epoch=7)
+                for n, (peer, weight) in enumerate(zip(peers, weights, strict=True))
+            ]
+            results = await all_results(controls)
+            assert_all_equal(peers, 1.5)
+            for peer, result in zip(peers, results, strict=True):
+                assert dict(result) == {other.peer_id: {"n": n} for n, other in enumerate(peers)}
+                assert result.total_weight == 4.0
+                assert {peers[0].peer_id, peers[2].peer_id} <= set(result.contributors)
+                (event,) = peer.rounds
+                assert (event.outcome, event.reason, event.epoch) == ("committed", "", 7)
+                assert event.round_id == result.group.group_id.hex()
+                assert event.members == tuple(member.peer_id.text for member in result.group.members)
+                assert event.leader == result.group.leader.text and event.purpose == "test"
+                assert set(event.seconds) == {"looking for group", "awaiting trigger", "running all-reduce"}
+            assert {control.stage for control in controls} == {AveragingStage.FINISHED}
+            assert sum(result.bytes_sent for result in results) > 0
+
+    run(main(), 2)
+
+
+def test_all_weights_zero_is_a_named_round_without_effect() -> None:
+    async def main() -> None:
+        async with Averagers(3) as swarm:
+            peers = await swarm.add(2)
+            results = await all_results([peer.begin(weight=0.0) for peer in peers])
+            assert [result.total_weight for result in results] == [0.0, 0.0]
+            assert [peer.values for peer in peers] == [[0.0, 0.0], [1.0, 10.0]]
+            assert peers[0].rounds[0].reason == "nobody had any weight"
+
+    run(main(), 3)
+
+
+def test_averaging_alpha_moves_by_a_fraction() -> None:
+    async def main() -> None:
+        async with Averagers(4) as swarm:
+            peers = await swarm.add(2, averaging_alpha=0.5)
+            await all_results([peer.begin() for peer in peers])
+            assert [peer.values for peer in peers] == [[0.25, 2.5], [0.75, 7.5]]
+
+    run(main(), 4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_listening_client_mode_and_auxiliary_peers_together(seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            trainers = [await swarm.add_one(), await swarm.add_one(listening=False), await swarm.add_one()]
+            helpers = [
+                await swarm.add_one(auxiliary=True),
+                await swarm.add_one(auxiliary=True, listening=False),
+                await swarm.add_one(listening=False),
+            ]
+            trainers.append(helpers.pop())
+            results = await all_results([peer.begin() for peer in swarm.peers])
+            assert_one_group(results, swarm.peers)
+            assert_all_equal(trainers, (0 + 1 + 2 + 5) / 4)
+            assert results[0].group.members[0].listening
+            assert [helper.values for helper in helpers] == [[3.0, 30.0], [4.0, 40.0]]
+
+    run(main(), seed)
+
+
+def test_a_swarm_that_nobody_can_dial_says_so() -> None:
+    async def main() -> None:
+        async with Averagers(5) as swarm:
+            await swarm.add_one()  # the first contact takes no part
+            clients = await swarm.add(2, listening=False)
+            outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in clients])
+            assert all(isinstance(outcome, MatchmakingError) for outcome in outcomes)
+            assert clients[0].rounds[0].round_id == "" and clients[0].rounds[0].outcome == "failed"
+
+    run(main(), 5)
+
+
+def test_a_group_without_a_reducer_is_refused() -> None:
+    async def main() -> None:
+        async with Averagers(6) as swarm:
+            peers = await swarm.add(2, bandwidth=0.0)
+            outcomes = await all_outcomes([peer.begin(timeout=4.0) for peer in peers])
+            assert any(isinstance(outcome, NoReducerError) for outcome in outcomes)
+            assert all(isinstance(outcome, NoReducerError | MatchmakingError) for outcome in outcomes)
+
+    run(main(), 6)
+
+
+def test_bandwidths_share_the_work() -> None:
+    async def main() -> None:
+        async with Averagers(7) as swarm:
+            peers = [await swarm.add_one(bandwidth=speed, shapes=((8000,),)) for speed in (1.0, 3.0, None)]
+            (result, *_) = await all_results([peer.begin() for peer in peers])
+            speeds = {member.peer_id: member.bandwidth for member in result.group.members}
+            assert [speeds[peer.peer_id] for peer in peers] == [1.0, 3.0, 2.0]
+            shares = dict(zip(speeds, result.group.part_shares, strict=True))
+            assert shares[peers[0].peer_id] < shares[peers[1].peer_id]
+
+    run(main(), 7)
+
+
+def test_other_shapes_are_other_terms() -> None:
+    async def main() -> None:
+        async with Averagers(8) as swarm:
+            one = await swarm.add_one()
+            other = await swarm.add_one(shapes=((4, 4),))
+            await all_outcomes([peer.begin(timeout=3.0) for peer in (one, other)])
+            assert "averaging.tensors" in one.refusals[0].reason and "averaging.tensors" in other.refusals[0].reason
+
+    run(main(), 8)
+
+
+def test_timeout_bounds_the_search() -> None:
+    async def main() -> None:
+        async with Averagers(9) as swarm:
+            (peer,) = await swarm.add(1)
+            with pytest.raises(MatchmakingError, match="within 2.5 s"):
+                await peer.begin(timeout=2.5)
+            assert asyncio.get_running_loop().time() < 3.0
+
+    run(main(), 9)
+
+
+def test_alone_without_retries_it_ends_after_min_matchmaking_time() -> None:
+    async def main() -> None:
+        async with Averagers(9) as swarm:
+            (peer,) = await swarm.add(1)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(MatchmakingError, match="only 1 of at least 2"):
+                await peer.begin(allow_retries=False)
+            assert 5.0 <= asyncio.get_running_loop().time() - began < 5.5
+
+    run(main(), 9)
+
+
+def test_a_scheduled_round_begins_at_its_time_and_may_be_moved() -> None:
+    async def main() -> None:
+        async with Averagers(10) as swarm:
+            peers = await swarm.add(2)
+            now = peers[0].endpoint.clock.now
+            planned = now() + 10
+            controls = [peer.begin(scheduled_time=planned) for peer in peers]
+            for control in controls:
+                control.scheduled_time = planned + 5
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            assert planned + 5 <= now() < planned + 6
+            assert_one_group(await all_results(controls), peers)
+
+    run(main(), 10)
+
+
+def test_the_trigger_is_waited_for_and_settles_the_weight() -> None:
+    async def main() -> None:
+        async with Averagers(11) as swarm:
+            peers = await swarm.add(2)
+            controls = [peer.begin(require_trigger=True) for peer in peers]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            await asyncio.sleep(1)
+            assert {control.stage for control in controls} == {AveragingStage.AWAITING_TRIGGER}
+            assert not controls[0].triggered and not controls[0].began_allreduce
+            for number, control in enumerate(controls):
+                control.weight = 1.0 + 2 * number
+                async with peers[number].core.tensors() as tensors:
+                    tensors[0].fill_(8.0 * number)
+                control.allow_allreduce()
+            await all_results(controls)
+            assert [peer.values[0] for peer in peers] == [6.0, 6.0]
+            with pytest.raises(RuntimeError, match="weight"):
+                controls[0].weight = 2.0
+
+    run(main(), 11)
+
+
+def test_tensors_are_exclusive() -> None:
+    async def main() -> None:
+        async with Averagers(12) as swarm:
+            peers = await swarm.add(2)
+            async with peers[0].core.tensors() as tensors:
+                controls = [peer.begin() for peer in peers]
+                await asyncio.sleep(3)
+                assert not controls[0].done()
+                tensors[0].fill_(5.0)
+            await all_results(controls)
+            assert [peer.values[0] for peer in peers] == [3.0, 3.0]
+
+    run(main(), 12)
+
+
+def test_cancelling_before_and_after_the_group_has_begun() -> None:
+    async def main() -> None:
+        async with Averagers(13) as swarm:
+            peers = await swarm.add(4)
+            at_once = peers[3].begin()
+            assert at_once.cancel()  # before its first step
+            controls = [peer.begin(require_trigger=True) for peer in peers[:3]]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            quitter = (_leading(controls, peers) + 1) % 3
+            controls[quitter].cancel()
+            began = asyncio.get_running_loop().time()
+            stayed = [control for i, control in enumerate(controls) if i != quitter]
+            for control in stayed:
+                control.allow_allreduce()
+            await all_outcomes(stayed)
+            assert asyncio.get_running_loop().time() - began < 3.0  # nobody waits for the one that left
+            assert controls[quitter].cancelled() and at_once.cancelled() and at_once.begun.cancelled()
+            assert not at_once.cancel()
+
+    run(main(), 13)
+
+
+def test_a_leader_that_cancels_before_the_round_ends_it_for_all_at_once() -> None:
+    async def main() -> None:
+        async with Averagers(14) as swarm:
+            peers = await swarm.add(3)
+            controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            leader = _leading(controls, peers)
+            controls[leader].cancel()
+            others = [control for i, control in enumerate(controls) if i != leader]
+            for control in others:
+                control.allow_allreduce()
+            began = asyncio.get_running_loop().time()
+            outcomes = await all_outcomes(others)
+            assert all(isinstance(outcome, RoundFailed) for outcome in outcomes)
+            assert asyncio.get_running_loop().time() - began < 3.0
+            assert sorted(peer.values[0] for peer in peers) == [0.0, 1.0, 2.0]
+
+    run(main(), 14)
+
+
+def test_group_bits_move_and_mix() -> None:
+    async def main() -> None:
+        async with Averagers(15) as swarm:
+            peers = [
+                await swarm.add_one(initial_group_bits=f"{number:02b}"[-2:], matchmaking={"target_group_size": 2})
+                for number in (0, 0, 1, 1, 2, 2, 3, 3)
+            ]
+            results = await all_results([peer.begin() for peer in peers])
+            assert {len(result) for result in results} == {2}
+            bits = {peer.peer_id: peer.core.group_bits for peer in peers}
+            for result in results:
+                assert len({bits[peer] for peer in result}) == 2  # group mates part
+                assert all(len(each) == 2 for each in bits.values())
+            peers[0].core.set_group_bits("11")
+            assert peers[0].core.group_bits == "11"
+            with pytest.raises(ValueError, match="group bits"):
+                peers[0].core.set_group_bits("012")
+
+    run(main(), 15)
+
+
+def test_two_averagers_of_one_prefix_on_one_endpoint_are_refused() -> None:
+    async def main() -> None:
+        async with Averagers(16) as swarm:
+            (peer,) = await swarm.add(1)
+            second = type(peer.core)([torch.zeros(1)], peer.node, peer.core.config)
+            with pytest.raises(ValueError, match="served already"):
+                await second.start()
+
+    run(main(), 16)
+
+
+def test_gathered_data_has_a_bound_and_shutdown_cancels() -> None:
+    async def main() -> None:
+        async with Averagers(17) as swarm:
+            (peer,) = await swarm.add(1)
+            with pytest.raises(ValueError, match="gather"):
+                peer.begin(gather=bytes(20000))
+            control = peer.begin()
+            await peer.core.shutdown()
+            assert control.cancelled() and control.stage is AveragingStage.FINISHED
+            with pytest.raises(RuntimeError, match="not running"):
+                peer.core.begin_round(RoundRequest())
+
+    run(main(), 17)
+
+
+def _leading(controls: list[StepControl], peers: list[Peer]) -> int:
+    """The index of the peer that leads the group which has begun."""
+    group = controls[0].group
+    assert group is not None
+    return next(index for index, peer in enumerate(peers) if peer.peer_id == group.leader)
