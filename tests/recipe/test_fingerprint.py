@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from recipe.recipes import SMALL, small
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe, differing_keys
 from swarmcli.recipe.problems import all_keys
+
+from .recipes import SMALL, small
 
 
 def differs(*overrides: str) -> list[str]:

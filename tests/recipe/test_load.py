@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.recipes import SMALL
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import load_recipe
+
+from .recipes import SMALL
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.recipes import SMALL, refused, small
 from swarmcli.recipe import FilesDataset
+
+from .recipes import SMALL, refused, small
 
 
 def test_values_are_typed_like_the_file() -> None:

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from recipe.recipes import SMALL, refused
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.problems import all_keys, as_written
+
+from .recipes import SMALL, refused
 
 
 @pytest.mark.parametrize(

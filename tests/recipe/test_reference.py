@@ -5,10 +5,11 @@ import re
 import pytest
 from pydantic import BaseModel
 
-from recipe import reference
-from recipe.recipes import small
 from swarmcli.recipe import Recipe, parse_recipe
 from swarmcli.recipe.annotations import at, sections
+
+from . import reference
+from .recipes import small
 
 
 def page() -> str:

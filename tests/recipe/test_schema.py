@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from recipe.recipes import SMALL, refused, small
 from swarmcli.recipe import Recipe, parse_recipe
+
+from .recipes import SMALL, refused, small
 
 
 def test_defaults_are_those_that_people_know() -> None:

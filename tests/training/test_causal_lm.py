@@ -11,8 +11,9 @@ from torch import nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.training import build_task
-from training.small_tasks import small
-from training.test_tokenizer import save_word_tokenizer
+
+from .small_tasks import small
+from .test_tokenizer import save_word_tokenizer
 
 
 def build(directory: Path, *overrides: str) -> Any:

@@ -22,7 +22,8 @@ from swarmcli.training import (
     load_checkpoint,
 )
 from swarmcli.training import checkpoint as module
-from training.small_tasks import small
+
+from .small_tasks import small
 
 
 class Run:

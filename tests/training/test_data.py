@@ -15,7 +15,8 @@ from swarmcli.errors import DataError
 from swarmcli.training import ByteTokenizer, stream_seed
 from swarmcli.training.data import batches, mix, open_source, pack, shuffle, text_batches
 from swarmcli.training.sources import FileSource, HuggingFaceSource
-from training.small_tasks import small
+
+from .small_tasks import small
 
 
 class ListSource:

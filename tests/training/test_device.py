@@ -7,7 +7,8 @@ import torch
 
 from swarmcli.errors import RecipeError
 from swarmcli.training import Compute, choose_compute
-from training.small_tasks import small
+
+from .small_tasks import small
 
 
 class Machine:

@@ -11,7 +11,8 @@ from torch import nn
 from swarmcli.errors import DataError, TrainingError
 from swarmcli.training import EpochReport, LoopSettings, StepReport, TrainingLoop, build_task
 from swarmcli.training.loop import MAX_BAD_STEPS
-from training.small_tasks import LineTask, SoloOptimizer, small
+
+from .small_tasks import LineTask, SoloOptimizer, small
 
 
 def make(

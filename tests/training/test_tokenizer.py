@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from swarmcli.errors import RecipeError
 from swarmcli.training import ByteTokenizer, SavedTokenizer, load_tokenizer
-from training.small_tasks import small
+
+from .small_tasks import small
 
 
 def save_word_tokenizer(directory: Path) -> Path:
