@@ -155,9 +155,9 @@ class JournalSource:
 
 
 def _bounded(epochs: dict[int, EpochRow]) -> dict[int, EpochRow]:
-    """By epoch; of too many, every other one of the older half goes."""
+    """By epoch; of too many, every other one of the older half goes, until they are few enough."""
     numbers = sorted(epochs)
-    if len(numbers) > MOST_EPOCHS:
+    while len(numbers) > MOST_EPOCHS:
         half = len(numbers) // 2
         numbers = numbers[:half:2] + numbers[half:]
     return {number: epochs[number] for number in numbers}
