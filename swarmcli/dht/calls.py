@@ -14,7 +14,7 @@ from swarmcli.dht.lookup import Lookup
 from swarmcli.dht.messages import FindReply, FindRequest, PingReply, PingRequest, Question
 from swarmcli.dht.records import Record
 from swarmcli.dht.routing import Contact
-from swarmcli.errors import CallRefused, NetworkError, RemoteError, ValidationError
+from swarmcli.errors import CallRefused, ConnectionLost, NetworkError, ProtocolViolation, RemoteError, ValidationError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.transport import PeerInfo
 
@@ -100,12 +100,23 @@ class Calls:
 
     async def _call(self, peer: PeerID, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
         try:
-            return await self._core.endpoint.call(peer, method, request, reply, timeout=self._timeout(peer))
+            return await self._persistently(peer, method, request, reply)
         except (CallRefused, RemoteError):
             raise
         except NetworkError:
             self._core.contacts.gone(peer, self._core.loop_time())
             raise
+
+    async def _persistently(self, peer: PeerID, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
+        """A call that was lost with its connection is made once more on a new one: asking or storing twice is the
+        same as once, and a connection may end because the peer gave it up for another."""
+        call = self._core.endpoint.call
+        try:
+            return await call(peer, method, request, reply, timeout=self._timeout(peer))
+        except ProtocolViolation:
+            raise
+        except ConnectionLost:
+            return await call(peer, method, request, reply, timeout=self._timeout(peer))
 
     def _timeout(self, peer: PeerID) -> float:
         """Ten measured round trips, within bounds; the upper bound while nothing is measured."""

@@ -87,6 +87,14 @@ class NodeCore:
             return max(self.options.parallel, self.options.num_replicas)
         return self.options.parallel
 
+    def breadth(self, lookups: Sequence[Lookup]) -> int:
+        """How many contacts an answer should name: as many as there are replicas, which shows whoever is missing in
+        a neighbourhood that is known, and elsewhere some more in place of those that are dead."""
+        options = self.options
+        if all(self.contacts.table.knows_around(lookup.target) for lookup in lookups):
+            return options.num_replicas
+        return options.num_replicas + options.parallel
+
     def new_lookup(self, target: int, width: int) -> Lookup:
         """A search that starts with everyone this node knows near the target; it has answered to itself already."""
         lookup = Lookup(target, width)

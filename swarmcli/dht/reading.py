@@ -61,7 +61,8 @@ class Reader:
                 lookup.stop()
 
         async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            found = await self._visit(contact, [by_target[lookup.target] for lookup in asking])
+            wanted = [by_target[lookup.target] for lookup in asking]
+            found = await self.read_replica(contact, wanted, contacts=self._core.breadth(asking))
             for lookup in asking:
                 if not latest and by_target[lookup.target].records:
                     lookup.stop()
@@ -110,7 +111,3 @@ class Reader:
     async def _take(self, read: KeyRead, peer: PeerID, instance: int, answer: Answer) -> None:
         merge_all(read.records, await self._core.checked(answer.records, read.target, peer))
         read.cursors[peer] = Cursor(instance, answer.cursor)
-
-    async def _visit(self, contact: Contact, reads: Sequence[KeyRead]) -> list[Contact]:
-        count = self._core.options.num_replicas + self._core.options.parallel
-        return await self.read_replica(contact, reads, contacts=count)

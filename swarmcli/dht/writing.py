@@ -74,7 +74,8 @@ class Writer:
         known = {target for target in job.lookups if table.knows_around(target)}
 
         async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            found = await self._calls.find_nodes(contact, [o for o in asking if o.target not in known], self._breadth)
+            unknown = [lookup for lookup in asking if lookup.target not in known]
+            found = await self._calls.find_nodes(contact, unknown, self._core.breadth(unknown))
             indices = [index for lookup in asking if lookup.target in known for index in job.indices[lookup.target]]
             return found + await self._store_at(contact, job, indices)
 
@@ -91,7 +92,7 @@ class Writer:
     async def search(self, targets: Sequence[int], width: int) -> list[Lookup]:
         """Finds the nodes nearest to each id; nothing is stored."""
         lookups = [self._core.new_lookup(target, width) for target in targets]
-        count = max(self._breadth, min(width, self._core.options.bucket_size))
+        count = min(width, self._core.options.bucket_size)
 
         async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
             return await self._calls.find_nodes(contact, asking, count)
@@ -116,11 +117,6 @@ class Writer:
                 fates.append(self._fate(record, outcome.verdict, outcome.current, contact))
         return fates, found
 
-    @property
-    def _breadth(self) -> int:
-        """How many contacts an answer should name: all replicas, and some in place of those that are dead."""
-        return self._core.options.num_replicas + self._core.options.parallel
-
     async def _traverse(self, lookups: Sequence[Lookup], ask: Ask) -> None:
         slow_after = self._core.limits.slow_after
         await traverse(lookups, ask, parallel=self._core.parallel(lookups), slow_after=slow_after)
@@ -139,7 +135,7 @@ class Writer:
     async def _store_at(self, contact: Contact, job: _Job, indices: list[int]) -> list[Contact]:
         job.tried.update((contact.peer_id, index) for index in indices)
         records = [job.records[index] for index in indices]
-        fates, found = await self.deliver(contact, records, self._breadth)
+        fates, found = await self.deliver(contact, records, self._core.options.num_replicas)
         for index, fate in zip(indices, fates, strict=True):
             _add(job.fates[index], fate)
         return found

@@ -220,7 +220,8 @@ class Connections:
     async def _open(self, link: Link, addresses: tuple[str, ...]) -> None:
         """Dials for `link.opening`, unless the peer's own dial comes before."""
         opening = link.opening
-        assert opening is not None
+        if opening is None:
+            return  # the peer's dial has come before this task began
         problem: ConnectError | ConnectionLost | None = None
         try:
             if addresses:
