@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,3 +36,8 @@ class OptimizerConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}={value!r}: expected a positive number of seconds")
+
+    @property
+    def terms(self) -> str:
+        """A short digest of the fingerprint: equal for peers that may train together."""
+        return hashlib.sha256(json.dumps(sorted(self.fingerprint.items())).encode()).hexdigest()[:16]

@@ -22,7 +22,7 @@ from swarmcli.network.tasks import TaskOwner
 from swarmcli.network.transport import PeerInfo
 from swarmcli.optim.board import Board
 from swarmcli.optim.lineage import LINEAGE_BYTES, Claim, Standing
-from swarmcli.optim.report import PeerKeys, PeerReport
+from swarmcli.optim.report import PeerKeys, PeerReport, Phase
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
@@ -39,7 +39,12 @@ class StandingReply(msgspec.Struct, frozen=True):
     epoch: int
     samples: int
     lineage: bytes
-    settled: bool
+    phase: Phase
+    terms: str
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(Standing(self.epoch, self.samples, self.lineage), settled=self.phase != "joining")
 
 
 class Presence:
@@ -107,9 +112,9 @@ class Presence:
 
     def claims(self) -> list[Claim]:
         """The lineages that others hold, by their last reports."""
-        return [report.claim for report in self.others.values() if report.holds_state]
+        return [self.others[peer].claim for peer in self._holders()]
 
-    async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, Claim]:
+    async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, StandingReply]:
         """What these peers say right now; who does not answer is missing."""
         asked = list(peers)
         answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
@@ -121,28 +126,34 @@ class Presence:
         So records of peers that are gone, and claims that nobody stands by, count for nothing.
         """
         await self.refresh()
-        holders = [peer for peer, report in self.others.items() if report.holds_state]
+        holders = self._holders()
         holders.sort(key=lambda peer: self.others[peer].claim.standing.order, reverse=True)
         for begin in range(0, len(holders), ASKED_AT_ONCE):
             answers = await self.ask(holders[begin : begin + ASKED_AT_ONCE])
             if answers:
-                return answers
+                return {peer: answer.claim for peer, answer in answers.items()}
         return {}
 
     async def has_company(self, standing: Standing) -> bool:
-        """Whether any peer that can be reached trains on this lineage, or on one that beats it."""
-        if any(self._endpoint.is_connected(peer) for peer in self._company(standing)):
+        """Whether any peer that can be reached trains on this lineage, or on one that beats it.
+
+        What matters is where a peer stands now: its report may be some epochs old.
+        """
+        reports = {peer: self.others[peer] for peer in self._holders()}
+        mates = [peer for peer, report in reports.items() if is_company(report.claim, report.phase, standing)]
+        if any(self._endpoint.is_connected(peer) for peer in mates):
             return True
         await self.refresh()
-        answers = await self.ask(self._company(standing)[:ASKED_AT_ONCE])
-        return any(c.standing.lineage == standing.lineage or c.standing.beats(standing) for c in answers.values())
+        holders = self.by_convenience(self._holders())
+        answers = await self.ask(holders[:ASKED_AT_ONCE])
+        return any(is_company(answer.claim, answer.phase, standing) for answer in answers.values())
 
     async def anyone_behind(self, epoch: int) -> bool:
         """Whether a peer that holds a state and can be reached has not come to this epoch yet."""
         await self.refresh()
-        behind = [peer for peer, report in self.others.items() if report.holds_state and report.epoch < epoch]
+        behind = [peer for peer in self._holders() if self.others[peer].epoch < epoch]
         answers = await self.ask(behind[:ASKED_AT_ONCE])
-        return any(claim.standing.epoch < epoch for claim in answers.values())
+        return any(answer.epoch < epoch for answer in answers.values())
 
     def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """In the order in which they are best asked for a state: near ones first, and those with time to answer."""
@@ -154,15 +165,12 @@ class Presence:
 
         return sorted(peers, key=cost)
 
-    def _company(self, standing: Standing) -> list[PeerID]:
-        def counts(report: PeerReport) -> bool:
-            claim = report.claim.standing
-            partner = claim.lineage == standing.lineage and report.phase not in ("assisting", "lingering")
-            return partner or (report.holds_state and claim.beats(standing))
+    def _holders(self) -> list[PeerID]:
+        """The peers of this run, and with its fingerprint, that hold a state."""
+        terms = self._describe().terms
+        return [peer for peer, report in self.others.items() if report.holds_state and report.terms == terms]
 
-        return [peer for peer, report in self.others.items() if counts(report)]
-
-    async def _ask(self, peer: PeerID) -> Claim | None:
+    async def _ask(self, peer: PeerID) -> StandingReply | None:
         try:
             reply = await self._endpoint.call(
                 peer, self._method, StandingRequest(), StandingReply, timeout=self._answer_timeout
@@ -170,13 +178,16 @@ class Presence:
         except NetworkError as error:
             logger.debug("%s did not say where it stands: %s", peer.short, error)
             return None
-        if len(reply.lineage) != LINEAGE_BYTES or min(reply.epoch, reply.samples) < 0:
+        malformed = len(reply.lineage) != LINEAGE_BYTES or min(reply.epoch, reply.samples) < 0
+        if malformed or reply.terms != self._describe().terms:
             return None
-        return Claim(Standing(reply.epoch, reply.samples, reply.lineage), reply.settled)
+        return reply
 
     async def _answer(self, peer: PeerID, request: StandingRequest) -> StandingReply:
-        claim = self._describe().claim
-        return StandingReply(claim.standing.epoch, claim.standing.samples, claim.standing.lineage, claim.settled)
+        report = self._describe()
+        return StandingReply(
+            report.epoch, report.samples_seen, bytes.fromhex(report.lineage), report.phase, report.terms
+        )
 
     async def _publish(self) -> None:
         self._changed.clear()
@@ -196,6 +207,13 @@ class Presence:
         while True:
             await asyncio.sleep(self._refresh_period)
             await self.refresh()
+
+
+def is_company(claim: Claim, phase: Phase, standing: Standing) -> bool:
+    """Whether a peer like this will be in rounds of the lineage `standing`, or leads the way to another."""
+    if phase == "assisting":
+        return False
+    return claim.standing.beats(standing) or (claim.standing.lineage == standing.lineage and phase != "lingering")
 
 
 def _seen(peer: PeerID, report: PeerReport, *, left: bool) -> PeerSeen:

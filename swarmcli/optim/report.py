@@ -46,6 +46,7 @@ class PeerReport(pydantic.BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
+    terms: str = Field(max_length=64)  # a digest of the fingerprint: peers with another one are of another run
     role: Role
     name: _Name
     device: _Name
@@ -77,6 +78,7 @@ class PeerReport(pydantic.BaseModel):
 def describe(
     node: DHTNode,
     description: PeerDescription,
+    terms: str,
     ledger: Ledger,
     phase: Phase,
     standing: Standing,
@@ -84,6 +86,7 @@ def describe(
 ) -> PeerReport:
     """The report of the peer that runs this node."""
     return PeerReport(
+        terms=terms,
         role=description.role,
         name=description.name[:64],
         device=description.device[:64],

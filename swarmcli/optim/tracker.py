@@ -1,7 +1,4 @@
-"""ProgressTracker: how far the swarm has come in this epoch, read from and written to the progress keys.
-
-`ProgressTrackerCore` runs on the event loop; `ProgressTracker` is its shell for other threads.
-"""
+"""How far the swarm has come in this epoch, read from and written to the progress keys; coroutines."""
 
 from __future__ import annotations
 

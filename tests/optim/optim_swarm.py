@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import torch
 
 from swarmcli.dht import DHTNode
-from swarmcli.events import Event, Events
+from swarmcli.events import EpochAdvanced, Event, Events
 from swarmcli.network.identity import Identity
 from swarmcli.network.memory import MemoryNetwork
 from swarmcli.network.rpc import Endpoint
+from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.report import PeerDescription, Role
+from swarmcli.optim.setup import averager_config
+
+FEATURES = 6
+TARGET = 24  # samples per epoch
+E = TypeVar("E", bound=Event)
+
+
+def momentum(params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.02, momentum=0.9)
+
+
+def adamw(params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.02)
+
+
+def decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + 0.1 * epoch))
 
 
 async def make_node(
@@ -36,8 +61,165 @@ async def nodes(count: int, *, clients: int = 0, seed: int = 0) -> AsyncIterator
             await node.shutdown()
 
 
-def record(node: DHTNode, kind: type[Event]) -> list[Event]:
+def record(node: DHTNode, kind: type[E]) -> list[E]:
     """A list to which this peer's events of one kind are added from now on."""
-    seen: list[Event] = []
+    seen: list[E] = []
     node.endpoint.events.subscribe(lambda event: seen.append(event) if isinstance(event, kind) else None)
     return seen
+
+
+def make_model(seed: int) -> torch.nn.Parameter:
+    """Weights of a linear model, float64, shape (FEATURES,)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.Parameter(torch.randn(FEATURES, dtype=torch.float64, generator=generator))
+
+
+def loss_of(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Mean squared error of a linear model whose truth is the sum of the features; `rows` (samples, FEATURES)."""
+    return ((rows @ weights - rows.sum(1)) ** 2).mean()
+
+
+class Trainer:
+    """A peer that trains a small linear model, and remembers which samples went into which epoch."""
+
+    def __init__(
+        self,
+        node: DHTNode,
+        *,
+        target: int = TARGET,
+        batch_size: int = 4,
+        seed: int = 0,
+        data_seed: int | None = None,
+        pace: float = 0.1,
+        make: Callable[..., torch.optim.Optimizer] = momentum,
+        scheduler: Callable[..., Any] = decay,
+        role: Role = "trainer",
+        **options: Any,
+    ) -> None:
+        self.node, self.batch_size, self.pace = node, batch_size, pace
+        self.weights = make_model(seed)
+        self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]) if data_seed is None else data_seed)
+        self.used: dict[int, torch.Tensor] = {}  # epoch → the rows of this peer that its average holds
+        self.pending: list[torch.Tensor] = []
+        self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
+        config = OptimizerConfig("run", target, description=PeerDescription(role), **options)
+        optimizer = make([self.weights])
+        self.core = OptimizerCore(node, config, averager_config(config), optimizer, scheduler(optimizer))
+
+    @property
+    def epoch(self) -> int:
+        return self.core.standing.epoch
+
+    async def compute(self, rows: int | None = None) -> None:
+        """One batch and its step; takes `pace` seconds."""
+        await asyncio.sleep(self.pace)
+        batch = torch.randn(rows or self.batch_size, FEATURES, dtype=torch.float64, generator=self.data)
+        self.weights.grad = None
+        loss_of(self.weights, batch).backward()
+        self.pending.append(batch)
+        await self._stepped(self.core.step(len(batch)))
+
+    async def wait(self) -> None:
+        """A step without samples: waits a moment for the epoch's end."""
+        await self._stepped(self.core.step(0))
+
+    async def train(self, until: int) -> None:
+        while self.epoch < until:
+            await self.compute()
+
+    async def follow(self, until: int) -> None:
+        while self.epoch < until:
+            await self.wait()
+
+    async def _stepped(self, step: Coroutine[Any, Any, bool]) -> None:
+        if not await step:
+            return
+        last = self.epochs[-1]
+        assert last.epoch == self.epoch
+        if last.own_samples and last.own_samples == sum(map(len, self.pending)):
+            self.used[last.epoch - 1] = torch.cat(self.pending)
+        self.pending = []
+
+
+def reference(seed: int, epochs: list[torch.Tensor], make=momentum, scheduler=decay) -> torch.Tensor:
+    """The weights of one process that takes each epoch's rows as one batch."""
+    weights = make_model(seed)
+    optimizer = make([weights])
+    schedule = scheduler(optimizer)
+    for rows in epochs:
+        weights.grad = None
+        loss_of(weights, rows).backward()
+        optimizer.step()
+        schedule.step()
+    return weights.detach()
+
+
+class Swarm:
+    """Peers of one run on one simulated network. Peer 0 is a node without a trainer: everybody's first contact."""
+
+    def __init__(self, seed: int = 0, **network: Any) -> None:
+        self.network = MemoryNetwork(seed=seed, **network)
+        self.contact: DHTNode | None = None
+        self.trainers: list[Trainer] = []
+        self.killed: list[Trainer] = []
+        self._nodes: list[DHTNode] = []
+
+    async def __aenter__(self) -> Swarm:
+        self.contact = await self.node()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for trainer in self.trainers:
+            await trainer.core.shutdown()
+        for node in reversed(self._nodes):
+            await node.shutdown()
+
+    async def node(self, *, client_mode: bool = False) -> DHTNode:
+        node = await make_node(self.network, len(self._nodes), self.contact, client_mode=client_mode)
+        self._nodes.append(node)
+        return node
+
+    async def trainer(self, *, client_mode: bool = False, **options: Any) -> Trainer:
+        """A trainer that has been started, but has not joined yet."""
+        trainer = Trainer(await self.node(client_mode=client_mode), **options)
+        await trainer.core.start()
+        self.trainers.append(trainer)
+        return trainer
+
+    async def kill(self, trainer: Trainer) -> None:
+        """SIGKILL: its connections are reset, and it says nothing more."""
+        self.network.kill(trainer.node.peer_id)
+        self.killed.append(trainer)
+
+    def batches(self, epochs: int) -> list[torch.Tensor]:
+        """Everything that went into each epoch."""
+        return [torch.cat([t.used[e] for t in self.trainers if e in t.used]) for e in range(epochs)]
+
+
+async def together(*work: Coroutine[Any, Any, Any]) -> None:
+    """Runs all to their end; the first error ends the others."""
+    async with asyncio.TaskGroup() as group:
+        for each in work:
+            group.create_task(each)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Looks every hundredth of a second."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError("it never came true")
+
+
+def digests(trainers: Iterable[Trainer]) -> set[str]:
+    return {trainer.core.state_digest() for trainer in trainers}
+
+
+async def auxiliary(swarm: Swarm, *, client_mode: bool = False, target: int = TARGET) -> AuxiliaryCore:
+    """An auxiliary that has been started; shut it down before the swarm ends."""
+    node = await swarm.node(client_mode=client_mode)
+    config = OptimizerConfig("run", target, description=PeerDescription("auxiliary"))
+    core = AuxiliaryCore(node, config, averager_config(config, auxiliary=True), [make_model(0)])
+    await core.start()
+    return core

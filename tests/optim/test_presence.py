@@ -20,13 +20,13 @@ FIRST, SECOND, THIRD = (Standing(epoch, 10 * epoch, bytes([epoch + 1]) * 32) for
 class Peer:
     """A peer that only says where it stands."""
 
-    def __init__(self, node, standing=FIRST, phase="training", name="", role="trainer") -> None:
-        self.node, self.standing, self.phase = node, standing, phase
+    def __init__(self, node, standing=FIRST, phase="training", name="", role="trainer", terms="") -> None:
+        self.node, self.standing, self.phase, self.terms = node, standing, phase, terms
         self.description = PeerDescription(role, name)
         self.presence = Presence(node, "run", self.report)
 
     def report(self) -> PeerReport:
-        return describe(self.node, self.description, Ledger(), self.phase, self.standing)
+        return describe(self.node, self.description, self.terms, Ledger(), self.phase, self.standing)
 
 
 async def started(*peers: Peer) -> None:
@@ -80,8 +80,8 @@ def test_asked_directly_a_peer_says_where_it_stands_now() -> None:
             await started(asker, moved, newcomer)
             moved.standing = THIRD
             answers = await asker.presence.ask([members[1].peer_id, members[2].peer_id])
-            assert answers[members[1].peer_id].standing == THIRD
-            assert not answers[members[2].peer_id].settled
+            assert answers[members[1].peer_id].claim.standing == THIRD
+            assert not answers[members[2].peer_id].claim.settled
             await ended(asker, moved, newcomer)
 
     virtual_time.run(main())
@@ -123,6 +123,21 @@ def test_company(standing: Standing, phase: str, expected: bool) -> None:
             await started(one, other)
             assert await one.presence.has_company(FIRST) is expected
             await ended(one, other)
+
+    virtual_time.run(main())
+
+
+def test_a_peer_with_another_fingerprint_is_seen_but_counts_for_nothing() -> None:
+    async def main() -> None:
+        async with nodes(2) as members:
+            one, stranger = Peer(members[0], terms="ours"), Peer(members[1], THIRD, terms="theirs")
+            await started(one, stranger)
+            assert members[1].peer_id in one.presence.others
+            assert one.presence.claims() == []
+            assert await one.presence.survey() == {}
+            assert await one.presence.ask([members[1].peer_id]) == {}
+            assert not await one.presence.has_company(FIRST)
+            await ended(one, stranger)
 
     virtual_time.run(main())
 

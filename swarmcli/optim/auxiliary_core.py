@@ -1,0 +1,147 @@
+"""AuxiliaryCore: reduces for the trainers of a run, computes no gradients and holds no state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from swarmcli.averaging import AveragerCore
+from swarmcli.events import EpochAdvanced
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.accumulator import sum_type
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.ledger import Ledger
+from swarmcli.optim.lineage import LINEAGE_BYTES, Claim, Standing, best, next_lineage
+from swarmcli.optim.presence import Presence
+from swarmcli.optim.report import PeerReport, describe
+from swarmcli.optim.standing_group import Committed, Outcome, StandingGroup, Undecided
+from swarmcli.optim.tracker import ProgressTrackerCore
+
+if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerConfig
+    from swarmcli.dht import DHTNode
+
+_NOWHERE = Standing(0, 0, bytes(LINEAGE_BYTES))  # before any trainer was heard of
+
+
+class AuxiliaryCore:
+    """One auxiliary of a run. `averager_config` says that it is one; `parameters` give the shapes of the tensors.
+
+    It learns from the trainers' reports which lineage leads, and after that follows it by itself, hashing the
+    rounds that it helped with. Reports that are ahead of it correct it.
+    """
+
+    def __init__(
+        self,
+        node: DHTNode,
+        config: OptimizerConfig,
+        averager_config: AveragerConfig,
+        parameters: Sequence[torch.Tensor],
+    ) -> None:
+        self.node = node
+        self.config = config
+        self.standing = _NOWHERE
+        self.ledger = Ledger()
+        self.presence = Presence(node, config.run_id, self.report)
+        self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
+        self._events = node.endpoint.events
+        self._tasks = TaskOwner()
+        self._averager = AveragerCore(_like_averages(parameters), node, averager_config)
+        self._group = StandingGroup(self._averager, config.target_batch_size, config.fingerprint, self._tasks)
+
+    async def start(self) -> None:
+        await self._averager.start()
+        await self.presence.start()
+        await self.tracker.start(report=False)
+        self.ledger.begin(_now())
+
+    async def shutdown(self) -> None:
+        """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
+        await self._group.close()
+        await self._tasks.close()
+        await self._averager.shutdown()
+        await self.tracker.shutdown()
+        await self.presence.shutdown()
+
+    @property
+    def is_averaging(self) -> bool:
+        """Whether a round is under way."""
+        return self._group.begun
+
+    async def step(self) -> bool:
+        """Waits (at most `idle_wait`) for a round to begin and brings it to its end; whether one was committed."""
+        await self._follow_reports()
+        if self._group.standing is None:
+            await asyncio.sleep(self.config.idle_wait)
+            return False
+        if not await self._group.wait_until_begun(self.config.idle_wait):
+            return False
+        began = _now()
+        outcome = await self._group.contribute(weight=0.0)
+        await self._take_in(outcome, began)
+        return isinstance(outcome, Committed)
+
+    async def _follow_reports(self) -> None:
+        """Joins the group of the lineage that leads; where reports are ahead of it, trainers are asked directly."""
+        if self._group.begun:
+            return
+        if self.standing == _NOWHERE:
+            await self.presence.refresh()
+        leading = _leading(self.presence.claims())
+        if leading is not None and leading.beats(self.standing):
+            # A report is seconds old, which may be an epoch or more.
+            now = _leading((await self.presence.survey()).values())
+            if now is not None and now.beats(self.standing):
+                await self._group.close()
+                self.standing = now
+                self.presence.announce()
+        if self.standing != _NOWHERE:
+            self._group.open(self.standing)
+
+    async def _take_in(self, outcome: Outcome, began: float) -> None:
+        if not isinstance(outcome, Committed):
+            self.ledger.note_outcome("undecided" if isinstance(outcome, Undecided) else "failed", outcome.reason)
+            if isinstance(outcome, Undecided):
+                await self._group.close()  # the reports will tell how it ended
+            return
+        old = self.standing
+        self.standing = Standing(
+            old.epoch + 1, old.samples + outcome.samples, next_lineage(old.lineage, outcome.round_id)
+        )
+        self.ledger.note_outcome("committed")
+        await self._group.close()
+        self._group.open(self.standing)
+        self.presence.announce()
+        _, seconds = self.ledger.end_epoch(_now())
+        self._events.emit(
+            EpochAdvanced(
+                epoch=self.standing.epoch,
+                lineage=self.standing.lineage.hex(),
+                samples=outcome.samples,
+                own_samples=0,
+                peers=len(outcome.contributors),
+                loss=None,
+                seconds=seconds,
+                averaging_seconds=_now() - began,
+            )
+        )
+
+    def report(self) -> PeerReport:
+        """What this peer says about itself under `{run_id}_peers`."""
+        return describe(self.node, self.config.description, self.config.terms, self.ledger, "assisting", self.standing)
+
+
+def _leading(claims: Iterable[Claim]) -> Standing | None:
+    return best(claim.standing for claim in claims if claim.settled)
+
+
+def _like_averages(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like the averaged gradients of these parameters; nothing is written to them."""
+    return [torch.empty(p.shape, dtype=sum_type(p.dtype)) for p in parameters if p.requires_grad]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,122 @@
+"""How an epoch ends when everyone's gradients are averaged before anyone steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from swarmcli.events import Events, Noticed
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.ledger import Ledger
+from swarmcli.optim.lineage import solitary_round_id
+from swarmcli.optim.presence import Presence
+from swarmcli.optim.replica import Replica
+from swarmcli.optim.standing_group import Committed, Outcome, StandingGroup, Undecided
+
+if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerCore
+
+LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
+LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
+
+
+class SynchronousEnd:
+    """Averages this peer's gradients with those of its group, or steps by itself where nobody else is left."""
+
+    def __init__(
+        self,
+        own_id: PeerID,
+        config: OptimizerConfig,
+        replica: Replica,
+        averager: AveragerCore,
+        group: StandingGroup,
+        presence: Presence,
+        ledger: Ledger,
+        events: Events,
+        on_advanced: Callable[[Committed, int, float], None],
+    ) -> None:
+        """`on_advanced` is called with the round, this peer's samples in it, and the seconds that it took."""
+        self._own_id = own_id
+        self._config = config
+        self._replica = replica
+        self._averager = averager
+        self._group = group
+        self._presence = presence
+        self._ledger = ledger
+        self._events = events
+        self._on_advanced = on_advanced
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether this peer's own samples make an epoch."""
+        return self._replica.samples >= self._config.target_batch_size
+
+    async def run(self) -> None:
+        """Tries until a round commits, nobody is left to average with, or waiting longer would only cost time.
+
+        Unless a round commits, the accumulated gradients stay as they are.
+        """
+        began = _now()
+        deadline = began + self._config.matchmaking_time
+        while True:
+            outcome = await self._attempt()
+            if isinstance(outcome, Committed):
+                return await self._advance(outcome, began)
+            if isinstance(outcome, Undecided):
+                return
+            if outcome is not None:
+                deadline = began + self._config.averaging_timeout
+            begun = await self._group.wait_until_begun(LOOK_AROUND if self.has_enough else LAST_CALL)
+            if _now() >= deadline or not (begun or self.has_enough):
+                return
+
+    async def _attempt(self) -> Outcome | None:
+        """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
+        if self._group.begun:
+            outcome = await self._average()
+        elif self.has_enough and not await self._presence.has_company(self._replica.standing):
+            outcome = await self._average_alone()
+        else:
+            return None
+        if not isinstance(outcome, Committed):
+            self._ledger.note_outcome("undecided" if isinstance(outcome, Undecided) else "failed", outcome.reason)
+            self._warn(f"the round of epoch {self._replica.standing.epoch} gave no result: {outcome.reason}")
+            self._presence.announce()
+        return outcome
+
+    async def _average(self) -> Outcome:
+        async with self._averager.tensors():
+            await self._replica.load_means()
+        outcome = await self._group.contribute(self._replica.samples)
+        if isinstance(outcome, Committed):
+            self._ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
+        return outcome
+
+    async def _average_alone(self) -> Committed:
+        """Nobody else can be reached, so this peer's mean is the swarm's."""
+        await self._group.close()
+        async with self._averager.tensors():
+            await self._replica.load_means()
+        self._ledger.note_outcome("alone")
+        round_id = solitary_round_id(self._own_id, self._replica.standing.lineage)
+        return Committed(round_id, self._replica.samples, contributors=(self._own_id,))
+
+    async def _advance(self, committed: Committed, began: float) -> None:
+        """Steps with the average; from here on this peer is at the next epoch."""
+        own_samples = self._replica.samples if self._own_id in committed.contributors else 0
+        lost = self._replica.samples - own_samples
+        if lost:
+            reason = committed.left_out.get(self._own_id, "not named among the contributors")
+            self._warn(f"{lost} samples of this peer are not in the average: {reason}")
+        await self._replica.step(committed.round_id, committed.samples)
+        await self._group.close()
+        self._on_advanced(committed, own_samples, _now() - began)
+
+    def _warn(self, text: str) -> None:
+        self._events.emit(Noticed("warning", text))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,90 @@
+"""Staying in the run's lineage: which one that is, and taking its state over from those who hold it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from swarmcli.errors import StateDownloadError
+from swarmcli.events import Events, Noticed
+from swarmcli.optim.lineage import Claim, Standing, lineage_to_follow
+from swarmcli.optim.presence import Presence
+from swarmcli.optim.state_exchange import StateExchange
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts to download
+PATIENCE_WITH_CLAIMS = 30.0  # seconds for which a settled peer tries to follow a lineage that nobody hands out
+DISTRUST = 60.0  # seconds for which such a lineage is then ignored
+logger = logging.getLogger(__name__)
+
+
+class LineageFollower:
+    """Decides once which lineage to train on (then this peer is settled), and again whenever another one leads.
+
+    Reports tell that something may be wrong; before anything is given up for it, the peers themselves are asked.
+    """
+
+    def __init__(
+        self,
+        presence: Presence,
+        exchange: StateExchange,
+        standing: Callable[[], Standing],
+        events: Events,
+        load_state_timeout: float,
+    ) -> None:
+        self._presence = presence
+        self._exchange = exchange
+        self._standing = standing
+        self._events = events
+        self._load_state_timeout = load_state_timeout
+        self._ignored: dict[bytes, float] = {}  # lineage → loop time until which it is
+        self.settled = False
+
+    @property
+    def may_be_behind(self) -> bool:
+        """Whether, by the others' last reports, this peer should be on another lineage; or has not settled yet."""
+        return not self.settled or self._leading(self._presence.claims()) != self._standing()
+
+    async def catch_up(self, reason: str) -> bool:
+        """Settles on the lineage that leads. Returns whether a state was downloaded for it.
+
+        A newcomer that gets the state from nobody within `load_state_timeout` raises StateDownloadError, which names
+        what failed with each donor; a settled peer gives up earlier, says so, and stays on its own lineage.
+        """
+        patience = min(PATIENCE_WITH_CLAIMS, self._load_state_timeout) if self.settled else self._load_state_timeout
+        deadline = _now() + patience
+        downloaded, pause = False, FIRST_PAUSE
+        while True:
+            answers = await self._presence.survey()
+            wanted = self._leading(answers.values())
+            if wanted == self._standing():
+                self.settled = True
+                self._presence.announce()
+                return downloaded
+            holders = [peer for peer, claim in answers.items() if claim.standing.lineage == wanted.lineage]
+            donors = self._presence.by_convenience(holders)
+            try:
+                await self._exchange.download(wanted, donors, timeout=max(0.0, deadline - _now()), reason=reason)
+                downloaded, pause = True, FIRST_PAUSE
+            except StateDownloadError as error:
+                logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
+                if _now() + pause >= deadline:
+                    self._give_up_on(wanted, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _leading(self, claims: Iterable[Claim]) -> Standing:
+        trusted = [claim for claim in claims if self._ignored.get(claim.standing.lineage, 0.0) <= _now()]
+        return lineage_to_follow(Claim(self._standing(), self.settled), trusted)
+
+    def _give_up_on(self, wanted: Standing, error: StateDownloadError) -> None:
+        if not self.settled:
+            raise error
+        self._ignored = {lineage: until for lineage, until in self._ignored.items() if until > _now()}
+        self._ignored[wanted.lineage] = _now() + DISTRUST
+        text = f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._standing().epoch}"
+        self._events.emit(Noticed("warning", f"{text}: {error}"))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

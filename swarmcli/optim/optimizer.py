@@ -1,0 +1,240 @@
+"""Optimizer: a torch optimizer whose steps a swarm takes together. The shell of OptimizerCore for other threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from swarmcli.errors import OptimizerError
+from swarmcli.network.identity import PeerID
+from swarmcli.network.thread import LoopThread
+from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
+from swarmcli.optim.report import PeerDescription, PeerReport
+from swarmcli.optim.setup import averager_config, make_optimizer, make_scheduler
+from swarmcli.optim.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHT
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Wraps the user's optimizer: with default options the same as synchronous training with `target_batch_size`.
+
+    An *epoch* is the interval between two synchronizations, in which all peers together process
+    `target_batch_size` samples; not a pass over the data. The scheduler is stepped once per epoch.
+
+    `optimizer` is a torch optimizer, or a factory that makes one of `params`; `scheduler` likewise an object, or a
+    factory that takes the optimizer. Waiting in any method may be interrupted (KeyboardInterrupt); the end of an
+    epoch that is under way then comes to its end by itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        dht: DHT,
+        run_id: str,
+        target_batch_size: int,
+        batch_size_per_step: int | None = None,
+        optimizer: torch.optim.Optimizer | OptimizerFactory,
+        params: Parameters | None = None,
+        scheduler: Scheduler | SchedulerFactory | None = None,
+        matchmaking_time: float = 15.0,
+        averaging_timeout: float = 60.0,
+        allreduce_timeout: float | None = None,
+        load_state_timeout: float = 600.0,
+        auxiliary: bool = False,
+        extra_tensors: Sequence[torch.Tensor] = (),
+        averager_opts: Mapping[str, Any] | None = None,
+        tracker_opts: Mapping[str, Any] | None = None,
+        performance_ema_alpha: float = 0.1,
+        shutdown_timeout: float = 5.0,
+        description: PeerDescription | None = None,
+        fingerprint: Mapping[str, str] | None = None,
+    ) -> None:
+        """Makes the peer known to the run; it joins at its first step, or when `load_state_from_peers` is called.
+
+        Times are seconds and upper bounds. Beyond API.md: `description` is what people see of this peer,
+        `fingerprint` maps each key that the peers of a run must agree on to a hash; groups refuse another one.
+        """
+        if auxiliary and batch_size_per_step is not None:
+            raise ValueError("batch_size_per_step: an auxiliary computes no batches")
+        self.dht = dht
+        self.run_id = run_id
+        self.auxiliary = auxiliary
+        self.batch_size_per_step = batch_size_per_step
+        self.opt = make_optimizer(optimizer, params)
+        self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
+        self._shutdown_timeout = shutdown_timeout
+        self._closed = False
+        config = OptimizerConfig(
+            run_id=run_id,
+            target_batch_size=target_batch_size,
+            matchmaking_time=matchmaking_time,
+            averaging_timeout=averaging_timeout,
+            load_state_timeout=load_state_timeout,
+            description=description or PeerDescription(role="auxiliary" if auxiliary else "trainer"),
+            fingerprint=dict(fingerprint or {}),
+            tracker=RefreshOptions(**(tracker_opts or {})),
+            performance_ema_alpha=performance_ema_alpha,
+        )
+        averaging = averager_config(
+            config, auxiliary=auxiliary, allreduce_timeout=allreduce_timeout, options=averager_opts
+        )
+        self._core: OptimizerCore | AuxiliaryCore
+        if auxiliary:
+            parameters = [p for group in self.opt.param_groups for p in group["params"]]
+            self._core = AuxiliaryCore(dht.node, config, averaging, parameters)
+        else:
+            self._core = OptimizerCore(dht.node, config, averaging, self.opt, self.scheduler, extra_tensors)
+        self._thread = LoopThread.acquire()
+        try:
+            self._run(self._core.start())
+        except (Exception, KeyboardInterrupt):
+            self.shutdown()
+            raise
+
+    def step(self, closure: Callable[[], Any] | None = None, batch_size: int | None = None) -> Any:
+        """Adds the present gradients, means over `batch_size` samples (None: `batch_size_per_step`).
+
+        When the swarm has enough samples, the gradients are averaged and the optimizer steps; `local_epoch` is
+        another one then. Otherwise the call waits for no one. With a closure its loss is returned and noted. With
+        `batch_size=0` nothing is added: the call waits about a second for the epoch's end and takes part in it
+        (a follower calls this in a loop). An auxiliary calls `step()`, which waits and assists likewise.
+        """
+        if isinstance(self._core, AuxiliaryCore):
+            if closure is not None or batch_size is not None:
+                raise OptimizerError("an auxiliary only assists: its step takes neither closure nor batch size")
+            self._run(self._core.step())
+            return None
+        samples = self.batch_size_per_step if batch_size is None else batch_size
+        if samples is None:
+            raise ValueError("batch_size: give the number of samples here, or batch_size_per_step at creation")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            self._core.ledger.note_loss(float(torch.as_tensor(loss).detach()), samples)
+        self._run(self._core.step(samples))
+        return loss
+
+    def note_loss(self, loss: float, samples: int) -> None:
+        """For loops without a closure: the mean loss over so many samples, for the others to see. Not averaged."""
+        self._trainer().ledger.note_loss(loss, samples)
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        self.opt.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise OptimizerError("parameters cannot be added after creation: every peer of the run holds the same ones")
+
+    # where this peer and the swarm stand
+
+    @property
+    def local_epoch(self) -> int:
+        """Of this peer: the number of steps that its parameters have behind them, since the run began."""
+        return self._core.standing.epoch
+
+    @property
+    def local_progress(self) -> LocalTrainingProgress:
+        return self._trainer().tracker.local_progress
+
+    @property
+    def global_progress(self) -> GlobalTrainingProgress:
+        return self._core.tracker.global_progress
+
+    @property
+    def is_averaging(self) -> bool:
+        """Whether an epoch is being ended at this moment."""
+        return self._core.is_averaging
+
+    def samples_in_epoch(self) -> dict[PeerID, int]:
+        """The samples towards the end of the present epoch by peer, as last reported."""
+        tracker = self._core.tracker
+        reports = [*tracker.reports] if self.auxiliary else [*tracker.reports, tracker.local_progress]
+        return {PeerID(r.peer_id): r.samples_accumulated for r in reports if r.epoch == tracker.global_epoch}
+
+    def report(self) -> PeerReport:
+        """What this peer says about itself."""
+        return self._core.report()
+
+    def peers(self) -> Mapping[PeerID, PeerReport]:
+        """What the other peers last said about themselves; their texts are strangers'."""
+        return dict(self._core.presence.others)
+
+    def is_synchronized_with_peers(self) -> bool:
+        """Whether, by what the others last reported, no other lineage leads."""
+        return self._trainer().is_synchronized
+
+    def load_state_from_peers(self) -> bool:
+        """Joins the run if need be; whether a state was downloaded for that. Raises StateDownloadError."""
+        return self._run(self._trainer().join())
+
+    def linger(self, until_others_at: int, timeout: float) -> bool:
+        """See OptimizerCore.linger: hands out the state until nobody who can be reached is behind that epoch."""
+        return self._run(self._trainer().linger(until_others_at, timeout))
+
+    # torch's view
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.opt.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.opt.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.opt.defaults
+
+    def state_digest(self) -> str:
+        """SHA-256 over the parameters: equal for peers that hold them bit-identically."""
+        return self._trainer().state_digest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, with scheduler, epoch and lineage under "swarm"."""
+        return self._trainer().state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from there; restore the model's parameters first. See OptimizerCore.load_state_dict."""
+        self._run(self._trainer().load_state_dict(state_dict))
+
+    # life
+
+    def is_alive(self) -> bool:
+        return not self._closed and self.dht.is_alive()
+
+    def shutdown(self) -> None:
+        """Leaves the run and withdraws what this peer said about itself. The DHT is left running. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._thread.run(self._core.shutdown(), self._shutdown_timeout)
+        except TimeoutError:
+            logger.warning("the optimizer did not come to its end within %g s", self._shutdown_timeout)
+        finally:
+            self._thread.release()
+
+    def __repr__(self) -> str:
+        return f"<swarm Optimizer of {self.run_id!r} at epoch {self.local_epoch} around {type(self.opt).__name__}>"
+
+    def _trainer(self) -> OptimizerCore:
+        if isinstance(self._core, AuxiliaryCore):
+            raise OptimizerError("an auxiliary holds no parameters and computes no progress")
+        return self._core
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            coroutine.close()
+            raise OptimizerError("this optimizer has been shut down")
+        return self._thread.run(coroutine)

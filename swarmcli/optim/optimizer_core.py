@@ -1,0 +1,290 @@
+"""OptimizerCore: the collaborative optimizer on the event loop.
+
+An epoch, as `step` tells it: gradients add up; every count goes to the leader of the group that stands while the
+epoch is computed; when the swarm has enough, the leader begins the round and each member hands in the mean of its
+gradients, weighted by its samples; all step with the average, and are at the next epoch of the next lineage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swarmcli.averaging import AveragerCore
+from swarmcli.events import EpochAdvanced
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epoch_end import LAST_CALL, LOOK_AROUND, SynchronousEnd
+from swarmcli.optim.following import LineageFollower
+from swarmcli.optim.ledger import Ledger
+from swarmcli.optim.lineage import Standing
+from swarmcli.optim.presence import Presence
+from swarmcli.optim.replica import Replica
+from swarmcli.optim.report import PeerReport, Phase, describe
+from swarmcli.optim.standing_group import Committed, StandingGroup
+from swarmcli.optim.state_exchange import StateExchange
+from swarmcli.optim.tracker import ProgressTrackerCore
+from swarmcli.optim.training_state import Scheduler, TrainingState
+
+if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerConfig
+    from swarmcli.dht import DHTNode
+
+
+class OptimizerCore:
+    """One trainer or follower of a run. Its coroutines belong to one event loop; one `step` runs at a time.
+
+    With every peer honest and in step it equals one process that steps with the whole batch. A peer whose lineage
+    another one beats downloads that one's state and starts over. `optimizer` steps in place; this class gives it the
+    averaged gradients and leaves the user's own as they were.
+    """
+
+    def __init__(
+        self,
+        node: DHTNode,
+        config: OptimizerConfig,
+        averager_config: AveragerConfig,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Scheduler | None = None,
+        extra_tensors: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self.node = node
+        self.config = config
+        self.replica = Replica(TrainingState(config.run_id, optimizer, scheduler, extra_tensors))
+        self.ledger = Ledger()
+        self.phase: Phase = "joining"
+        self.tracker = ProgressTrackerCore(
+            node,
+            config.run_id,
+            config.target_batch_size,
+            options=config.tracker,
+            performance_ema_alpha=config.performance_ema_alpha,
+        )
+        self.presence = Presence(node, config.run_id, self.report)
+        self._events = events = node.endpoint.events
+        self._tasks = TaskOwner()
+        self._averager = AveragerCore(self.replica.gradients.averaged, node, averager_config)
+        self._group = StandingGroup(self._averager, config.target_batch_size, config.fingerprint, self._tasks)
+        self._exchange = StateExchange(node.endpoint, config.run_id, self.replica)
+        self._lineage = LineageFollower(
+            self.presence, self._exchange, lambda: self.standing, events, config.load_state_timeout
+        )
+        self._end = SynchronousEnd(
+            node.peer_id,
+            config,
+            self.replica,
+            self._averager,
+            self._group,
+            self.presence,
+            self.ledger,
+            events,
+            self._advanced,
+        )
+        self._ending: asyncio.Task[None] | None = None  # the end of an epoch; once begun it is brought to its end
+        self._waited_in_vain = False  # in this epoch, for a round that by the others' reports should have begun
+
+    @property
+    def standing(self) -> Standing:
+        """Where this peer's parameters stand."""
+        return self.replica.standing
+
+    async def start(self) -> None:
+        """Makes this peer known. It decides which lineage to train on when it first joins or steps."""
+        await self._averager.start()
+        self._exchange.start()
+        await self.presence.start()
+        await self.tracker.start()
+        self.ledger.begin(_now())
+
+    async def shutdown(self) -> None:
+        """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
+        await self._group.close()
+        await self._tasks.close()
+        await self._averager.shutdown()
+        await self._exchange.close()
+        await self.tracker.shutdown()
+        await self.presence.shutdown()
+
+    # the story of an epoch
+
+    async def step(self, batch_size: int) -> bool:
+        """Takes in the parameters' gradients, means over `batch_size` samples; ends the epoch when it is time.
+
+        Returns whether the epoch is another one afterwards. A step that only accumulates waits for no one. With
+        `batch_size=0` nothing is taken in: the peer waits (at most `idle_wait`) for the epoch's end and takes part
+        in it with what it has, a follower with nothing. If another lineage leads, its state is downloaded and the
+        gradients, whose parameters are gone, are dropped. A round that fails leaves the accumulated gradients as
+        they are for the next one. Cancelling the call leaves the end of an epoch under way running.
+        """
+        before = self.standing
+        await self._finish_what_was_begun()
+        if await self.join():
+            return True
+        if self.standing == before and batch_size:
+            await self._accumulate(batch_size)
+        if await self._epoch_is_over(waiting=batch_size == 0):
+            await self._end_epoch()
+        return self.standing != before
+
+    async def join(self) -> bool:
+        """Sees to it that this peer is on the lineage that leads; returns whether it downloaded a state for that.
+
+        Cheap while nothing points to the contrary. Raises StateDownloadError if a newcomer gets no state, and
+        FingerprintError, which names the keys, if the others refuse this peer.
+        """
+        reason = self._reason_to_look()
+        downloaded = False
+        if reason:
+            await self._group.close()
+            downloaded = await self._lineage.catch_up(reason)
+            self.phase = "following" if self.config.description.role == "monitor" else "training"
+            if downloaded:
+                self._start_over()
+        self._group.open(self.standing)
+        self._group.report(self.replica.samples)
+        return downloaded
+
+    @property
+    def is_averaging(self) -> bool:
+        """Whether an epoch is being ended."""
+        return self._ending is not None or self._group.begun
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether, by what the others last reported, no other lineage leads."""
+        return not self._reason_to_look()
+
+    async def _accumulate(self, batch_size: int) -> None:
+        await self.replica.accumulate(batch_size)
+        self.ledger.samples += batch_size
+        self.tracker.report_local_progress(self.standing.epoch, self.replica.samples)
+        self._group.report(self.replica.samples)
+
+    async def _epoch_is_over(self, waiting: bool) -> bool:
+        """Whether the round has begun, or this peer alone has enough."""
+        if self._group.begun or self._end.has_enough:
+            return True
+        if waiting:
+            return await self._group.wait_until_begun(self.config.idle_wait)
+        if self.tracker.accumulated_enough_samples and not self._waited_in_vain:
+            self._waited_in_vain = not await self._group.wait_until_begun(LAST_CALL)
+        return self._group.begun
+
+    async def _end_epoch(self) -> None:
+        self._ending = self._tasks.spawn(self._run_end())
+        await self._finish_what_was_begun()
+
+    async def _finish_what_was_begun(self) -> None:
+        """An end of epoch outlives the call that began it: a state half stepped would be nobody's."""
+        ending = self._ending
+        if ending is not None:
+            try:
+                await asyncio.shield(ending)
+            finally:
+                self._ending = None if ending.done() else ending
+
+    async def _run_end(self) -> None:
+        with self.tracker.pause_updates():
+            await self._end.run()
+
+    def _advanced(self, committed: Committed, own_samples: int, seconds: float) -> None:
+        self._begin_epoch()
+        self._group.open(self.standing)
+        self._tell_epoch(committed.samples, own_samples, len(committed.contributors), averaging_seconds=seconds)
+
+    def _start_over(self) -> None:
+        """The parameters are others than those that the gradients belong to."""
+        self._begin_epoch()
+        self._tell_epoch(samples=0, own_samples=0, peers=0, averaging_seconds=0.0)
+
+    def _begin_epoch(self) -> None:
+        self._waited_in_vain = False
+        with self.tracker.pause_updates():
+            self.tracker.update_epoch(self.standing.epoch)
+
+    def _tell_epoch(self, samples: int, own_samples: int, peers: int, averaging_seconds: float) -> None:
+        loss, seconds = self.ledger.end_epoch(_now())
+        self.presence.announce()
+        self._events.emit(
+            EpochAdvanced(
+                epoch=self.standing.epoch,
+                lineage=self.standing.lineage.hex(),
+                samples=samples,
+                own_samples=own_samples,
+                peers=peers,
+                loss=loss,
+                seconds=seconds,
+                averaging_seconds=averaging_seconds,
+            )
+        )
+
+    def _reason_to_look(self) -> str:
+        """Why this peer should find out which lineage leads; empty if it need not."""
+        if not self._lineage.settled:
+            return "joining the run"
+        if self._group.begun:
+            return ""  # the others wait for this peer's gradients
+        if self._group.undecided:
+            return f"the outcome of a round is not known here: {self._group.undecided}"
+        return "another lineage leads" if self._lineage.may_be_behind else ""
+
+    # what others see, and get
+
+    def report(self) -> PeerReport:
+        """What this peer says about itself under `{run_id}_peers`."""
+        rate = self.tracker.performance_ema.samples_per_second
+        return describe(
+            self.node,
+            self.config.description,
+            self.config.terms,
+            self.ledger,
+            self.phase,
+            self.standing,
+            samples_per_second=rate,
+        )
+
+    async def linger(self, until_others_at: int, timeout: float) -> bool:
+        """Stays to hand out the state, without computing, until nobody who can be reached is behind that epoch.
+
+        For the end of training: peers that missed the last round still find its outcome. False: time was up.
+        """
+        await self._finish_what_was_begun()
+        await self._group.close()
+        self.phase = "lingering"
+        self.presence.announce()
+        deadline = _now() + timeout
+        while await self.presence.anyone_behind(until_others_at):
+            if _now() >= deadline:
+                return False
+            await asyncio.sleep(min(LOOK_AROUND, max(0.0, deadline - _now())))
+        return True
+
+    # checkpoints
+
+    def state_digest(self) -> str:
+        """SHA-256 over the parameters: equal for peers that hold them bit-identically."""
+        return self.replica.state.digest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's, with the scheduler and where this peer stands under "swarm". Parameters are not in it."""
+        return self.replica.state.checkpoint()
+
+    async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from `state_dict`, once the model's parameters of that moment have been restored.
+
+        The next step joins the run anew: a run that is further leads, one that is behind follows this peer. Raises
+        ValueError if the parameters are not those that the state belongs to; nothing has changed then.
+        """
+        await self._finish_what_was_begun()
+        await self._group.close()
+        await self.replica.load_checkpoint(state_dict)
+        self._lineage.settled, self.phase = False, "joining"
+        self._begin_epoch()
+        self.presence.announce()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,202 @@
+"""The shell: torch's view, several peers over TCP in one process, interrupts, and what it refuses."""
+
+import asyncio
+import os
+import signal
+import threading
+from contextlib import ExitStack
+
+import pytest
+import torch
+from shells import at_once, dhts
+
+from swarmcli.dht import DHT
+from swarmcli.errors import OptimizerError
+from swarmcli.optim import Optimizer, PeerDescription
+from swarmcli.optim.setup import make_optimizer, make_scheduler
+
+TARGET = 16
+
+
+def model(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+
+
+def optimizer(dht: DHT, net: torch.nn.Module, **options) -> Optimizer:
+    settings = {"run_id": "shell", "target_batch_size": TARGET, "params": net.parameters()}
+    settings["optimizer"] = lambda params: torch.optim.AdamW(params, lr=0.01)
+    settings["scheduler"] = lambda made: torch.optim.lr_scheduler.LambdaLR(made, lambda epoch: 1 / (1 + epoch))
+    return Optimizer(dht=dht, **settings | options)
+
+
+def train(net: torch.nn.Module, opt: Optimizer, epochs: int, seed: int) -> None:
+    """The loop of anyone's script."""
+    data = torch.Generator().manual_seed(seed)
+    while opt.local_epoch < epochs:
+        rows = torch.randn(4, 4, dtype=torch.float64, generator=data)
+        opt.zero_grad()
+        loss = ((net(rows) - rows.sum(1, keepdim=True)) ** 2).mean()
+        loss.backward()
+        opt.step(batch_size=len(rows))
+
+
+def test_two_trainers_and_a_monitor_in_threads_over_tcp() -> None:
+    with dhts(3) as (first, second, third), ExitStack() as stack:
+        nets = [model(seed) for seed in (1, 2, 3)]
+        opts = [optimizer(dht, net) for dht, net in zip((first, second), nets, strict=False)]
+        monitor = optimizer(third, nets[2], description=PeerDescription("monitor", "watcher"))
+        for opt in (*opts, monitor):
+            stack.callback(opt.shutdown)
+
+        def follow() -> None:
+            while monitor.local_epoch < 6:
+                monitor.step(batch_size=0)
+
+        trainers = [lambda n=n: train(nets[n], opts[n], 6, seed=n) for n in range(2)]
+        at_once(*trainers, follow)
+        assert {opt.local_epoch for opt in (*opts, monitor)} == {6}
+        assert len({opt.state_digest() for opt in (*opts, monitor)}) == 1
+        assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[2].parameters(), strict=True))
+        assert opts[0].param_groups[0]["lr"] == pytest.approx(0.01 / 7)
+        assert "watcher" in {report.name for report in opts[0].peers().values()}
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("swarm-")]
+
+
+def test_alone_with_a_closure() -> None:
+    with dhts(1) as (dht,):
+        net = model()
+        opt = optimizer(dht, net, batch_size_per_step=TARGET)
+        rows = torch.ones(TARGET, 4, dtype=torch.float64)
+
+        def closure() -> torch.Tensor:
+            opt.zero_grad()
+            loss = ((net(rows) - 1) ** 2).mean()
+            loss.backward()
+            return loss
+
+        losses = [float(opt.step(closure)) for _ in range(5)]
+        assert opt.local_epoch == 5
+        assert losses[-1] < losses[0]
+        assert opt.report().loss == pytest.approx(losses[-1])
+        assert opt.samples_in_epoch() == {dht.peer_id: 0}
+        assert opt.is_synchronized_with_peers()
+        assert not opt.load_state_from_peers()
+        opt.shutdown()
+
+
+def test_it_looks_like_a_torch_optimizer() -> None:
+    with dhts(1) as (dht,):
+        net = model()
+        inner = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+        opt = Optimizer(dht=dht, run_id="shell", target_batch_size=4, optimizer=inner)
+        assert isinstance(opt, torch.optim.Optimizer)
+        assert opt.param_groups is inner.param_groups
+        assert opt.defaults["lr"] == 0.5
+        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+        opt.step(batch_size=4)
+        assert opt.state is inner.state and len(opt.state) == 4
+        opt.zero_grad()
+        assert all(not parameter.grad.any() for parameter in net.parameters())
+        opt.zero_grad(set_to_none=True)
+        assert all(parameter.grad is None for parameter in net.parameters())
+        assert "shell" in repr(opt)
+        with pytest.raises(OptimizerError, match="added"):
+            opt.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+        opt.shutdown()
+
+
+def test_a_checkpoint_survives_torch_save(tmp_path) -> None:
+    with dhts(1) as (dht,):
+        net = model()
+        opt = optimizer(dht, net)
+        train(net, opt, 3, seed=1)
+        torch.save({"model": net.state_dict(), "optimizer": opt.state_dict()}, tmp_path / "checkpoint")
+        digest = opt.state_digest()
+        opt.shutdown()
+        again = model(5)
+        saved = torch.load(tmp_path / "checkpoint", weights_only=True)
+        again.load_state_dict(saved["model"])
+        resumed = optimizer(dht, again)
+        resumed.load_state_dict(saved["optimizer"])
+        assert (resumed.local_epoch, resumed.state_digest()) == (3, digest)
+        train(again, resumed, 5, seed=2)
+        resumed.shutdown()
+
+
+def test_waiting_can_be_interrupted_and_gone_on_with() -> None:
+    async def interrupt_soon() -> None:
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGINT)
+
+    with dhts(1) as (dht,):
+        opt = optimizer(dht, model(), description=PeerDescription("monitor"))
+        opt.load_state_from_peers()
+        dht.run_coroutine(interrupt_soon())
+        with pytest.raises(KeyboardInterrupt):
+            opt.step(batch_size=0)
+        opt.step(batch_size=0)
+        opt.shutdown()
+
+
+def test_an_auxiliary_takes_neither_batches_nor_closures() -> None:
+    with dhts(1) as (dht,):
+        opt = optimizer(dht, model(), auxiliary=True)
+        with pytest.raises(OptimizerError, match="assists"):
+            opt.step(batch_size=4)
+        with pytest.raises(OptimizerError, match="assists"):
+            opt.step(closure=lambda: 0.0)
+        with pytest.raises(OptimizerError, match="holds no parameters"):
+            opt.state_digest()
+        opt.step()
+        assert opt.local_epoch == 0
+        assert opt.report().role == "auxiliary"
+        assert opt.global_progress.samples_accumulated == 0
+        opt.shutdown()
+        with pytest.raises(OptimizerError, match="shut down"):
+            opt.step()
+
+
+def test_shutdown_is_idempotent_and_survives_a_dht_that_is_gone() -> None:
+    with dhts(2) as (first, second):
+        opt = optimizer(first, model())
+        opt.shutdown()
+        opt.shutdown()
+        assert not opt.is_alive()
+        orphan = optimizer(second, model())
+        second.shutdown()
+        orphan.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"target_batch_size": 0}, ValueError, "target_batch_size"),
+        ({"run_id": ""}, ValueError, "run_id"),
+        ({"matchmaking_time": -1.0}, ValueError, "matchmaking_time"),
+        ({"params": None}, ValueError, "params"),
+        ({"optimizer": 7}, TypeError, "optimizer"),
+        ({"optimizer": lambda params: 7}, TypeError, "factory returned"),
+        ({"scheduler": 7}, TypeError, "scheduler"),
+        ({"averager_opts": {"colour": "red"}}, TypeError, "colour"),
+        ({"tracker_opts": {"min_refresh_period": 0}}, ValueError, "min_refresh_period"),
+        ({"auxiliary": True, "batch_size_per_step": 4}, ValueError, "batch_size_per_step"),
+    ],
+)
+def test_wrong_arguments_are_named(options, error, words) -> None:
+    with dhts(1) as (dht,), pytest.raises(error, match=words):
+        optimizer(dht, model(), **options)
+
+
+def test_an_optimizer_has_its_own_parameters_and_a_scheduler_its_optimizer() -> None:
+    net = model()
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(inner, lambda epoch: 1.0)
+    with pytest.raises(ValueError, match="params"):
+        make_optimizer(inner, net.parameters())
+    with pytest.raises(ValueError, match="factory"):
+        make_scheduler(schedule, inner, lambda params: inner)
+    with pytest.raises(ValueError, match="another optimizer"):
+        other = torch.optim.SGD(net.parameters(), lr=0.1)
+        make_scheduler(schedule, other, other)
+    assert make_scheduler(schedule, inner, inner) is schedule
+    assert make_scheduler(None, inner, inner) is None

@@ -1,0 +1,236 @@
+"""What one call of step does: to its caller, to those who watch, when it is interrupted, and after a restart."""
+
+import asyncio
+
+import pytest
+import torch
+from optim_swarm import TARGET, Swarm, adamw, digests, record, together
+
+from swarmcli.errors import FingerprintError
+from swarmcli.events import EpochAdvanced, StateDownloaded
+from swarmcli.network import virtual_time
+
+
+def test_a_step_that_only_accumulates_waits_for_no_one() -> None:
+    async def main() -> None:
+        async with Swarm(latency=0.5) as swarm:
+            trainers = [await swarm.trainer(seed=1, pace=0.0) for _ in range(2)]
+            for trainer in trainers:
+                await trainer.core.join()
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            for _ in range(TARGET // 4 - 1):
+                await trainers[0].compute()
+            assert loop.time() == began
+            assert trainers[0].core.tracker.local_progress.samples_accumulated == TARGET - 4
+
+    virtual_time.run(main())
+
+
+def test_no_report_goes_out_in_the_callers_time_but_all_arrive() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
+            for trainer in trainers:
+                await trainer.core.join()
+            await trainers[0].compute()
+            await asyncio.sleep(20)
+            assert trainers[1].core.tracker.global_progress.samples_accumulated == 4
+
+    virtual_time.run(main())
+
+
+def test_an_epoch_tells_who_gave_what() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            small, large = [await swarm.trainer(seed=1, batch_size=size) for size in (2, 6)]
+            small.core.ledger.note_loss(3.0, 2)
+            small.core.ledger.note_loss(float("nan"), 2)
+            small.core.ledger.note_loss(1.0, 6)
+            await together(small.train(3), large.train(3))
+            for before, after in zip(small.epochs, small.epochs[1:], strict=False):
+                assert after.epoch == before.epoch + 1
+                assert after.lineage != before.lineage
+            for mine, yours in zip(small.epochs, large.epochs, strict=True):
+                assert mine.samples == yours.samples == mine.own_samples + yours.own_samples
+                assert mine.lineage == yours.lineage
+                assert mine.peers == yours.peers == 2
+                assert 0 < mine.averaging_seconds < mine.seconds
+            assert small.epochs[0].loss == pytest.approx(1.5)
+            assert small.epochs[1].loss is None
+            report = small.core.report()
+            assert report.loss == pytest.approx(1.5)
+            assert (report.epoch, report.last_outcome) == (3, "committed")
+            assert report.samples == sum(event.own_samples for event in small.epochs)
+            assert report.samples_seen == sum(event.samples for event in small.epochs)
+
+    virtual_time.run(main())
+
+
+def test_reports_reach_the_other_peers() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(*(trainer.train(4) for trainer in trainers))
+            await asyncio.sleep(10)
+            seen = trainers[0].core.presence.others[trainers[1].node.peer_id]
+            assert (seen.epoch, seen.lineage) == (4, trainers[1].core.standing.lineage.hex())
+            await trainers[1].core.shutdown()
+            await asyncio.sleep(10)
+            assert trainers[0].core.presence.others == {}
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.015, 0.025, 0.035, 0.05, 0.08])
+def test_an_interrupted_step_leaves_a_whole_state(delay: float) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1, make=adamw, batch_size=TARGET // 2) for _ in range(2)]
+            interrupted, other = trainers
+
+            async def interrupt() -> None:
+                await interrupted.compute()
+                while interrupted.epoch < 6:
+                    step = asyncio.ensure_future(interrupted.wait())
+                    await asyncio.sleep(delay)
+                    step.cancel()
+                    await asyncio.wait([step])
+                    if interrupted.core.tracker.local_progress.samples_accumulated == 0:
+                        await interrupted.compute()
+
+            await together(interrupt(), other.train(6))
+            await together(*(trainer.train(10) for trainer in trainers))
+            assert len(digests(trainers)) == 1
+            assert len({trainer.core.standing for trainer in trainers}) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_the_users_gradients_are_left_as_they_were() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer = await swarm.trainer(seed=1, batch_size=TARGET)
+            await trainer.core.join()
+            trainer.weights.grad = torch.ones_like(trainer.weights)
+            users = trainer.weights.grad
+            assert await trainer.core.step(TARGET)
+            assert trainer.weights.grad is users
+            assert torch.equal(users, torch.ones_like(users))
+
+    virtual_time.run(main())
+
+
+def test_a_wrong_batch_size_changes_nothing() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer = await swarm.trainer(seed=1)
+            with pytest.raises(ValueError, match="batch_size"):
+                await trainer.core.step(-1)
+            assert trainer.core.ledger.samples == 0
+            await trainer.train(2)
+
+    virtual_time.run(main())
+
+
+def test_a_run_restarted_from_a_checkpoint_goes_on_bit_identically() -> None:
+    async def run(epochs: int, restart_at: int | None) -> str:
+        async with Swarm() as swarm:
+            trainer = await swarm.trainer(seed=1, make=adamw, batch_size=TARGET)
+            if restart_at is None:
+                await trainer.train(epochs)
+                return trainer.core.state_digest() + trainer.core.standing.lineage.hex()
+            await trainer.train(restart_at)
+            saved, weights, data = trainer.core.state_dict(), trainer.weights.detach().clone(), trainer.data
+            await trainer.core.shutdown()
+        async with Swarm() as swarm:
+            trainer = await swarm.trainer(seed=9, make=adamw, batch_size=TARGET)
+            trainer.data = data
+            with torch.no_grad():
+                trainer.weights.copy_(weights)
+            await trainer.core.load_state_dict(saved)
+            assert trainer.epoch == restart_at
+            await trainer.train(epochs)
+            return trainer.core.state_digest() + trainer.core.standing.lineage.hex()
+
+    assert virtual_time.run(run(8, None)) == virtual_time.run(run(8, 5))
+
+
+def test_a_checkpoint_is_refused_without_its_parameters() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            saver, loader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
+            saved = saver.core.state_dict()
+            standing = loader.core.standing
+            with pytest.raises(ValueError, match="parameters"):
+                await loader.core.load_state_dict(saved)
+            with pytest.raises(ValueError, match="swarm"):
+                await loader.core.load_state_dict({})
+            assert loader.core.standing == standing
+
+    virtual_time.run(main())
+
+
+def test_a_checkpoint_that_is_further_than_the_run_leads_it() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            veteran = await swarm.trainer(seed=1)
+            await veteran.train(9)
+            saved, weights = veteran.core.state_dict(), veteran.weights.detach().clone()
+            await veteran.core.shutdown()
+            beginner = await swarm.trainer(seed=2)
+            downloads = record(beginner.node, StateDownloaded)
+            await beginner.train(2)
+            back = await swarm.trainer(seed=3)
+            with torch.no_grad():
+                back.weights.copy_(weights)
+            await back.core.load_state_dict(saved)
+            await together(beginner.train(14), back.train(14))
+            assert [download.epoch >= 9 for download in downloads] == [True]
+            assert [event.epoch for event in back.epochs if event.samples == 0] == []
+            assert len(digests([beginner, back])) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_peers_with_other_terms_do_not_train_together_and_the_newcomer_is_told() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            ours = await swarm.trainer(seed=1, fingerprint={"seed": "1", "task": "a"})
+            await ours.train(2)
+            theirs = await swarm.trainer(seed=1, fingerprint={"seed": "2", "task": "a"})
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await ours.train(5)
+            assert loop.time() - began < 5, "a stranger is nobody to wait for"
+            assert theirs.epoch == 0
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_all_refusing_it_the_newcomer_gets_the_keys() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            ours = await swarm.trainer(seed=1, fingerprint={"seed": "1", "task": "a"})
+            theirs = await swarm.trainer(seed=1, fingerprint={"seed": "2", "task": "a"})
+            await ours.core.join()
+            with pytest.raises(FingerprintError) as caught:
+                await theirs.follow(1)
+            assert caught.value.keys == ("seed",)
+            assert ours.epoch == 0
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_an_epoch_that_advanced_by_a_download_says_so() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            veteran = await swarm.trainer(seed=1)
+            await veteran.train(3)
+            newcomer = await swarm.trainer(seed=2)
+            advanced = record(newcomer.node, EpochAdvanced)
+            assert await newcomer.core.join()
+            assert [(e.epoch, e.samples, e.own_samples, e.peers, e.loss) for e in advanced] == [(3, 0, 0, 0, None)]
+            assert not await newcomer.core.join()
+
+    virtual_time.run(main(), timeout=300)
