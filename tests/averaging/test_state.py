@@ -1,0 +1,364 @@
+"""Downloads of a state: from several donors, past those that die, lie or differ, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.averaging import snapshot as snapshot_module
+from swarmcli.averaging.donor import StateDonor
+from swarmcli.averaging.download import DownloadedState, download_state
+from swarmcli.averaging.snapshot import PinnedState, Snapshot, StateOutline, chunk_is_intact, read_manifest
+from swarmcli.errors import StateDownloadError
+from swarmcli.events import Event, Events, PeerRefused
+from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID, virtual_time
+
+CHUNK = 4096
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "_CHUNK", CHUNK)
+
+
+def make_state(seed: int = 0, size: int = 30_000) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "weight": torch.randn(size // 100, 100, generator=generator),
+        "step": torch.tensor(7, dtype=torch.int64),
+        "empty": torch.zeros(0, 3),
+        "half": torch.randn(999, generator=generator).to(torch.bfloat16),
+        "mask": torch.tensor([True, False, True]),
+    }
+
+
+class Swarm:
+    """Some donors and some newcomers."""
+
+    def __init__(self, donors: int, newcomers: int = 1, *, bandwidth: float | None = None, **options: Any) -> None:
+        self.network = MemoryNetwork(bandwidth=bandwidth)
+        self.endpoints = [self._endpoint(index) for index in range(donors + newcomers)]
+        self.states = [Snapshot(b"v1", {"epoch": 3}, make_state()) for _ in range(donors)]
+        self.provided = [0] * donors
+        self.donors = [
+            StateDonor(endpoint, "test", self._provide(index), **options)
+            for index, endpoint in enumerate(self.endpoints[:donors])
+        ]
+        self.events: list[Event] = []
+
+    def _endpoint(self, index: int) -> Endpoint:
+        events = Events()
+        events.subscribe(lambda event: self.events.append(event))
+        return Endpoint(self.network.transport(Identity.from_seed(index)), events=events, seed=index)
+
+    def _provide(self, index: int) -> Callable[[bytes], Awaitable[Snapshot | None]]:
+        async def provide(version: bytes) -> Snapshot | None:
+            self.provided[index] += 1
+            await asyncio.sleep(0.1)
+            state = self.states[index]
+            return state if version in (b"", state.version) else None
+
+        return provide
+
+    async def __aenter__(self) -> Swarm:
+        for endpoint in self.endpoints:
+            await endpoint.start()
+        for donor in self.donors:
+            donor.start()
+        for endpoint in self.endpoints:
+            for other in self.endpoints:
+                endpoint.learn(other.info)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for donor in self.donors:
+            donor.close()
+        for endpoint in self.endpoints:
+            await endpoint.close()
+
+    @property
+    def ids(self) -> list[PeerID]:
+        return [endpoint.peer_id for endpoint in self.endpoints[: len(self.donors)]]
+
+    async def download(self, newcomer: int = 0, **options: Any) -> DownloadedState:
+        options.setdefault("timeout", 60)
+        endpoint = self.endpoints[len(self.donors) + newcomer]
+        return await download_state(endpoint, "test", options.pop("donors", self.ids), **options)
+
+
+def check(got: DownloadedState, expected: Snapshot) -> None:
+    assert got.metadata == expected.metadata and got.version == expected.version
+    assert list(got.tensors) == list(expected.tensors)
+    for name, tensor in expected.tensors.items():
+        assert got.tensors[name].dtype == tensor.dtype and torch.equal(got.tensors[name], tensor)
+
+
+def size_of(state: Snapshot) -> int:
+    return PinnedState(state).layout.nbytes
+
+
+@pytest.mark.parametrize("donors", [1, 3, 6])
+def test_a_whole_state_arrives(donors: int) -> None:
+    async def main() -> None:
+        async with Swarm(donors, bandwidth=200_000) as swarm:
+            got = await swarm.download(version=b"v1")
+            check(got, swarm.states[0])
+            assert len(got.donors) == min(donors, 4)
+            assert got.bytes == size_of(swarm.states[0])
+
+    virtual_time.run(main())
+
+
+def test_several_donors_are_faster_than_one() -> None:
+    async def seconds(donors: int) -> float:
+        async with Swarm(donors) as swarm:
+            for peer in swarm.ids:
+                swarm.network.set_bandwidth(peer, 20_000)
+            await swarm.download()
+            return asyncio.get_running_loop().time()
+
+    alone, together = (virtual_time.run(seconds(donors)) for donors in (1, 4))
+    assert together < alone / 2.5
+
+
+@pytest.mark.parametrize("donors", [2, 3])
+def test_a_donor_killed_half_way_costs_less_than_a_twentieth(donors: int) -> None:
+    async def main() -> None:
+        async with Swarm(donors, bandwidth=500_000) as swarm:
+            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=500_000))] * donors
+            total = size_of(swarm.states[0])
+            downloading = asyncio.create_task(swarm.download())
+            newcomer = swarm.endpoints[-1]
+            await asyncio.sleep(0.5 * total / 500_000 + 0.2)
+            assert 0.3 * total < newcomer.statistics().traffic.received < 0.7 * total
+            swarm.network.kill(swarm.ids[0])
+            check(await downloading, swarm.states[0])
+            assert newcomer.statistics().traffic.received < 1.05 * total
+
+    virtual_time.run(main())
+
+
+def test_a_frozen_donor_is_replaced() -> None:
+    async def main() -> None:
+        async with Swarm(2, bandwidth=50_000) as swarm:
+            downloading = asyncio.create_task(swarm.download())
+            await asyncio.sleep(0.6)
+            swarm.network.freeze(swarm.ids[0])
+            check(await downloading, swarm.states[0])
+            assert asyncio.get_running_loop().time() < 15
+            swarm.network.thaw(swarm.ids[0])
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("donors", [1, 3])
+def test_a_lying_donor_is_found_out(donors: int) -> None:
+    async def main() -> None:
+        async with Swarm(donors, bandwidth=200_000) as swarm:
+            honest = PinnedState.chunk
+
+            def lie(self: PinnedState, chunk: int) -> list[memoryview]:
+                pieces = honest(self, chunk)
+                lies = self.snapshot is swarm.states[0] and chunk >= 5
+                return [memoryview(bytes(len(piece))) for piece in pieces] if lies else pieces
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(PinnedState, "chunk", lie)
+                patch.setattr(PinnedState, "_hash", lambda self, chunk: _hash_of(honest(self, chunk)))
+                if donors > 1:
+                    check(await swarm.download(), swarm.states[1])
+                else:
+                    with pytest.raises(StateDownloadError, match="does not have the hash") as caught:
+                        await swarm.download()
+                    assert list(caught.value.attempts) == [swarm.ids[0].text]
+            refused = [event for event in swarm.events if isinstance(event, PeerRefused)]
+            assert [event.peer for event in refused] == [swarm.ids[0].text] and refused[0].what == "state"
+
+    virtual_time.run(main())
+
+
+def _hash_of(pieces: list[memoryview]) -> bytes:
+    digest = snapshot_module.hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+def test_unlike_donors_are_not_mixed() -> None:
+    async def main() -> None:
+        async with Swarm(3, bandwidth=100_000) as swarm:
+            other = make_state()
+            other["weight"][17, 3] += 1e-6
+            swarm.states[1] = Snapshot(b"v1", {"epoch": 3}, other)
+            got = await swarm.download()
+            check(got, swarm.states[1 if swarm.ids[1] in got.donors else 0])
+            assert set(got.donors) in ({swarm.ids[0], swarm.ids[2]}, {swarm.ids[1]})
+
+    virtual_time.run(main())
+
+
+def test_when_all_equal_donors_die_another_state_is_taken_from_the_start() -> None:
+    async def main() -> None:
+        async with Swarm(2, bandwidth=50_000) as swarm:
+            swarm.states[1] = Snapshot(b"v1", {"epoch": 3}, make_state(seed=1))
+            swarm.network.set_bandwidth(swarm.ids[1], 5_000)  # its manifest comes second
+            downloading = asyncio.create_task(swarm.download())
+            await asyncio.sleep(1.2)
+            swarm.network.kill(swarm.ids[0])
+            got = await downloading
+            check(got, swarm.states[1])
+            assert got.donors == (swarm.ids[1],)
+
+    virtual_time.run(main())
+
+
+def test_only_the_wanted_version() -> None:
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            swarm.states[0] = Snapshot(b"v0", None, make_state(seed=5))
+            got = await swarm.download(version=b"v1")
+            check(got, swarm.states[1])
+            assert swarm.ids[0] not in got.donors
+            with pytest.raises(StateDownloadError) as caught:
+                await swarm.download(version=b"v9")
+            assert set(caught.value.attempts) == {peer.text for peer in swarm.ids}
+            assert "does not have that state" in str(caught.value)
+
+    virtual_time.run(main())
+
+
+def test_many_newcomers_wait_for_their_turn_and_share_snapshots() -> None:
+    async def main() -> None:
+        async with Swarm(2, 8, bandwidth=500_000, max_downloads=2) as swarm:
+            everyone = await asyncio.gather(*(swarm.download(newcomer) for newcomer in range(8)))
+            for got in everyone:
+                check(got, swarm.states[0])
+            assert max(swarm.provided) <= 3  # the snapshot is let go only some time after its last use
+
+    virtual_time.run(main())
+
+
+def test_busy_donors_are_asked_until_time_is_up() -> None:
+    async def main() -> None:
+        async with Swarm(1, max_downloads=0) as swarm:
+            with pytest.raises(StateDownloadError, match=r"within 7 s.*others are downloading"):
+                await swarm.download(timeout=7)
+            assert asyncio.get_running_loop().time() == pytest.approx(7, abs=0.1)
+
+    virtual_time.run(main())
+
+
+def test_nobody_to_ask_and_nobody_there() -> None:
+    async def main() -> None:
+        async with Swarm(1) as swarm:
+            with pytest.raises(StateDownloadError, match="nobody to ask"):
+                await swarm.download(donors=[])
+            stranger = Identity.from_seed(99).peer_id
+            with pytest.raises(StateDownloadError) as caught:
+                await swarm.download(donors=[stranger])
+            assert list(caught.value.attempts) == [stranger.text]
+            check(await swarm.download(donors=[stranger, *swarm.ids]), swarm.states[0])
+
+    virtual_time.run(main())
+
+
+def test_an_outline_is_checked_before_anything_is_allocated() -> None:
+    async def main() -> None:
+        async with Swarm(1) as swarm:
+            seen: list[StateOutline] = []
+
+            def refuse(outline: StateOutline) -> None:
+                seen.append(outline)
+                raise ValueError("weight has another shape here")
+
+            with pytest.raises(StateDownloadError, match="another shape here"):
+                await swarm.download(check=refuse)
+            assert seen[0].metadata == {"epoch": 3}
+            assert seen[0].descriptors["weight"].shape == (300, 100)
+            with pytest.raises(StateDownloadError, match="at most 1000 are accepted"):
+                await swarm.download(max_bytes=1000)
+
+    virtual_time.run(main())
+
+
+def test_donations_are_reported_and_the_snapshot_is_let_go() -> None:
+    async def main() -> None:
+        donated: list[tuple[PeerID, bytes, int]] = []
+        async with Swarm(1, donated=lambda peer, state, size: donated.append((peer, state.version, size))) as swarm:
+            await swarm.download()
+            await asyncio.sleep(1)
+            ((peer, version, size),) = donated
+            assert peer == swarm.endpoints[1].peer_id and version == b"v1" and size >= size_of(swarm.states[0])
+            await swarm.download()
+            assert swarm.provided == [1]
+            await asyncio.sleep(10)
+            await swarm.download()
+            assert swarm.provided == [2]
+
+    virtual_time.run(main())
+
+
+names = st.text(min_size=1, max_size=5)
+tensors = st.builds(
+    lambda shape, dtype: torch.ones(shape).to(dtype),
+    st.lists(st.integers(0, 40), max_size=3),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]),
+)
+
+
+@given(st.dictionaries(names, tensors, max_size=6))
+def test_chunks_put_together_are_the_state(state: dict[str, torch.Tensor]) -> None:
+    pinned = PinnedState(Snapshot(b"", [1, None], state))
+    manifest, layout, outline = read_manifest(pinned.manifest, 1 << 30)
+    chunks = [bytearray(b"".join(pinned.chunk(chunk))) for chunk in range(layout.chunks)]
+    assert all(chunk_is_intact(manifest, index, memoryview(chunk)) for index, chunk in enumerate(chunks))
+    memory = torch.frombuffer(bytearray(b"".join(chunks)) or bytearray(1), dtype=torch.uint8)[: layout.nbytes]
+    restored = layout.tensors(memory)
+    assert list(restored) == list(state) and outline.metadata == [1, None]
+    assert all(torch.equal(restored[name], tensor) for name, tensor in state.items())
+
+
+HOSTILE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
+    (lambda m: m["tensors"].append(["huge", "float32", [1 << 47]]), "accepted"),
+    (lambda m: m["tensors"].append(["odd", "float32", [-4]]), "impossible shape"),
+    (lambda m: m["tensors"].append(["odd", "complex64", [4]]), "unknown dtype"),
+    (lambda m: m["tensors"].append(["a", "float32", [0]]), "names a tensor twice"),
+    (lambda m: m.update(chunk_size=0), "unreadable"),
+    (lambda m: m.update(chunk_size=1 << 40), "unreadable"),
+    (lambda m: m.update(chunk_size=1), "bytes of hashes"),
+    (lambda m: m.update(hashes=b""), "bytes of hashes"),
+    (lambda m: m.update(metadata=b"\xc1"), "unreadable"),
+    (lambda m: m.pop("version"), "unreadable"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "words"), HOSTILE)
+def test_hostile_manifests(spoil: Callable[[dict[str, Any]], None], words: str) -> None:
+    import msgspec
+
+    pinned = PinnedState(Snapshot(b"", None, {"a": torch.zeros(4)}))
+    manifest = msgspec.msgpack.decode(pinned.manifest)
+    spoil(manifest)
+    with pytest.raises(ValueError, match=words):
+        read_manifest(msgspec.msgpack.encode(manifest), 1 << 30)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_no_manifest(data: bytes) -> None:
+    with pytest.raises(ValueError, match="manifest"):
+        read_manifest(data, 1 << 30)
+
+
+def test_a_state_that_cannot_travel() -> None:
+    with pytest.raises(TypeError, match="complex"):
+        PinnedState(Snapshot(b"", None, {"a": torch.zeros(2, dtype=torch.complex64)}))
+    with pytest.raises(ValueError, match="metadata"):
+        PinnedState(Snapshot(b"", "x" * (5 << 20), {}))
+    assert math.isfinite(PinnedState(Snapshot(b"", None, {})).layout.nbytes)
