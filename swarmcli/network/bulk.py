@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, Protocol
 
 from swarmcli.errors import ConnectError, ConnectionLost, PeerUnreachable, ProtocolViolation
@@ -177,19 +178,16 @@ class BulkPool:
         askable = bool(self._host.info.addresses)
         if not addresses and not askable:
             raise PeerUnreachable(f"neither this peer nor {peer.short} can be dialed")
-        if not addresses or (askable and not control.connection.dialed):
-            first, second = self._ask(control, bulk), self._dial(peer, addresses) if addresses else None
-        else:
-            first, second = self._dial(peer, addresses), self._ask(control, bulk) if askable else None
-        try:
-            return await first
-        except PeerUnreachable:
-            if second is None:
-                raise
-            return await second
-        finally:
-            if second is not None:
-                second.close()
+        ways = [partial(self._dial, peer, addresses)] if addresses else []
+        if askable:
+            ways.insert(len(ways) if control.connection.dialed else 0, partial(self._ask, control, bulk))
+        problems = []
+        for way in ways:
+            try:
+                return await way()
+            except PeerUnreachable as problem:
+                problems.append(problem)
+        raise PeerUnreachable("; ".join(map(str, problems))) from problems[0]
 
     async def _dial(self, peer: PeerID, addresses: tuple[str, ...]) -> BulkChannel:
         try:

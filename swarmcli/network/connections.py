@@ -94,7 +94,7 @@ class Connections:
             link.opening = asyncio.get_running_loop().create_future()
             self._host.spawn(self._open(link, self._book.addresses_of(peer)))
         opened = await asyncio.shield(link.opening)
-        return link.current or opened  # a better one may have come while this task was woken
+        return link.current or opened  # a better one may have come meanwhile
 
     async def connect(self, address: str, timeout: float) -> PeerID:
         """Dials an address of somebody who may be unknown. Raises ConnectError, AddressError."""

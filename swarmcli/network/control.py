@@ -115,7 +115,7 @@ class ControlChannel:
         await self._calls.slot()
         if self.error is not None or self.retiring:
             self._calls.give_back()  # for the next in line, who will find the same
-            raise fresh(self.error) if self.error is not None else ChannelRetired
+            raise ChannelRetired if self.retiring or self.error is None else fresh(self.error)
         number, call = self._calls.begin(method, response_type, self._host.clock.raw())
         self.used_at = call.sent_at
         try:

@@ -77,6 +77,32 @@ def test_long_calls_outlive_the_connection_that_lost_the_choice() -> None:
     run(main())
 
 
+def test_calls_that_waited_for_their_turn_move_to_the_better_connection() -> None:
+    async def main() -> None:
+        async with endpoints(MemoryNetwork(), 2, limits=Limits(max_calls_per_peer=2)) as peers:
+            smaller, larger = sorted(peers, key=lambda peer: peer.peer_id)
+
+            async def slow(peer: PeerID, request: Number) -> Number:
+                await asyncio.sleep(60)
+                return request
+
+            smaller.serve("slow", Number, slow)
+            calls = [
+                asyncio.create_task(larger.call(smaller.peer_id, "slow", Number(n), Number, timeout=600))
+                for n in range(6)
+            ]
+            await asyncio.sleep(1)
+            await smaller.connect(larger.info.addresses[0], timeout=5)  # not naming the peer, so it dials anew
+            await asyncio.sleep(1)
+            assert len(larger._connections.channels()) == 2
+            await asyncio.sleep(61)
+            assert len(larger._connections.channels()) == 1 and larger.statistics().calls_waiting == 2
+            assert await asyncio.gather(*calls) == [Number(n) for n in range(6)]
+            assert not smaller.statistics().violations
+
+    run(main())
+
+
 def test_nobody_is_told_that_a_peer_came_or_went_when_connections_are_exchanged() -> None:
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 2) as [a, b]:
