@@ -172,7 +172,8 @@ def _read_segment(file: Path, start: int) -> str:
     if b"\0" in data:
         logger.warning("%s is passed over: it holds zero bytes, so it is no text", file)
         return ""
+    ends_here = len(data) < SEGMENT_BYTES
     if start:
         data = data.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character that the segment before began
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return decoder.decode(data, final=len(data) < SEGMENT_BYTES)
+    return decoder.decode(data, final=ends_here)
