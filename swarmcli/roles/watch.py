@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from coordinator_web.source import LivePeer, LiveStatus, State
-from swarmcli.events import Event, PeerSeen
+from swarmcli.events import EpochAdvanced, Event, PeerSeen
 from swarmcli.journal import ReportRecord
 from swarmcli.network.identity import PeerID
 
@@ -28,7 +28,6 @@ class RunWatch:
         self.join_line = join_line
         self._optimizer: Optimizer | None = None
         self._unsubscribe: Callable[[], None] | None = None
-        self._samples_before: dict[PeerID, int] = {}  # by each peer, at the report before its last
         self.state: State | None = None  # what the role says that it does; None: told from the optimizer
 
     def follow(self, optimizer: Optimizer) -> None:
@@ -42,23 +41,27 @@ class RunWatch:
     # the journal's history
 
     def _note(self, event: Event) -> None:
-        if not isinstance(event, PeerSeen) or event.left or self._optimizer is None:
+        optimizer = self._optimizer
+        if optimizer is None:
             return
-        peer = PeerID.parse(event.peer)
-        report = self._optimizer.peers().get(peer)
-        if report is not None and report.role == "trainer":
-            self._record(peer, report)
+        if isinstance(event, EpochAdvanced):
+            self._record(self._peer.peer_id, optimizer.report(), epoch=event.epoch, loss=event.loss)
+        elif isinstance(event, PeerSeen) and not event.left:
+            peer = PeerID.parse(event.peer)
+            if report := optimizer.peers().get(peer):
+                self._record(peer, report, epoch=report.epoch, loss=report.loss)
 
-    def _record(self, peer: PeerID, report: PeerReport) -> None:
-        before = self._samples_before.get(peer, report.samples)
-        self._samples_before[peer] = report.samples
+    def _record(self, peer: PeerID, report: PeerReport, *, epoch: int, loss: float | None) -> None:
+        """This peer's own epochs come by the event, before its report of them is out."""
+        if report.role != "trainer":
+            return
         self._peer.journal.report(
             ReportRecord(
                 time=time.time(),
                 peer=peer.text,
-                epoch=report.epoch,
-                loss=report.loss,
-                samples=max(0, report.samples - before),
+                epoch=epoch,
+                loss=loss,
+                samples=report.samples,
                 samples_per_second=report.samples_per_second,
                 outcome=report.last_outcome,
                 reason=report.last_reason,
