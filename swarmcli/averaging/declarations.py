@@ -15,6 +15,7 @@ import msgspec
 from swarmcli.averaging.candidates import Candidate
 from swarmcli.dht.keys import OwnedSubkey
 from swarmcli.dht.node import DHTNode
+from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network import wire
 
 logger = logging.getLogger(__name__)
@@ -44,11 +45,20 @@ class DHTBoard:
     async def declare(self, candidate: Candidate, lifetime: float) -> None:
         expiration = self._node.endpoint.clock.now() + lifetime
         value = wire.encode(candidate)
-        if not await self._node.store(self.key, value, expiration, subkey=self._node.own_subkey()):
-            logger.debug("no replica of %s took the declaration", self.key)
+        try:
+            stored = await self._node.store(self.key, value, expiration, subkey=self._node.own_subkey())
+        except (NetworkError, DHTError) as error:
+            logger.debug("%s is out of reach: %s", self.key, error)
+        else:
+            if not stored:
+                logger.debug("no replica of %s took the declaration", self.key)
 
     async def read(self) -> Sequence[Candidate]:
-        found = await self._follower.refresh()
+        try:
+            found = await self._follower.refresh()
+        except (NetworkError, DHTError) as error:
+            logger.debug("%s is out of reach: %s", self.key, error)
+            return ()
         candidates = (_candidate(subkey, entry.value) for subkey, entry in found.items())
         return [candidate for candidate in candidates if candidate is not None]
 

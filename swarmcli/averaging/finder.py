@@ -13,11 +13,12 @@ from swarmcli.averaging.config import AveragerConfig, check_group_bits
 from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.declarations import DHTBoard
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
-from swarmcli.averaging.matchmaking import Goal, Search
+from swarmcli.averaging.matchmaking import Search
+from swarmcli.averaging.moves import Goal, Offer
 from swarmcli.averaging.partition import reducing_shares
 from swarmcli.averaging.post import Post
 from swarmcli.averaging.rendezvous import Rendezvous
-from swarmcli.averaging.seeking import Offer, Seeker
+from swarmcli.averaging.seeking import Seeker
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import DHTError, MatchmakingError, NetworkError
 from swarmcli.network.identity import PeerID

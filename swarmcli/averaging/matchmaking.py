@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from swarmcli.averaging.candidates import Candidate, Entry, Plan, Roll, make_plan, rank_of
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.gathering import Gathering
 from swarmcli.averaging.meeting import Answer, Joining, Reply
+from swarmcli.averaging.moves import Goal, Moves
 from swarmcli.network.identity import PeerID
 
 LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
@@ -31,29 +31,6 @@ MAX_INVITATIONS = 3  # to one search of one peer
 INVITATIONS_AT_ONCE = 16
 HEDGE = 1 / 6  # after this part of request_timeout without an answer the next in rank is asked as well
 TICK = 1.0  # seconds between looks at the clock when nothing happens
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What the search is for."""
-
-    opens_at: float = -math.inf  # the group does not begin before this time
-    target: float | None = None  # a standing group begins when its members' progress sums up to this
-    crew: frozenset[PeerID] = frozenset()  # who was in the last group, and is expected again for a while
-    keep_looking: bool = True  # when time is up and too few are here, look on instead of giving up
-
-
-@dataclass(slots=True)
-class Moves:
-    """What to do now; at `wake_at` at the latest the next moves are due."""
-
-    wake_at: float
-    ask: Candidate | None = None
-    invite: list[Candidate] = field(default_factory=list)
-    redirect: list[PeerID] = field(default_factory=list)  # former followers, to be sent on to the new leader
-    leave: list[PeerID] = field(default_factory=list)  # leaders that are not followed after all
-    begin: bool = False
-    give_up: str = ""
 
 
 class Search:

@@ -6,14 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from swarmcli.averaging.candidates import Candidate, differing_terms
 from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.declarations import Board
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.matchmaking import LIFETIME, Moves, Search
+from swarmcli.averaging.matchmaking import LIFETIME, Search
 from swarmcli.averaging.meeting import (
     Answer,
     Begin,
@@ -26,17 +25,16 @@ from swarmcli.averaging.meeting import (
     Pulse,
     Reply,
 )
+from swarmcli.averaging.moves import Moves, Offer
 from swarmcli.averaging.post import Post
+from swarmcli.averaging.watching import Conflicts, Watches
 from swarmcli.errors import (
     CallRefused,
-    DHTError,
-    FingerprintError,
     MatchmakingError,
     NetworkError,
     SwarmError,
     UnknownMethod,
 )
-from swarmcli.events import PeerRefused
 from swarmcli.network.identity import PeerID
 
 FIRST_PAUSE = 0.1  # seconds between the first two reads of the declarations; each pause is twice the one before …
@@ -48,18 +46,6 @@ MIN_PUSH_INTERVAL = 0.05  # seconds
 logger = logging.getLogger(__name__)
 
 Closer: TypeAlias = Callable[[Search], Group]
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What this peer brings into a group."""
-
-    terms: dict[str, str]
-    gathered: bytes
-    bandwidth: float | None
-    auxiliary: bool
-    since: float  # swarm time at which it came up
-    newcomer: bool  # it has been in no group yet
 
 
 class Seeker:
@@ -76,9 +62,9 @@ class Seeker:
         self._wake = asyncio.Event()
         self._progress_due = asyncio.Event()
         self._read_due = asyncio.Event()
-        self._watches: dict[PeerID, asyncio.Future[str]] = {}
+        self._watches = Watches(post.endpoint, self._on_lost)
         self._beating: set[PeerID] = set()
-        self._conflicts: dict[PeerID, tuple[tuple[str, ...], float]] = {}
+        self._conflicts = Conflicts(post.endpoint.events)
         self._group_size = 1  # as the leader last said
         self._scheduled: float | None = None
         self._running: dict[asyncio.Task[None], None] = {}
@@ -90,6 +76,8 @@ class Seeker:
         Raises MatchmakingError, FingerprintError, and the SwarmError that `close` raises. However it ends, the
         leader and the followers of a group that did not begin are told.
         """
+        for peer in self.search.gathering.crew:  # whoever is gone is not expected either
+            self._watches.add(peer)
         failure: SwarmError | None = None
         self._control.listen(self._control_changed)
         try:
@@ -120,7 +108,7 @@ class Seeker:
         self._post.learn(message.candidate)
         answer = self.search.on_join(message.candidate, message.joining, self._loop.time())
         if answer.verdict == "accepted":
-            self._watch(peer)
+            self._watches.add(peer)
         self._wake.set()
         return answer
 
@@ -184,11 +172,11 @@ class Seeker:
         for candidate in moves.invite:
             self._spawn(self._invite(candidate.peer_id, self.search.me))
         for peer in moves.redirect:
-            self._unwatch(peer)
+            self._watches.discard(peer)
             if self.search.leader is not None:
                 self._spawn(self._invite(peer, self.search.leader))
         for peer in moves.leave:
-            self._unwatch(peer)
+            self._watches.discard(peer)
             self._post.tell_leaving(peer, Leave(self.search.me.search))
 
     def _begin(self, close: Closer) -> Group:
@@ -199,8 +187,7 @@ class Seeker:
 
     def _part(self) -> None:
         """Lets go of everyone; those who still count on this peer for a group are told."""
-        for peer in list(self._watches):
-            self._unwatch(peer)
+        self._watches.clear()
         leads = self.group is not None and self.group.leader == self.search.me.peer_id
         forsaken = [] if leads else list(self.search.gathering.followers)
         if self.group is None and self.search.leader is not None:
@@ -249,7 +236,7 @@ class Seeker:
             return
         search.on_answer(peer, answer, self._loop.time())
         if search.leader is not None and search.leader.peer_id == peer:
-            self._watch(peer)
+            self._watches.add(peer)
             self._progress_due.set()
         self._wake.set()
 
@@ -276,10 +263,10 @@ class Seeker:
         declared_until, pause = started, FIRST_PAUSE
         while True:
             if self._loop.time() > declared_until - LIFETIME / 2:
-                await self._use_board(self._board.declare(self.search.me, LIFETIME))
+                await self._board.declare(self.search.me, LIFETIME)
                 declared_until = self._loop.time() + LIFETIME
             if self.search.leader is None:
-                for candidate in await self._use_board(self._board.read()) or ():
+                for candidate in await self._board.read():
                     self.search.learn(candidate, self._loop.time())
                 self.search.on_read(self._loop.time(), self._loop.time() - started)
                 self._wake.set()
@@ -288,13 +275,6 @@ class Seeker:
                     await self._read_due.wait()
             pause = FIRST_PAUSE if self._read_due.is_set() else min(2 * pause, LAST_PAUSE)
             self._read_due.clear()
-
-    async def _use_board(self, action: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return await action
-        except (NetworkError, DHTError) as error:
-            logger.debug("the declarations are out of reach: %s", error)
-            return None
 
     async def _keep_followers(self) -> None:
         """Heartbeats to every follower, so that it knows that somebody leads it, and this peer that it is there."""
@@ -344,42 +324,18 @@ class Seeker:
 
     # Who is lost, and who differs
 
-    def _watch(self, peer: PeerID) -> None:
-        if peer not in self._watches:
-            lost = self._watches[peer] = self._post.endpoint.lost(peer)
-            lost.add_done_callback(lambda ended: self._on_lost(peer, ended))
-
-    def watch_crew(self) -> None:
-        """Whoever of the last group is not connected any more is not expected either."""
-        for peer in self.search.gathering.crew:
-            self._watch(peer)
-
-    def _unwatch(self, peer: PeerID) -> None:
-        lost = self._watches.pop(peer, None)
-        if lost is not None:
-            lost.cancel()
-
-    def _on_lost(self, peer: PeerID, lost: asyncio.Future[str]) -> None:
-        if not lost.cancelled():
-            self._watches.pop(peer, None)
-            self.search.on_lost(peer, self._loop.time())
-            self._wake.set()
+    def _on_lost(self, peer: PeerID) -> None:
+        self.search.on_lost(peer, self._loop.time())
+        self._wake.set()
 
     def _note_conflict(self, peer: PeerID, keys: tuple[str, ...], since: float) -> None:
-        """This peer and another have other terms: both say so, and neither counts on the other."""
-        if peer not in self._conflicts:
-            reason = f"its recipe differs from ours in: {', '.join(keys)}"
-            self._post.endpoint.events.emit(PeerRefused(peer.text, reason, what="group"))
-        self._conflicts[peer] = (keys, since)
+        self._conflicts.note(peer, keys, since)
         self.search.on_refused(peer)
         self._wake.set()
 
     def _check_terms(self) -> None:
         """Raises FingerprintError if everyone here has other terms, and somebody was here before this peer."""
         search = self.search
-        elders = {peer: keys for peer, (keys, since) in self._conflicts.items() if since < self.offer.since}
-        alone = search.leader is None and not search.gathering.followers and not search.roll.present(self._loop.time())
-        if self.offer.newcomer and alone and elders:
-            keys = sorted({key for differing in elders.values() for key in differing})
-            names = ", ".join(peer.short for peer in elders)
-            raise FingerprintError(f"refused by {names}: the recipe differs in {', '.join(keys)}", keys)
+        alone = search.leader is None and not search.gathering.followers
+        if self.offer.newcomer and alone and self._conflicts.cover(search.roll.present(self._loop.time())):
+            self._conflicts.check(self.offer.since)

@@ -163,7 +163,7 @@ def test_timeout_bounds_the_search() -> None:
     async def main() -> None:
         async with Averagers(9) as swarm:
             (peer,) = await swarm.add(1)
-            with pytest.raises(MatchmakingError, match="within 2.5 s"):
+            with pytest.raises(MatchmakingError, match="within 2"):
                 await peer.begin(timeout=2.5)
             assert asyncio.get_running_loop().time() < 3.0
 

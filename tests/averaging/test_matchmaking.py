@@ -8,8 +8,8 @@ import pytest
 
 from swarmcli.averaging.candidates import Candidate, rank_of
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.matchmaking import Goal
 from swarmcli.averaging.meeting import Answer, Joining, Reply
+from swarmcli.averaging.moves import Goal
 from swarmcli.network.identity import PeerID
 from tests.averaging.table import Seat, Table, peer_id
 

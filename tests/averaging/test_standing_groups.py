@@ -1,0 +1,239 @@
+"""Groups that form while their members work, and begin when the sum of their progress is enough."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmcli.averaging.control import AveragingStage, StepControl
+from swarmcli.errors import FingerprintError, MatchmakingError
+from swarmcli.network import virtual_time
+from tests.averaging.averagers import Averagers, Peer, all_results, assert_all_equal, assert_one_group
+
+
+def run(main, seed: int = 0) -> None:
+    virtual_time.run(main, seed=seed, timeout=3600)
+
+
+def stand(peers: list[Peer], target: float = 100.0, **request: object) -> list[StepControl]:
+    return [peer.begin(target=target, allow_retries=False, **request) for peer in peers]
+
+
+async def begun(controls: list[StepControl], within: float = 10.0) -> float:
+    """When the round of all of them has begun."""
+    async with asyncio.timeout(within):
+        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_begins_as_soon_as_the_sum_is_enough(seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(4)
+            controls = stand(peers, require_trigger=True)
+            for step in range(1, 25):
+                await asyncio.sleep(1.0)
+                for control in controls:
+                    control.report(float(step))
+            assert not any(control.begun.done() for control in controls)
+            await asyncio.sleep(1.0)
+            enough = asyncio.get_running_loop().time()
+            for control in controls:
+                control.report(25.0)
+            assert await begun(controls) - enough < 0.2
+            for control in controls:
+                assert control.stage is AveragingStage.AWAITING_TRIGGER
+                control.weight = 25.0
+                control.allow_allreduce()
+            assert_one_group(await all_results(controls), peers)
+            assert_all_equal(peers, 1.5)
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_newcomers_join_whatever_their_rank(seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(3)
+            controls = stand(peers)
+            await asyncio.sleep(30)
+            for control in controls:
+                control.report(20.0)
+            newcomer = await swarm.add_one()
+            controls += stand([newcomer])
+            await asyncio.sleep(2)
+            controls[-1].report(40.0)
+            assert_one_group(await all_results(controls), swarm.peers)
+            assert newcomer.rounds[0].members == peers[0].rounds[0].members
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_the_leader_is_lost_while_the_group_stands(seed: int, how: str) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(4)
+            controls = stand(peers)
+            await asyncio.sleep(5)
+            for control in controls:
+                control.report(10.0)
+            await asyncio.sleep(5)
+            dead = next(peer for peer in peers if sum(_follows(other, peer) for other in peers) == 3)
+            swarm.kill(dead) if how == "kill" else swarm.network.freeze(dead.peer_id)
+            left = [control for control, peer in zip(controls, peers, strict=True) if peer is not dead]
+            await asyncio.sleep(0.5 if how == "kill" else 5.0)
+            began = asyncio.get_running_loop().time()
+            for control in left:
+                control.report(40.0)
+            await begun(left)
+            assert asyncio.get_running_loop().time() - began < 1.5
+            assert_one_group(await all_results(left), [peer for peer in peers if peer is not dead])
+            controls[peers.index(dead)].cancel()
+            swarm.network.thaw(dead.peer_id)
+
+    run(main(), seed)
+
+
+def test_what_a_dead_member_did_does_not_count() -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers = await swarm.add(3)
+            controls = stand(peers)
+            await asyncio.sleep(5)
+            controls[0].report(60.0)
+            controls[1].report(30.0)
+            await asyncio.sleep(1)
+            swarm.kill(peers[0])
+            await asyncio.sleep(1)
+            controls[2].report(30.0)
+            await asyncio.sleep(20)
+            assert not controls[1].begun.done()
+            controls[2].report(70.0)
+            assert_one_group(await all_results(controls[1:]), peers[1:])
+
+    run(main(), 1)
+
+
+def test_alone_it_says_so_as_soon_as_it_has_done_enough() -> None:
+    async def main() -> None:
+        async with Averagers(2) as swarm:
+            (peer,) = await swarm.add(1)
+            (control,) = stand([peer])
+            await asyncio.sleep(20)
+            control.report(100.0)
+            told = asyncio.get_running_loop().time()
+            with pytest.raises(MatchmakingError, match="only 1"):
+                await control
+            assert asyncio.get_running_loop().time() - told < 0.1
+            assert peer.rounds == []
+
+    run(main(), 2)
+
+
+def test_one_that_lags_behind_is_waited_for_only_briefly() -> None:
+    async def main() -> None:
+        async with Averagers(3) as swarm:
+            peers = await swarm.add(3)
+            await all_results(stand_and_finish(peers))
+            laggard = peers[2]  # it is connected and was in the last round, but looks for no group now
+            controls = stand(peers[:2])
+            await asyncio.sleep(10)
+            told = asyncio.get_running_loop().time()
+            for control in controls:
+                control.report(60.0)
+            assert 0.9 < await begun(controls) - told < 1.5
+            assert_one_group(await all_results(controls), peers[:2])
+            assert len(laggard.rounds) == 1
+
+    run(main(), 3)
+
+
+def stand_and_finish(peers: list[Peer]) -> list[StepControl]:
+    controls = stand(peers)
+    for control in controls:
+        control.report(100.0)
+    return controls
+
+
+def test_at_rest_it_costs_a_few_messages_per_second() -> None:
+    async def main() -> None:
+        async with Averagers(4) as swarm:
+            peers = await swarm.add(4)
+            controls = stand(peers)
+            await asyncio.sleep(30)
+            before = [peer.endpoint.statistics().calls_made for peer in peers]
+            await asyncio.sleep(60)
+            after = [peer.endpoint.statistics().calls_made for peer in peers]
+            # Heartbeats of the leader to three followers, its looks at the declarations, and the DHT's own upkeep.
+            assert sum(after) - sum(before) < 60 * 5
+            for control in controls:
+                control.cancel()
+
+    run(main(), 4)
+
+
+def test_progress_is_pushed_at_most_so_often() -> None:
+    async def main() -> None:
+        async with Averagers(5) as swarm:
+            peers = await swarm.add(2)
+            controls = stand(peers, target=1e9)
+            await asyncio.sleep(5)
+            before = [peer.endpoint.statistics().calls_made for peer in peers]
+            for step in range(1000):
+                for control in controls:
+                    control.report(float(step))
+                await asyncio.sleep(0.01)
+            pushed = [peer.endpoint.statistics().calls_made - b for peer, b in zip(peers, before, strict=True)]
+            assert max(pushed) < 10 / 0.05 + 30
+            for control in controls:
+                control.cancel()
+
+    run(main(), 5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_other_terms_are_refused_at_both_ends_and_the_newcomer_is_told(seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(2)
+            controls = stand(peers, terms={"learning_rate": "a", "seed": "b"})
+            await asyncio.sleep(5)
+            stranger = await swarm.add_one()
+            await asyncio.sleep(1)
+            (refused,) = stand([stranger], terms={"learning_rate": "x", "seed": "b", "extra": "c"})
+            with pytest.raises(FingerprintError, match="learning_rate") as caught:
+                await refused
+            assert caught.value.keys == ("extra", "learning_rate")
+            assert "extra, learning_rate" in stranger.refusals[0].reason
+            await asyncio.sleep(1)
+            assert any(event.peer == stranger.peer_id.text for peer in peers for event in peer.refusals)
+            for control in controls:
+                control.report(60.0)
+            assert_one_group(await all_results(controls), peers)
+
+    run(main(), seed)
+
+
+def test_unlike_tags_do_not_meet() -> None:
+    async def main() -> None:
+        async with Averagers(6) as swarm:
+            peers = await swarm.add(4)
+            controls = stand(peers[:2], tag=b"one") + stand(peers[2:], tag=b"two")
+            await asyncio.sleep(5)
+            for control in controls:
+                control.report(50.0)
+            results = await all_results(controls)
+            assert_one_group(results[:2], peers[:2])
+            assert_one_group(results[2:], peers[2:])
+
+    run(main(), 6)
+
+
+def _follows(follower: Peer, leader: Peer) -> bool:
+    seeker = follower.core._finder._rendezvous.seeker
+    return seeker is not None and seeker.search.leader is not None and seeker.search.leader.peer_id == leader.peer_id
