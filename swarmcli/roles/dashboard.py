@@ -19,7 +19,7 @@ def dashboard(peer: RunPeer, watch: RunWatch, host: str, port: int) -> Iterator[
     from coordinator_web.app import create_app
     from coordinator_web.server import DashboardServer
 
-    server = DashboardServer(create_app(JournalSource(peer.journal, watch.status)), host=host, port=port)
+    server = DashboardServer(create_app(JournalSource(peer.journal, watch.status), hosts=[host]), host=host, port=port)
     url = server.start_in_thread()
     try:
         yield url
