@@ -104,7 +104,7 @@ class OptimizerCore:
         await self._group.close()
         await self._tasks.close()
         await self._averager.shutdown()
-        await self._exchange.close()
+        self._exchange.close()
         await self.tracker.shutdown()
         await self.presence.shutdown()
 

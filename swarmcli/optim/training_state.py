@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from swarmcli.optim.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_
 from swarmcli.optim.plain_values import fit, to_plain
 
 MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
+_STATISTIC = "statistic/"
 Parameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 OptimizerFactory = Callable[[Parameters], torch.optim.Optimizer]
 
@@ -22,6 +24,15 @@ class Scheduler(Protocol):
     def step(self) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Shaped(Protocol):
+    """A tensor, or the description of one."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> Sequence[int]: ...
 
 
 SchedulerFactory = Callable[[torch.optim.Optimizer], Scheduler]
@@ -103,10 +114,8 @@ class TrainingState:
         """Takes over a state that another peer captured, wholly or (ValueError: it does not fit) not at all."""
         metadata = captured.metadata
         standing = read_standing(metadata)
-        statistics = self._check_tensors(captured.tensors)
-        for place, value in _mapping(metadata, "numbers").items():
-            index, name = _place(place)
-            _statistics_of(statistics, index, len(self.parameters))[name] = fit(None, value, place)
+        self.check_tensors(captured.tensors)
+        statistics = self._gather_statistics(captured)
         optimizer_state = self.optimizer.state_dict()
         groups = optimizer_state["param_groups"]
         fitted = fit([_settings(group) for group in groups], metadata.get("groups"), "groups")
@@ -156,24 +165,37 @@ class TrainingState:
         own = {f"parameter/{index}": parameter for index, parameter in enumerate(self.parameters)}
         return own | {f"extra/{index}": tensor for index, tensor in enumerate(self.extra_tensors)}
 
-    def _check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, Any]]:
-        """Returns the statistics by parameter once every tensor has proved to fit."""
+    def check_tensors(self, tensors: Mapping[str, Shaped]) -> None:
+        """Raises ValueError unless tensors of these names, types and shapes could be restored here."""
         own = self._own_tensors()
         statistics: dict[int, dict[str, Any]] = {}
         for name, tensor in tensors.items():
             kind, _, place = name.partition("/")
-            if kind != "statistic":
-                if name not in own or (own[name].shape, own[name].dtype) != (tensor.shape, tensor.dtype):
-                    raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not what this model has there")
-                continue
-            index, statistic = _place(place)
-            of_parameter = _statistics_of(statistics, index, len(self.parameters))
-            if tensor.numel() > max(1, self.parameters[index].numel()):
-                raise ValueError(f"{name}: larger than its parameter")
-            of_parameter[statistic] = tensor.clone()
+            if kind == "statistic":
+                index, statistic = _place(place)
+                _statistics_of(statistics, index, len(self.parameters))[statistic] = name
+                if math.prod(tensor.shape) > max(1, self.parameters[index].numel()):
+                    raise ValueError(f"{name}: larger than its parameter")
+            elif name not in own or (own[name].dtype, *own[name].shape) != (tensor.dtype, *tensor.shape):
+                raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not what this model has there")
         missing = own.keys() - tensors.keys()
         if missing:
             raise ValueError(f"{min(missing)} is missing")
+
+    def _gather_statistics(self, captured: CapturedState) -> dict[int, dict[str, Any]]:
+        """By parameter, as the optimizer keeps them; tensors of its own."""
+        statistics: dict[int, dict[str, Any]] = {}
+        values = {
+            name.removeprefix(_STATISTIC): tensor.clone()
+            for name, tensor in captured.tensors.items()
+            if name.startswith(_STATISTIC)
+        }
+        numbers = {
+            place: fit(None, value, str(place)) for place, value in _mapping(captured.metadata, "numbers").items()
+        }
+        for place, value in (values | numbers).items():
+            index, name = _place(place)
+            _statistics_of(statistics, index, len(self.parameters))[name] = value
         return statistics
 
     def _fit_schedule(self, received: Any) -> dict[str, Any]:
