@@ -18,6 +18,8 @@ from swarmcli.recipe.annotations import children, is_section, is_text
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 20_000  # aliases count each time, so that a page of them cannot fill the memory
+MAX_DEPTH = 32
+MAX_DIGITS = 400  # a longer word is no number that anybody meant, and Python refuses to read it
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
@@ -38,7 +40,7 @@ class Word:
     def resolve(self) -> str | int | float | bool | None:
         """What the word means where nothing is known about the place."""
         text = self.text
-        if self.quoted:
+        if self.quoted or len(text) > MAX_DIGITS:
             return text
         if text in _NULLS:
             return None
@@ -90,7 +92,7 @@ def parse_document(text: str, name: str) -> Entry:
     except yaml.YAMLError as error:
         raise RecipeError(_syntax_problem(error, name)) from error
     except RecursionError:
-        raise RecipeError(f"{name}:1: values are nested too deeply; a recipe needs no more than a few levels") from None
+        raise RecipeError(f"{name}:1: nested too deeply; a recipe needs no more than a few levels") from None
     if node is None:
         raise RecipeError(f"{name}:1: the recipe is empty; recipes/stdlib-lm.yaml is one to start from")
     root = _Builder(name).build(node)
@@ -149,6 +151,8 @@ class _Builder:
             raise RecipeError(f"{self.origin(node)}: more than {MAX_NODES} values; a recipe is a page")
         if id(node) in self.open:
             raise RecipeError(f"{self.origin(node)}: this value contains itself; write it out without the alias")
+        if len(self.open) >= MAX_DEPTH:
+            raise RecipeError(f"{self.origin(node)}: nested too deeply; a recipe needs no more than a few levels")
         self.open.add(id(node))
         entry = Entry(self._value(node), self.origin(node))
         self.open.remove(id(node))

@@ -50,6 +50,7 @@ def problem(text: str) -> str:
         ("-.inf", -math.inf),
         ("e5", "e5"),
         ("1e", "1e"),
+        ("9" * 5000, "9" * 5000),
     ],
 )
 def test_a_word_means_what_a_person_expects(word: str, meaning: object) -> None:
@@ -131,6 +132,7 @@ def test_a_value_inside_itself_is_refused() -> None:
         ("? [a]\n: 1\n", "a key must be a word"),
         ("a: " + "[" * 5000, "file.yaml:1:"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("a: 1\nb: " + "[" * 40 + "]" * 40, "file.yaml:2: nested too deeply"),
     ],
 )
 def test_broken_files_are_refused_with_the_line(text: str, words: str) -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe import load_recipe
+from swarmcli.recipe import load_recipe, parse_recipe
 
 from .recipes import SMALL
 
@@ -18,6 +20,35 @@ def test_a_file_is_read_and_its_paths_begin_beside_it(tmp_path: Path) -> None:
     recipe = load_recipe(file, ["seed=4"])
     assert recipe.seed == 4 and recipe.output_dir == tmp_path / "runs"
     assert recipe.origin("run_id") == f"{file}:1"
+
+
+words = st.text(alphabet="abno1e-.:[]{}#&*!'\"\n\t |>%@~,", max_size=30) | st.text(max_size=10)
+
+
+@given(
+    st.sampled_from(SMALL.splitlines()), words, st.sampled_from(["{line}{word}", "{word}{line}", "{word}", "  {word}"])
+)
+def test_whatever_is_typed_ends_in_a_recipe_or_in_an_error_that_names_the_place(
+    line: str, word: str, form: str
+) -> None:
+    text = SMALL.replace(line, form.format(line=line, word=word))
+    try:
+        parse_recipe(text, name="r.yaml")
+    except RecipeError as error:
+        assert all(part.startswith("r.yaml:") for part in str(error).splitlines() if ": " in part)
+
+
+@given(
+    st.sampled_from(
+        ["seed", "local.name", "datasets.0.type", "optimizer", "base_model.x", "network.initial_peers", "q"]
+    ),
+    words,
+)
+def test_whatever_is_set_ends_in_a_recipe_or_in_an_error_that_names_it(key: str, value: str) -> None:
+    try:
+        parse_recipe(SMALL, [f"{key}={value}"], name="r.yaml")
+    except RecipeError as error:
+        assert "--set" in str(error) or "datasets.0" in str(error)
 
 
 def test_files_that_cannot_be_recipes_are_named(tmp_path: Path) -> None:
