@@ -1,0 +1,168 @@
+"""The synchronous shell, over real TCP on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmcli.clock import get_dht_time
+from swarmcli.dht import DHT, DHTNode, ValueWithExpiration
+from swarmcli.dht.schema import SchemaValidator
+from swarmcli.errors import AddressError, BootstrapError, IdentityError, ListenError
+from swarmcli.network.address import parse_address
+
+
+@pytest.fixture
+def first() -> Iterator[DHT]:
+    with DHT(start=True, host="127.0.0.1") as dht:
+        yield dht
+
+
+def joined(first: DHT, **options: Any) -> DHT:
+    return DHT(first.get_visible_addresses(), start=True, host="127.0.0.1", **options)
+
+
+def swarm_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("swarm")]
+
+
+def test_peers_store_and_read(first: DHT) -> None:
+    with joined(first) as second, joined(first, client_mode=True) as client:
+        expiration = get_dht_time() + 60
+        assert second.store("key", [1, "two"], expiration)
+        assert first.get("key") == client.get("key", latest=True) == ValueWithExpiration([1, "two"], expiration)
+        mine = client.own_subkey()
+        assert client.store("dictionary", 5, expiration, subkey=mine)
+        assert second.get("dictionary", latest=True).value == {mine: (5, expiration)}  # type: ignore[union-attr]
+        assert client.withdraw("dictionary", mine)
+        assert second.get("dictionary", latest=True) is None
+
+
+def test_futures_may_be_waited_for_and_awaited(first: DHT) -> None:
+    stored = first.store("key", 1, get_dht_time() + 60, return_future=True)
+    assert stored.result(timeout=10) is True
+
+    async def main() -> Any:
+        return await first.get("key", return_future=True)
+
+    assert asyncio.run(main()).value == 1
+
+
+def test_addresses_are_what_others_need(first: DHT) -> None:
+    (visible,) = first.get_visible_addresses()
+    address = parse_address(visible)
+    assert (address.scheme, address.host, address.peer_id) == ("tcp", "127.0.0.1", first.peer_id)
+    assert first.get_visible_maddrs() == [visible]
+    with joined(first, client_mode=True) as client:
+        assert client.client_mode and client.get_visible_addresses() == []
+    with DHT(start=True, host="127.0.0.1", announce_addresses=["tcp://example.org:5"]) as announced:
+        assert announced.get_visible_addresses() == [f"tcp://example.org:5/{announced.peer_id.text}"]
+
+
+def test_coroutines_run_on_the_loop_with_the_node(first: DHT) -> None:
+    async def with_node(dht: DHT, node: DHTNode) -> object:
+        assert dht is first
+        return await node.store("key", 1, node.endpoint.clock.now() + 60)
+
+    async def alone() -> str:
+        return threading.current_thread().name
+
+    assert first.run_coroutine(with_node) is True
+    assert first.run_coroutine(alone()) == "swarm-loop"
+    assert first.run_coroutine(with_node, return_future=True).result(10) is True  # type: ignore[union-attr]
+    follower = first.follow("key")
+    assert first.run_coroutine(follower.refresh()) == {}
+
+
+def test_errors_of_a_call_reach_the_caller(first: DHT) -> None:
+    with pytest.raises(TypeError, match="value cannot be stored"):
+        first.store("key", object(), get_dht_time() + 60)
+
+
+def test_validators_can_be_given_and_added(first: DHT) -> None:
+    number = SchemaValidator.for_keys("number", value=int)
+    with joined(first, record_validators=[number]) as strict:
+        assert not strict.store("number", "text", get_dht_time() + 60)
+    first.add_validators([number])
+    assert not first.store("number", "text", get_dht_time() + 60)
+
+
+def test_a_key_file_gives_the_same_peer_again(tmp_path: Path) -> None:
+    path = tmp_path / "identity.pem"
+    with DHT(start=True, host="127.0.0.1", identity_path=path) as dht:
+        peer = dht.peer_id
+        with pytest.raises(IdentityError, match="in use"):
+            DHT(start=False, identity_path=path)
+    with DHT(start=True, host="127.0.0.1", identity_path=str(path)) as again:
+        assert again.peer_id == peer
+
+
+def test_a_start_that_fails_leaves_nothing(first: DHT, tmp_path: Path) -> None:
+    port = parse_address(first.get_visible_addresses()[0]).port
+    path = tmp_path / "identity.pem"
+    options: dict[str, Any] = {"start": True, "host": "127.0.0.1", "identity_path": path}
+    with pytest.raises(ListenError):
+        DHT(port=port, **options)
+    with pytest.raises(AddressError):
+        DHT(["nonsense"], **options)
+    with pytest.raises(BootstrapError, match="nothing listens there") as caught:
+        DHT(["tcp://127.0.0.1:1"], startup_timeout=0.3, **options)
+    assert list(caught.value.attempts) == ["tcp://127.0.0.1:1"]
+    with DHT(**options):
+        pass  # the key file is free again
+
+
+def test_a_start_in_the_background_shows_its_error_at_the_first_call() -> None:
+    dht = DHT(["tcp://127.0.0.1:1"], start=True, host="127.0.0.1", startup_timeout=0.3, await_ready=False)
+    try:
+        with pytest.raises(BootstrapError):
+            dht.get("key")
+        assert not dht.is_alive()
+    finally:
+        dht.shutdown()
+
+
+def test_calls_made_before_a_background_start_is_done_wait_for_it(first: DHT) -> None:
+    dht = joined(first, await_ready=False)
+    try:
+        assert dht.store("key", 1, get_dht_time() + 60)
+        assert dht.is_alive()
+    finally:
+        dht.shutdown()
+
+
+def test_shutdown_ends_everything_and_may_be_repeated() -> None:
+    dht = DHT(start=False, host="127.0.0.1")
+    assert not dht.is_alive()
+    with pytest.raises(RuntimeError, match="not running"):
+        dht.get("key")
+    dht.run_in_background()
+    assert dht.is_alive() and "running" in repr(dht)
+    with pytest.raises(RuntimeError, match="started already"):
+        dht.run_in_background()
+    dht.shutdown()
+    dht.shutdown()
+    assert not dht.is_alive() and swarm_threads() == []
+    with pytest.raises(RuntimeError, match="not running"):
+        dht.get("key")
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = dht.node
+    with pytest.raises(RuntimeError, match="shut down"):
+        dht.run_in_background()
+
+
+def test_shutdown_in_the_middle_of_a_start() -> None:
+    dht = DHT(["tcp://127.0.0.1:1"], start=True, host="127.0.0.1", await_ready=False)
+    dht.shutdown()
+    assert swarm_threads() == []
+
+
+@pytest.mark.parametrize("name", ["initial_peers", "announce_addresses"])
+def test_one_address_instead_of_a_list_is_a_type_error(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} is a sequence of addresses"):
+        DHT(start=False, **{name: "tcp://127.0.0.1:1"})  # type: ignore[arg-type]
