@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import cast
 
 from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
 from swarmcli.network.identity import PeerID
@@ -145,12 +146,11 @@ class TCPConnection(asyncio.BufferedProtocol):
     # ---- what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._socket = transport
+        self._socket = cast(asyncio.Transport, transport)  # other loops have classes of their own
         self._shared.live.add(self)
         host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
         self.remote_address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-        self._writer.attach(transport)
+        self._writer.attach(self._socket)
         if self._on_made is not None:
             self._on_made(self)
         self._guarded(self._advance_tls)
