@@ -21,7 +21,6 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import Limits
 from swarmcli.network.liveness import Liveness
 from swarmcli.network.messages import (
-    Answer,
     BulkDenied,
     BulkWanted,
     Cancel,
@@ -36,7 +35,8 @@ from swarmcli.network.messages import (
     Request,
     Retire,
 )
-from swarmcli.network.methods import FailureWords, Methods, UnaryMethod, decode_body
+from swarmcli.network.methods import FailureWords, Methods, decode_body, encode_body
+from swarmcli.network.serving import IncomingCalls
 from swarmcli.network.transport import Connection
 
 R = TypeVar("R")
@@ -80,9 +80,7 @@ class ControlChannel:
         self._loop = asyncio.get_running_loop()
         self.used_at = self._loop.time()  # of the last call in either direction
         self._calls = OutgoingCalls(host.limits.max_calls_per_peer)
-        self._serving: dict[int, asyncio.Task[None]] = {}
-        self._next_served = 0
-        self._replying = 0  # replies that the connection has not taken yet
+        self._serving = IncomingCalls(connection, host, self._replied)
         self._pings: dict[int, tuple[float, float]] = {}  # under way: raw and loop time of their sending
         self._pong_due = False
         self._liveness = Liveness(connection, host.limits)
@@ -99,19 +97,19 @@ class ControlChannel:
 
     @property
     def calls_serving(self) -> int:
-        return len(self._serving)
+        return self._serving.count
 
     @property
     def unfinished(self) -> bool:
         """Whether a call in either direction is still under way."""
-        return bool(self._calls.waiting or self._calls.abandoned or self._serving or self._replying)
+        return bool(self._calls.waiting or self._calls.abandoned or self._serving.unfinished)
 
     async def call(self, method: str, request: Any, response_type: type[R]) -> R:
         """One unary call without a deadline. Cancelling it cancels the handler at the other end.
 
         Raises ChannelRetired if the call has not begun when the channel is given up for another one.
         """
-        body = self._body(request)
+        body = encode_body(request, self._host.limits)
         await self._calls.slot()
         if self.error is not None or self.retiring:
             self._calls.give_back()  # for the next in line, who will find the same
@@ -130,11 +128,10 @@ class ControlChannel:
         if self.error is None:
             self._host.spawn(self._send_quietly(wire.encode(message)))
 
-    def reply(self, message: Failure | BulkDenied) -> None:
-        """Posts what the other end has asked for. Who asks on and does not read is soon not read either."""
+    def reply(self, message: BulkDenied) -> None:
+        """Posts what the other end has asked for, which it has to read before it may ask on without end."""
         if self.error is None:
-            self._begin_reply()
-            self._host.spawn(self._reply(message))
+            self._serving.reply(message)
 
     async def say(self, message: Any) -> None:
         """Sends a message. Raises ConnectionLost."""
@@ -176,71 +173,21 @@ class ControlChannel:
             lost = ConnectionLost(f"closed by peer: {self._goodbye}")
         self.error = lost
         self._calls.fail(lost)
-        serving, self._serving = self._serving, {}
-        for task in serving.values():
-            task.cancel()
+        self._serving.cancel_all()
         self._host.channel_lost(self, lost)
 
-    # Calls from the other end
+    # Calls
 
     def _request_received(self, request: IncomingRequest) -> None:
-        if request.id < self._next_served:
-            raise ProtocolViolation(f"call id used twice: {request.id}")
-        limit = self._host.limits.max_calls_per_peer
-        if len(self._serving) >= limit:
-            raise ProtocolViolation(f"too many unanswered calls: more than {limit}")
-        self._next_served = request.id + 1
         self.used_at = self._loop.time()
-        method = self._host.methods.unary.get(request.method)
-        if method is None:
-            self.reply(_failure(request.id, FailureWords.unknown(request.method)))
-            return
-        body = decode_body(method.request_type, request.body, request.method)
-        work = self._serve(request.id, request.method, method, body, self._host.clock.raw())
-        self._serving[request.id] = self._host.spawn(work)
-
-    async def _serve(self, number: int, name: str, method: UnaryMethod, request: Any, received: float) -> None:
-        reply: Answer | Failure
-        try:
-            body = self._body(await method.handler(self.peer_id, request))
-            reply = Answer(number, received, self._host.clock.raw(), body)
-        except asyncio.CancelledError:
-            # Not by the caller's wish, which would have taken the number out: he must not wait for an answer.
-            if self._serving.pop(number, None) is not None:
-                self.reply(Failure(number, "cancelled"))
-            raise
-        except Exception as error:
-            reply = _failure(number, FailureWords.of(error, name, self.peer_id))
-        self._serving.pop(number, None)
-        self._begin_reply()
-        await self._reply(reply)
-
-    def _begin_reply(self) -> None:
-        self._replying += 1
-        if self._replying > self._host.limits.max_calls_per_peer:
-            self.connection.pause_reading()
-
-    async def _reply(self, reply: Answer | Failure | BulkDenied) -> None:
-        try:
-            await self._send_quietly(wire.encode(reply))
-        finally:
-            self._replying -= 1
-            if self._replying == self._host.limits.max_calls_per_peer:
-                self.connection.resume_reading()
-            if self.retire_sent and self.error is None:
-                self._host.idle(self)
+        self._serving.request_received(request)
 
     def _cancel_received(self, cancel: Cancel) -> None:
-        task = self._serving.pop(cancel.id, None)
-        if task is not None:
-            task.cancel()
-        elif cancel.id >= self._next_served:
-            self._next_served = cancel.id + 1  # the request itself was never sent
-        else:
-            return  # the answer has crossed the wish to cancel
-        self.reply(Failure(cancel.id, "cancelled"))
+        self._serving.cancel_received(cancel)
 
-    # Replies to calls from here
+    def _replied(self) -> None:
+        if self.retire_sent and self.error is None:
+            self._host.idle(self)
 
     def _answer_received(self, answer: IncomingAnswer) -> None:
         call = self._calls.replied(answer.id)
@@ -323,17 +270,6 @@ class ControlChannel:
         Goodbye: _goodbye_received,
     }
 
-    def _body(self, message: Any) -> msgspec.Raw:
-        body = wire.encode(message)
-        room = self._host.limits.max_message - 256  # for the envelope
-        if len(body) > room:
-            raise ValueError(f"a message of {len(body)} bytes is too large: at most {room}; use a stream")
-        return msgspec.Raw(body)
-
     async def _send_quietly(self, data: bytes) -> None:
         with contextlib.suppress(ConnectionLost):  # `connection_lost` says it to everyone who should know
             await self.connection.send(data)
-
-
-def _failure(number: int, words: FailureWords) -> Failure:
-    return Failure(number, words.kind, words.code, words.text)

@@ -12,12 +12,15 @@ import msgspec
 from swarmcli.errors import CallError, CallRefused, ProtocolViolation, RemoteError, SwarmError, UnknownMethod
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import Limits
 from swarmcli.network.messages import MAX_METHOD, MAX_TEXT, FailureKind
 
 if TYPE_CHECKING:
     from swarmcli.network.streams import Stream
 
 logger = logging.getLogger(__name__)
+
+_ENVELOPE = 256  # bytes that a message's own header may take
 
 UnaryHandler = Callable[[PeerID, Any], Awaitable[Any]]
 StreamHandler = Callable[[PeerID, Any, "Stream"], Awaitable[None]]
@@ -100,3 +103,12 @@ def decode_body(expected: type[Any], body: msgspec.Raw, method: str) -> Any:
         return wire.decode(expected, body)
     except msgspec.DecodeError as error:
         raise ProtocolViolation(f"unreadable message: {method}: {error}") from None
+
+
+def encode_body(message: Any, limits: Limits) -> msgspec.Raw:
+    """A user's message for a control connection. Raises ValueError for one that is too large, TypeError."""
+    body = wire.encode(message)
+    room = limits.max_message - _ENVELOPE
+    if len(body) > room:
+        raise ValueError(f"a message of {len(body)} bytes is too large: at most {room}; use a stream")
+    return msgspec.Raw(body)

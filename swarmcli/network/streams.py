@@ -30,6 +30,7 @@ Into = Callable[[Any, int], memoryview]
 
 _EMPTY = memoryview(b"")
 _DIRECT = 64 * 1024  # bytes; from here on a reader with `into` is worth waiting for
+_BOOKKEEPING = 500  # bytes that a waiting message takes beyond its own
 
 
 @dataclass(slots=True)
@@ -180,7 +181,7 @@ class Stream:
         self.bytes_received += arrived.size
         reader = self._reader
         direct = arrived.placed and arrived.size >= _DIRECT
-        arrived.size += header_size
+        arrived.size += header_size + _BOOKKEEPING
         self._queue.append(arrived)
         self._queued += arrived.size
         if reader is not None and not reader.arrived.done():

@@ -221,6 +221,28 @@ def test_refusals_and_failures_of_handlers_have_names() -> None:
     run(main())
 
 
+def test_requests_that_take_too_much_memory_are_refused() -> None:
+    async def main() -> None:
+        limits = Limits(max_requests_per_peer=250_000)
+        async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
+
+            async def hold(peer: PeerID, request: bytes) -> Number:
+                await asyncio.sleep(10)
+                return Number(len(request))
+
+            b.serve("hold", bytes, hold)
+            for _ in range(2):  # what was held is free again after the first time
+                calls = [a.call(b.peer_id, "hold", bytes(100_000), Number, timeout=60) for _ in range(4)]
+                outcomes = await asyncio.gather(*calls, return_exceptions=True)
+                assert outcomes[:2] == [Number(100_000)] * 2
+                for refusal in outcomes[2:]:
+                    assert isinstance(refusal, CallRefused) and refusal.code == "busy"
+            big = a.call(b.peer_id, "hold", bytes(500_000), Number, timeout=60)
+            assert await big == Number(500_000)  # one at a time always passes
+
+    run(main())
+
+
 def test_a_method_has_one_handler() -> None:
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 1) as [a]:

@@ -124,7 +124,7 @@ def test_giving_up_otherwise_loses_nothing() -> None:
 
 def test_the_queue_stops_reading_at_its_window_and_resumes_at_half() -> None:
     async def main() -> None:
-        channel = FakeChannel(Limits(stream_window=10 * 1000))
+        channel = FakeChannel(Limits(stream_window=14_000))
         for n in range(10):
             channel.begin(n, 1000)
             channel.complete()
