@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swarmcli.cli.processes import Children
+from tests.end_to_end.swarm import Swarm
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Callable[[int], Swarm]]:
+    """Makes a swarm of processes that trains for so many epochs; at the end of the test none of them is left."""
+    with Children() as children:
+        yield lambda max_epochs: Swarm(tmp_path, children, max_epochs=max_epochs)

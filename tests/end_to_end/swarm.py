@@ -1,0 +1,122 @@
+"""Real processes of a small run, for tests: started with a recipe of their own, looked at through their journals."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from swarmcli.cli.processes import Child, Children
+from swarmcli.errors import JournalError
+from swarmcli.journal import JOURNAL_NAME, EpochRecord, EventRecord, JournalReader, RoundRecord
+
+PATIENCE_SECONDS = 150.0  # for a machine that is busy with other tests; nothing here takes long by itself
+
+RECIPE = """
+run_id: test-run
+base_model:
+  model_type: gpt2
+  n_layer: 1
+  n_head: 2
+  n_embd: 32
+  resid_pdrop: 0.0
+  embd_pdrop: 0.0
+  attn_pdrop: 0.0
+datasets:
+  - type: files
+    path: text
+sequence_len: 32
+target_batch_size: 256
+micro_batch_size: 8
+max_epochs: {max_epochs}
+seed: 3
+output_dir: runs
+optimizer:
+  learning_rate: 3e-3
+local:
+  threads: 1
+  host: 127.0.0.1
+"""
+TEXT = "".join(f"The {n}th peer of the swarm knows that {n} and {n} are {2 * n}.\n" for n in range(3000))
+
+
+class Swarm:
+    """The processes of one test in one directory. Use inside `Children`, which lets none of them outlive the test."""
+
+    def __init__(self, directory: Path, children: Children, *, max_epochs: int) -> None:
+        self.directory = directory
+        self.children = children
+        self.recipe = directory / "recipe.yaml"
+        self.recipe.write_text(RECIPE.format(max_epochs=max_epochs))
+        (directory / "text").mkdir()
+        (directory / "text" / "lines.txt").write_text(TEXT)
+        self.contact = ""
+
+    def home(self, name: str) -> Path:
+        return self.directory / name
+
+    def start(self, verb: str, name: str, *arguments: str, recipe: Path | None = None) -> Child:
+        """Starts a peer that knows the first monitor; its files are in `home(name)`, its output in `<name>.log`."""
+        contact = ["--peer", self.contact] if self.contact else []
+        words = [verb, str(recipe or self.recipe), "--home", str(self.home(name)), "--name", name, *contact, *arguments]
+        return self.children.start(name, words, self.directory / f"{name}.log")
+
+    def start_monitor(self, *arguments: str, name: str = "monitor") -> Child:
+        """Starts a monitor and waits until it can be a first contact."""
+        child = self.start("monitor", name, "--port", "0", "--web", "0", *arguments)
+        self.wait(lambda: (self.home(name) / "peer.json").exists(), "the monitor is up", child)
+        self.contact = self.told(name)["addresses"][0]
+        return child
+
+    def told(self, name: str) -> dict[str, Any]:
+        return dict(json.loads((self.home(name) / "peer.json").read_text()))
+
+    def summary(self, name: str) -> dict[str, Any]:
+        return dict(json.loads((self.home(name) / "summary.json").read_text()))
+
+    def epochs(self, name: str) -> list[EpochRecord]:
+        return self._read(name, lambda journal: journal.epochs("test-run"))
+
+    def rounds(self, name: str) -> list[RoundRecord]:
+        return self._read(name, lambda journal: journal.rounds("test-run"))
+
+    def events(self, name: str) -> list[EventRecord]:
+        return self._read(name, lambda journal: journal.events("test-run"))
+
+    def _read(self, name: str, what: Callable[[JournalReader], list[Any]]) -> list[Any]:
+        try:
+            with JournalReader(self.home(name) / JOURNAL_NAME) as journal:
+                return what(journal)
+        except JournalError:  # not there yet
+            return []
+
+    def epoch(self, name: str) -> int:
+        epochs = self.epochs(name)
+        return epochs[-1].epoch if epochs else 0
+
+    def wait(self, condition: Callable[[], bool], what: str, *alive: Child) -> None:
+        """Until the condition holds; fails when it does not, or when one of the `alive` ends before."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            for child in alive:
+                assert child.returncode in (None, 0), f"{child.name} ended while waiting: {what}\n{child.last_words(40)}"
+            assert time.monotonic() < deadline, f"waited in vain: {what}\n{self.last_words()}"
+            poll()
+
+    def wait_for_epoch(self, name: str, epoch: int, *alive: Child) -> None:
+        self.wait(lambda: self.epoch(name) >= epoch, f"{name} is at epoch {epoch}", *alive)
+
+    def wait_for_end(self, child: Child, code: int = 0) -> None:
+        self.wait(lambda: child.returncode is not None, f"{child.name} ends")
+        assert child.returncode == code, child.last_words(40)
+
+    def last_words(self) -> str:
+        logs = sorted(self.directory.glob("*.log"))
+        return "\n".join(f"--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-15:]) for log in logs)
+
+
+def poll() -> None:
+    """A moment between two looks at a process of its own, which no virtual clock reaches."""
+    time.sleep(0.1)

@@ -1,0 +1,114 @@
+"""What a user sees when something is wrong: the message, the exit code, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.end_to_end.swarm import Swarm
+
+pytestmark = pytest.mark.processes
+
+MakeSwarm = Callable[[int], Swarm]
+
+
+def test_a_recipe_that_differs_is_refused_and_the_keys_are_named(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    run.start_monitor()
+    stranger = run.start("join", "stranger", "--set", "sequence_len=16", "--set", "optimizer.learning_rate=1")
+    run.wait_for_end(stranger, 4)
+    assert "optimizer.learning_rate, sequence_len" in stranger.last_words()
+    run.wait(lambda: any("recipe differs" in event.text for event in run.events("monitor")), "the monitor notes it")
+
+
+def test_a_peer_of_another_run_is_refused(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    run.start_monitor()
+    stranger = run.start("join", "stranger", "--set", "run_id=elsewhere")
+    run.wait_for_end(stranger, 4)
+    assert "another run: 'test-run', not 'elsewhere'" in stranger.last_words()
+
+
+class _Greeter(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(1)
+        self.request.sendall(b"220 mail.example ESMTP\r\n")
+
+
+@pytest.fixture
+def other_program() -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Greeter) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"tcp://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_first_contacts_that_fail_are_each_named_with_the_step(swarm: MakeSwarm, other_program: str) -> None:
+    run = swarm(1000)
+    contacts = ["tcp://127.0.0.1:1", "tcp://no-such-host.invalid:31330", other_program]
+    words = [word for contact in contacts for word in ("--peer", contact)]
+    lost = run.start("join", "lost", *words)
+    run.wait_for_end(lost, 3)
+    said = lost.last_words(30)
+    for contact, step in zip(contacts, ("connect", "name resolution", "handshake"), strict=True):
+        (line,) = [line for line in said.splitlines() if line.strip().startswith(contact)]
+        assert step in line
+
+
+def test_a_taken_port_is_named(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    run.start_monitor()
+    port = run.contact.split(":")[2].split("/")[0]
+    second = run.start("join", "second", "--port", port)
+    run.wait_for_end(second, 1)
+    assert f"127.0.0.1:{port}" in second.last_words()
+
+
+def test_an_identity_that_others_could_read_is_refused(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    key = run.directory / "mine.key"
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o644)
+    peer = run.start("join", "peer", "--set", f"local.identity_path={key}")
+    run.wait_for_end(peer, 1)
+    assert "chmod 600" in peer.last_words() and "mine.key" in peer.last_words()
+
+
+def test_a_data_directory_without_files_is_named(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    (run.directory / "text" / "lines.txt").unlink()
+    peer = run.start("join", "peer")
+    run.wait_for_end(peer, 1)
+    assert str(run.directory / "text") in peer.last_words()
+    assert "Traceback" not in peer.last_words(60)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_a_trainer_in_order(swarm: MakeSwarm, tmp_path: Path, number: int, code: int) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    run = swarm(1000)
+    monitor = run.start_monitor()
+    os.environ["TMPDIR"], before = str(temporary), os.environ.get("TMPDIR")
+    try:
+        trainer = run.start("join", "trainer")
+    finally:
+        os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+    run.wait_for_epoch("trainer", 2, trainer, monitor)
+    children = psutil.Process(trainer.pid).children(recursive=True)
+    os.kill(trainer.pid, number)
+    run.wait_for_end(trainer, code)
+    assert children == []
+    assert list(temporary.iterdir()) == []
+    assert not (run.home("trainer") / "peer.json").exists()
+    assert run.summary("trainer")["epochs"] >= 2
+    run.wait(lambda: any("trainer" in e.text and "left" in e.text for e in run.events("monitor")), "the goodbye is heard")

@@ -1,0 +1,72 @@
+"""Runs of real processes over TCP: what stays true when roles come, go and die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from swarmcli.cli.processes import Child
+from tests.end_to_end.swarm import Swarm
+
+pytestmark = pytest.mark.processes
+
+MakeSwarm = Callable[[int], Swarm]
+
+
+def finish(swarm: Swarm, last: int, *trainers: Child) -> None:
+    for trainer in trainers:
+        swarm.wait_for_end(trainer)
+    summaries = [swarm.summary(trainer.name) for trainer in trainers]
+    assert {summary["epoch"] for summary in summaries} == {last}
+    assert len({summary["digest"] for summary in summaries}) == 1
+
+
+def test_trainers_end_with_the_same_bits_though_monitor_and_auxiliary_are_killed(swarm: MakeSwarm) -> None:
+    run = swarm(24)
+    monitor = run.start_monitor()
+    auxiliary = run.start("aux", "auxiliary", "--client-mode")
+    trainers = [run.start("join", name) for name in ("trainer-1", "trainer-2")]
+    run.wait(lambda: any(len(r.members) == 4 for r in run.rounds("trainer-1")), "a round of all four", *trainers)
+    monitor.kill()
+    at = run.epoch("trainer-1")
+    run.wait_for_epoch("trainer-1", at + 2, *trainers)
+    auxiliary.kill()
+    finish(run, 24, *trainers)
+    both = [epoch for epoch in run.epochs("trainer-1") if epoch.peers == 2]
+    assert both[-1].epoch > at + 2
+
+
+def test_a_swarm_behind_firewalls_takes_in_a_newcomer_through_the_monitor(swarm: MakeSwarm) -> None:
+    run = swarm(60)
+    monitor = run.start_monitor()
+    trainers = [run.start("join", name, "--client-mode") for name in ("trainer-1", "trainer-2")]
+    run.wait_for_epoch("trainer-1", 3, monitor, *trainers)
+    newcomer = run.start("join", "newcomer", "--client-mode")
+    run.wait(lambda: any(e.own_samples for e in run.epochs("newcomer")), "the newcomer contributes", newcomer, *trainers)
+    finish(run, 60, *trainers, newcomer)
+    assert run.summary("newcomer")["downloads"] >= 1
+    monitor.ask_to_stop()
+    run.wait_for_end(monitor)
+    assert run.summary("monitor")["donations"] >= 1
+    assert run.summary("monitor")["digest"] == run.summary("trainer-1")["digest"]
+
+
+def test_a_trainer_goes_on_from_the_monitors_checkpoint(swarm: MakeSwarm) -> None:
+    run = swarm(8)
+    monitor = run.start_monitor("--set", "checkpoint.every_epochs=2")
+    finish(run, 8, run.start("join", "first"))
+    monitor.ask_to_stop()
+    run.wait_for_end(monitor)
+    checkpoints = sorted(path.name for path in (run.home("monitor") / "checkpoints").iterdir())
+    assert checkpoints[-1] == "epoch-000008"
+    run.contact = ""
+    resumed = run.start("join", "resumed", "--resume", str(run.home("monitor")), "--set", "max_epochs=10")
+    finish(run, 10, resumed)
+    assert [epoch.epoch for epoch in run.epochs("resumed") if epoch.own_samples] == [9, 10]
+
+
+def test_a_lone_trainer_needs_nobody(swarm: MakeSwarm) -> None:
+    run = swarm(4)
+    finish(run, 4, run.start("join", "alone"))
+    assert run.summary("alone")["samples"] >= 4 * 256
