@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ class Journal:
         self.run = run
         self.clock = clock
         self._recorder = Recorder()
+        self._recording = threading.Lock()  # around the recorder: several threads emit
         self._buses: list[Events] = []
         self._unsubscribe: list[Callable[[], None]] = []
         self._writer = Writer(Store(path, record), clock, self._notice, interval=interval, capacity=capacity)
@@ -86,13 +88,17 @@ class Journal:
         self._unsubscribe.append(events.subscribe(self.record))
 
     def record(self, event: Event) -> None:
-        now = self.clock()
-        for record in self._recorder.records(event, now):
+        """Records one event, from any thread."""
+        with self._recording:
+            records = list(self._recorder.records(event, self.clock()))
+        for record in records:
             self._writer.put(record)
 
     def report(self, report: ReportRecord) -> None:
         """Records what a peer said about itself, unless it said the same before."""
-        if self._recorder.report(report):
+        with self._recording:
+            news = self._recorder.report(report)
+        if news:
             self._writer.put(report)
 
     def read(self) -> JournalReader:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -141,24 +142,24 @@ _RUNS = "SELECT id FROM runs WHERE run_id = ?"
 def _connect(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise JournalError(f"{path} does not exist" if not path.exists() else f"{path} is no file")
-    problem = ""
-    # A journal on a medium that cannot be written needs the second: no file for the readers' index can be made there.
-    for mode in ("mode=ro", "immutable=1"):
+    try:
         try:
-            connection = sqlite3.connect(
-                f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=BUSY_SECONDS, check_same_thread=False
-            )
-        except sqlite3.Error as error:
-            problem = str(error)
-            continue
-        try:
-            if check(connection, path):
-                return connection
-            problem = "it is empty; the run has not written anything yet"
-        except sqlite3.Error as error:
-            problem = str(error)
-        except JournalError:
-            connection.close()
-            raise
-        connection.close()
-    raise JournalError(f"{path} cannot be read: {problem}")
+            return _open(path, "mode=ro")
+        except sqlite3.OperationalError as error:
+            # Where no file can be made beside the journal (a read-only medium) its index for readers cannot be either.
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                raise
+            return _open(path, "immutable=1")
+    except sqlite3.Error as error:
+        raise JournalError(f"{path} cannot be read: {error}") from error
+
+
+def _open(path: Path, mode: str) -> sqlite3.Connection:
+    address = f"file:{quote(str(path.absolute()))}?{mode}"
+    with ExitStack() as on_error:
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+        on_error.callback(connection.close)
+        if not check(connection, path):
+            raise JournalError(f"{path} cannot be read: it is empty; its run has not written anything yet")
+        on_error.pop_all()
+    return connection

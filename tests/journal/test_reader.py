@@ -8,6 +8,7 @@ import pytest
 
 from swarmcli.errors import JournalError
 from swarmcli.journal import Journal, JournalReader, ReportRecord, RunDescription
+from swarmcli.journal import reader as reader_module
 
 from .samples import ALICE, BOB, CAROL, RUN, Clock, averaging_round, epoch, seen
 
@@ -140,3 +141,34 @@ def test_a_journal_damaged_in_the_middle_is_an_error_with_its_name(tmp_path: Pat
     path.write_bytes(bytes(damaged))
     with pytest.raises(JournalError, match=r"journal\.sqlite cannot be read"), JournalReader(path) as reader:
         reader.epochs("stdlib-lm")
+
+
+def test_on_a_medium_that_takes_no_files_the_journal_is_read_as_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite wants to make an index beside a journal in WAL mode, and cannot there."""
+    path = tmp_path / "journal.sqlite"
+    with Journal.open(path, run=RUN, clock=Clock()) as journal:
+        journal.record(epoch(1))
+    real = reader_module._open
+
+    def on_read_only_medium(where: Path, mode: str) -> sqlite3.Connection:
+        if mode == "mode=ro":
+            where = tmp_path / "nothing" / where.name  # what SQLite says of it is what it says of such a medium
+        return real(where, mode)
+
+    monkeypatch.setattr(reader_module, "_open", on_read_only_medium)
+    with JournalReader(path) as reader:
+        assert [row.epoch for row in reader.epochs("stdlib-lm")] == [1]
+
+
+def test_a_locked_journal_is_not_read_past_its_lock(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(where: Path, mode: str) -> sqlite3.Connection:
+        assert mode == "mode=ro"
+        error = sqlite3.OperationalError("database is locked")
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+        raise error
+
+    monkeypatch.setattr(reader_module, "_open", locked)
+    with pytest.raises(JournalError, match="database is locked"):
+        journal.read()
