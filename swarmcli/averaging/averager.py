@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from enum import Enum
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -15,13 +14,12 @@ from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.patience import AllreduceOptions
+from swarmcli.averaging.shell import CoreRunner
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.dht import DHT
-from swarmcli.errors import AveragingError
+from swarmcli.errors import AveragingError, StateDownloadError
 from swarmcli.network.identity import PeerID
-from swarmcli.network.thread import LoopThread, SwarmFuture
-
-T = TypeVar("T")
+from swarmcli.network.thread import SwarmFuture, offload
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +60,24 @@ class DecentralizedAverager:
         bandwidth: float | None = None,
         min_vector_size: int = 0,
         auxiliary: bool = False,
+        allow_state_sharing: bool | None = None,
+        declare_state_period: float = 30.0,
         client_mode: bool | None = None,
         shutdown_timeout: float = 5.0,
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
         `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and `compression` default to the
-        DHT's mode and to none. Raises ValueError and TypeError for arguments that make no sense.
+        DHT's mode and to none. `allow_state_sharing`: others may download from here what `get_current_state` gives;
+        unless given, a peer that can be dialed and is no auxiliary shares.
+
+        Raises ValueError and TypeError for arguments that make no sense.
         """
         if client_mode is False and dht.client_mode:
             raise ValueError("client_mode=False needs a DHT that others can dial; this one is in client mode")
+        hidden = dht.client_mode if client_mode is None else client_mode
         self.dht = dht
         self._tensors = list(averaged_tensors)
-        self._shutdown_timeout = float(shutdown_timeout)
         self.config = AveragerConfig(
             prefix=prefix,
             matchmaking=MatchmakingOptions(
@@ -96,10 +99,11 @@ class DecentralizedAverager:
             bandwidth=bandwidth,
             auxiliary=auxiliary,
             client_mode=client_mode,
+            share_state=allow_state_sharing if allow_state_sharing is not None else not (hidden or auxiliary),
+            declare_state_period=declare_state_period,
         )
-        self._thread: LoopThread | None = None
-        self._starting: SwarmFuture[AveragerCore] | None = None
-        self._closed = False
+        self._state_sharing_priority = 0.0
+        self._runner: CoreRunner[AveragerCore] = CoreRunner(f"the averager of {prefix!r}", float(shutdown_timeout))
         if start:
             self.run_in_background()
 
@@ -110,39 +114,18 @@ class DecentralizedAverager:
 
         TimeoutError after `timeout` seconds. After an error nothing is left running.
         """
-        if self._closed or self._thread is not None:
-            raise RuntimeError("this averager has been shut down" if self._closed else "this averager runs already")
-        self._thread = LoopThread.acquire()
-        self._starting = self._thread.submit(self._start())
-        if not await_ready:
-            return
-        try:
-            self._starting.result(timeout)
-        except (Exception, KeyboardInterrupt):
-            self.shutdown()
-            raise
+        self._runner.start(self._make_core, wait=await_ready, timeout=timeout)
 
     def shutdown(self) -> None:
         """Leaves its groups and ends, within `shutdown_timeout` seconds. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._thread is None:
-            return
-        try:
-            self._thread.run(self._stop(), self._shutdown_timeout)
-        except TimeoutError:
-            logger.warning("the averager of %r did not end within %g s", self.prefix, self._shutdown_timeout)
-        finally:
-            self._thread.release()
+        self._runner.shutdown()
 
     @property
     def is_alive(self) -> bool:
-        started = self._starting is not None and self._starting.done() and not self._starting.cancelled()
-        return started and not self._closed and self.dht.is_alive()
+        return self._runner.is_alive and self.dht.is_alive()
 
     def __enter__(self) -> DecentralizedAverager:
-        if self._thread is None:
+        if not self._runner.has_been_started:
             self.run_in_background()
         return self
 
@@ -230,7 +213,7 @@ class DecentralizedAverager:
             allow_retries=allow_retries,
             require_trigger=require_trigger,
         )
-        control = self._run(lambda core: core.begin_round(request))
+        control: StepControl = self._runner.call(lambda core: core.begin_round(request))
         if not wait:
             return control
         try:
@@ -246,13 +229,12 @@ class DecentralizedAverager:
     @contextmanager
     def get_tensors(self) -> Iterator[Sequence[torch.Tensor]]:
         """Exclusive access to the tensors; waits for an all-reduce under way. Changing them in place is fine."""
-        thread, core = self._running_on(), self._core()
-        access = core.tensors()
-        tensors = thread.run(access.__aenter__())
+        access: AbstractAsyncContextManager[list[torch.Tensor]] = self._runner.call(lambda core: core.tensors())
+        tensors = self._runner.run(lambda _: access.__aenter__())
         try:
             yield tensors
         finally:
-            thread.run(access.__aexit__(None, None, None))
+            self._runner.run(lambda _: access.__aexit__(None, None, None))
 
     @overload
     def get_group_bits(self, wait: Literal[True] = True) -> str: ...
@@ -260,7 +242,7 @@ class DecentralizedAverager:
     def get_group_bits(self, wait: Literal[False]) -> SwarmFuture[str]: ...
     def get_group_bits(self, wait: bool = True) -> str | SwarmFuture[str]:
         """The bucket in which the next group is looked for."""
-        return self._run(lambda core: core.group_bits, wait)
+        return self._runner.call(lambda core: core.group_bits, wait)
 
     @overload
     def set_group_bits(self, group_bits: str, wait: Literal[True] = True) -> None: ...
@@ -268,43 +250,57 @@ class DecentralizedAverager:
     def set_group_bits(self, group_bits: str, wait: Literal[False]) -> SwarmFuture[None]: ...
     def set_group_bits(self, group_bits: str, wait: bool = True) -> SwarmFuture[None] | None:
         """Moves to another bucket from the next round on. Raises ValueError for anything but zeros and ones."""
-        return self._run(lambda core: core.set_group_bits(group_bits), wait)
+        return self._runner.call(lambda core: core.set_group_bits(group_bits), wait)
+
+    # State
+
+    def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor]]:
+        """What others download from here: metadata (anything msgpack carries) and tensors that will not change.
+
+        To be overridden where the state is more than the averaged tensors. Called in a thread of the executor.
+        """
+        with self.get_tensors() as tensors:
+            return None, [tensor.detach().clone() for tensor in tensors]
+
+    @overload
+    def load_state_from_peers(
+        self, wait: Literal[True] = True, timeout: float | None = None
+    ) -> tuple[Any, list[torch.Tensor]] | None: ...
+    @overload
+    def load_state_from_peers(
+        self, wait: Literal[False], timeout: float | None = None
+    ) -> SwarmFuture[tuple[Any, list[torch.Tensor]] | None]: ...
+    def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
+        """Downloads `(metadata, tensors)` from others; nothing here changes. None if nobody gave one (logged)."""
+        return self._runner.run(lambda core: self._load_state(core, timeout), wait)
+
+    @property
+    def state_sharing_priority(self) -> float:
+        """Newcomers ask donors of higher priority first."""
+        return self._state_sharing_priority
+
+    @state_sharing_priority.setter
+    def state_sharing_priority(self, priority: float) -> None:
+        self._runner.call(lambda core: core.declare_state(priority=priority))
+        self._state_sharing_priority = priority
 
     # Inside
 
-    def _running_on(self) -> LoopThread:
-        if self._thread is None or self._closed:
-            raise RuntimeError("this averager is not running; start it with run_in_background()")
-        return self._thread
+    async def _load_state(self, core: AveragerCore, timeout: float | None) -> tuple[Any, list[torch.Tensor]] | None:
+        try:
+            state = await core.load_state_from_peers(timeout)
+        except StateDownloadError as error:
+            logger.warning("no state of %r: %s", self.prefix, error)
+            return None
+        if state is None:
+            logger.info("nobody shares a state of %r", self.prefix)
+            return None
+        return state.metadata, [tensor.clone() for tensor in state.tensors.values()]
 
-    def _core(self) -> AveragerCore:
-        self._running_on()
-        assert self._starting is not None
-        return self._starting.result()
+    async def _make_core(self) -> AveragerCore:
+        async def get_state() -> tuple[Any, Sequence[torch.Tensor]]:
+            return await offload(self.get_current_state)
 
-    def _run(self, action: Callable[[AveragerCore], T], wait: bool = True) -> Any:
-        """Calls `action` with the core on the loop's thread."""
-        thread = self._running_on()
-
-        async def act() -> T:
-            assert self._starting is not None
-            return action(await asyncio.shield(asyncio.wrap_future(self._starting)))
-
-        work: Coroutine[Any, Any, T] = act()
-        return thread.run(work) if wait else thread.submit(work)
-
-    async def _start(self) -> AveragerCore:
-        core = AveragerCore(self._tensors, self.dht.node, self.config)
+        core = AveragerCore(self._tensors, self.dht.node, self.config, get_state=get_state)
         await core.start()
         return core
-
-    async def _stop(self) -> None:
-        if self._starting is None or self._starting.cancelled():
-            return
-        core = None
-        try:
-            core = await asyncio.shield(asyncio.wrap_future(self._starting))
-        except Exception:
-            logger.debug("the averager of %r had not started", self.prefix, exc_info=True)
-        if core is not None:
-            await core.shutdown()

@@ -53,12 +53,15 @@ class AveragerConfig:
     bandwidth: float | None = None  # share of the reducing work; None: the group's mean; 0: reduces nothing
     auxiliary: bool = False  # reduces for others, and its own tensors stay out
     client_mode: bool | None = None  # as if nobody could dial this peer; None: as the node
+    share_state: bool = False  # others may download from here what `get_state` gives
+    declare_state_period: float = 30.0  # seconds between two repetitions of the offer to share
 
     def __post_init__(self) -> None:
         _check(0 < len(self.prefix) <= MAX_PREFIX, "prefix", self.prefix, f"a text of 1 to {MAX_PREFIX} characters")
         check_group_bits(self.initial_group_bits)
         _check(0 < self.averaging_alpha <= 1, "averaging_alpha", self.averaging_alpha, "above 0 and at most 1")
         _check(self.min_vector_size >= 0, "min_vector_size", self.min_vector_size, "not negative")
+        _check(self.declare_state_period > 0, "declare_state_period", self.declare_state_period, "positive")
         speed = self.bandwidth
         _check(speed is None or (math.isfinite(speed) and speed >= 0), "bandwidth", speed, "None, or not negative")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -15,11 +15,14 @@ from swarmcli.averaging.allreduce import Allreduce, AllreduceResult
 from swarmcli.averaging.chronicle import Chronicle
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
+from swarmcli.averaging.download import DownloadedState
 from swarmcli.averaging.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.layout import Layout
 from swarmcli.averaging.leaving import decline
 from swarmcli.averaging.service import AllreduceService
+from swarmcli.averaging.sharing import StateOffer, StateSharing
+from swarmcli.averaging.snapshot import Snapshot
 from swarmcli.averaging.tasks import on_executor
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
@@ -27,6 +30,8 @@ from swarmcli.events import PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
+
+GetState: TypeAlias = Callable[[], Awaitable[tuple[Any, Sequence[torch.Tensor]]]]
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +43,17 @@ class AveragerCore:
     only when the round commits, all at once. A round that fails leaves them as they were.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], node: DHTNode, config: AveragerConfig) -> None:
-        """Raises ValueError for tensors that cannot be averaged."""
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        node: DHTNode,
+        config: AveragerConfig,
+        *,
+        get_state: GetState | None = None,
+    ) -> None:
+        """`get_state` gives what newcomers download, metadata and tensors that will not change; None: copies of the
+        averaged tensors. Raises ValueError for tensors that cannot be averaged.
+        """
         self.config = config
         self.node = node
         self._tensors = list(tensors)
@@ -47,6 +61,10 @@ class AveragerCore:
         self._layout = Layout.of(self._tensors)
         self._finder = GroupFinder(node, config, self._layout.numel, self._own_terms())
         self._service = AllreduceService(node.endpoint, config.prefix)
+        self._get_state = get_state or self._copy_tensors
+        self._sharing = StateSharing(
+            node, config.prefix, self._snapshot, donates=config.share_state, period=config.declare_state_period
+        )
         self._rounds = TaskOwner()
         self._running = False
 
@@ -54,6 +72,7 @@ class AveragerCore:
         """Begins to answer others. Raises ValueError if the endpoint has an averager of this prefix already."""
         self._finder.start()
         self._service.start()
+        self._sharing.start()
         self._running = True
 
     async def shutdown(self) -> None:
@@ -62,6 +81,7 @@ class AveragerCore:
             self._running = False
             await self._rounds.close()
             self._service.close()
+            await self._sharing.stop()
             await self._finder.stop()
 
     def begin_round(self, request: RoundRequest) -> StepControl:
@@ -94,6 +114,25 @@ class AveragerCore:
     def set_group_bits(self, bits: str) -> None:
         """Raises ValueError for anything but zeros and ones."""
         self._finder.set_group_bits(bits)
+
+    async def load_state_from_peers(self, timeout: float | None = None) -> DownloadedState | None:
+        """Downloads the state that others share; nothing here changes. None if nobody offers one.
+
+        Raises StateDownloadError, whose `attempts` name each donor, also after `timeout` seconds.
+        """
+        return await self._sharing.download(timeout)
+
+    def declare_state(self, *, priority: float = 0.0, epoch: int = -1, tag: bytes = b"") -> None:
+        """What newcomers are told about the state that this peer shares; donors of higher priority are asked first."""
+        self._sharing.declare(StateOffer(priority, epoch, tag))
+
+    async def _snapshot(self) -> Snapshot:
+        metadata, tensors = await self._get_state()
+        return Snapshot(b"", metadata, {str(index): tensor for index, tensor in enumerate(tensors)})
+
+    async def _copy_tensors(self) -> tuple[Any, Sequence[torch.Tensor]]:
+        async with self.tensors() as tensors:
+            return None, await on_executor(self._layout.nbytes, lambda: [t.detach().clone() for t in tensors])
 
     def _own_terms(self) -> dict[str, str]:
         options = self.config.allreduce

@@ -1,0 +1,100 @@
+"""What a synchronous shell needs to hold a core on the process's loop thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+from swarmcli.network.thread import LoopThread, SwarmFuture
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Core(Protocol):
+    async def shutdown(self) -> None: ...
+
+
+C = TypeVar("C", bound=Core)
+
+
+class CoreRunner(Generic[C]):
+    """Starts one core, calls it from any thread, and ends it. `name` is for people."""
+
+    def __init__(self, name: str, shutdown_timeout: float) -> None:
+        self._name = name
+        self._shutdown_timeout = shutdown_timeout
+        self._thread: LoopThread | None = None
+        self._starting: SwarmFuture[C] | None = None
+        self._closed = False
+
+    @property
+    def has_been_started(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def is_alive(self) -> bool:
+        starting = self._starting
+        return not self._closed and starting is not None and starting.done() and not starting.cancelled()
+
+    def start(self, make: Callable[[], Coroutine[Any, Any, C]], *, wait: bool, timeout: float | None) -> None:
+        """Runs `make` on the loop. With `wait`, raises what it raises, or TimeoutError; nothing is left then."""
+        if self._closed or self._thread is not None:
+            raise RuntimeError(f"{self._name} {'has been shut down' if self._closed else 'has been started already'}")
+        self._thread = LoopThread.acquire()
+        self._starting = self._thread.submit(make())
+        if not wait:
+            return
+        try:
+            self._starting.result(timeout)
+        except (Exception, KeyboardInterrupt):
+            self.shutdown()
+            raise
+
+    def call(self, action: Callable[[C], T], wait: bool = True) -> Any:
+        """Calls `action` with the core on the loop's thread; the result, or without `wait` a future of it."""
+
+        async def act(core: C) -> T:
+            return action(core)
+
+        return self.run(act, wait)
+
+    def run(self, action: Callable[[C], Awaitable[T]], wait: bool = True) -> Any:
+        """The same for an action that is a coroutine."""
+
+        async def act() -> T:
+            return await action(await self._core())
+
+        if self._thread is None or self._closed:
+            raise RuntimeError(f"{self._name} is not running; start it with run_in_background()")
+        return self._thread.run(act()) if wait else self._thread.submit(act())
+
+    def shutdown(self) -> None:
+        """Ends the core within the shutdown timeout, and lets go of the thread. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is None:
+            return
+        try:
+            self._thread.run(self._stop(), self._shutdown_timeout)
+        except TimeoutError:
+            logger.warning("%s did not end within %g s", self._name, self._shutdown_timeout)
+        finally:
+            self._thread.release()
+
+    async def _core(self) -> C:
+        assert self._starting is not None
+        return await asyncio.shield(asyncio.wrap_future(self._starting))
+
+    async def _stop(self) -> None:
+        core = None
+        try:
+            core = await self._core()
+        except Exception:
+            logger.debug("%s had not come up", self._name, exc_info=True)
+        if core is not None:
+            await core.shutdown()
