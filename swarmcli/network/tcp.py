@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import socket
 import ssl
@@ -190,7 +191,8 @@ class TCPTransport:
             check_listener(listener, expected, self.identity.peer_id)
             return greet_listener(self.identity, listener, purpose)
 
-        await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)  # by itself, so that it can be named
+        if not _is_ip_address(place.host):  # resolved by itself, so that a failure of this step can be named
+            await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
         attempt.step = "connect"
         engine = TLSEngine(self._dialer_context, server_side=False)
         connection = TCPConnection(engine, greet, self._shared, dialed=True)
@@ -257,6 +259,14 @@ def _parse_tcp(text: str) -> Address:
     if address.scheme != "tcp":
         raise AddressError(f"{text!r} is no address of this transport: expected tcp://host:port")
     return address
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _hand_over(connection: TCPConnection, accept: Accept) -> None:

@@ -237,7 +237,7 @@ class TCPConnection(asyncio.BufferedProtocol):
             self._end_handshake(error)
 
     def _end_handshake(self, error: HandshakeError) -> None:
-        logger.info("handshake with %s failed: %s", self.remote_address, error)
+        logger.debug("handshake with %s failed: %s", self.remote_address, error)
         if isinstance(error, Refused):
             self._shared.refusals[error.rule] += 1
             if self._phase is Phase.GREETING:
@@ -269,7 +269,7 @@ class TCPConnection(asyncio.BufferedProtocol):
             self._end_in_order(ConnectionLost(f"closed by us: {error!r}"), "internal error")
 
     def _end_by_violation(self, error: ProtocolViolation, end: Callable[[Exception], None] | None = None) -> None:
-        logger.info("peer %s broke the protocol: %s", self.peer_id.short, error.reason)
+        logger.debug("peer %s broke the protocol: %s", self.peer_id.short, error.reason)
         self._shared.refusals[type(error).__name__] += 1
         if end is not None:
             end(error)
