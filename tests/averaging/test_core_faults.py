@@ -1,0 +1,230 @@
+"""Peers that die, freeze, are cut off or have wrong clocks, seen from whole rounds of AveragerCore."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmcli.averaging.control import RoundResult
+from swarmcli.errors import RoundFailed, RoundUndecided
+from swarmcli.network import virtual_time
+from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_all_equal, assert_one_group
+
+
+def run(main, seed: int = 0) -> None:
+    virtual_time.run(main, seed=seed, timeout=3600)
+
+
+def mean_of(peers: list[Peer], everyone: list[Peer]) -> float:
+    return sum(everyone.index(peer) for peer in peers) / len(peers)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5])
+def test_one_that_is_killed_at_any_moment_is_done_without(seed: int, after: float) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(5)
+            controls = [peer.begin() for peer in peers]
+            await asyncio.sleep(after)
+            dead = peers[-1 - seed % 2]  # never the first contact of the hash table
+            swarm.kill(dead)
+            left = [peer for peer in peers if peer is not dead]
+            results = await all_results([controls[peers.index(peer)] for peer in left])
+            controls[peers.index(dead)].cancel()
+            assert_rounds_agree(results, left)
+            assert asyncio.get_running_loop().time() < 15
+
+    run(main(), seed)
+
+
+def assert_rounds_agree(results: list[RoundResult], peers: list[Peer]) -> None:
+    """Members of one round hold the same bits."""
+    by_round: dict[bytes, list[Peer]] = {}
+    for result, peer in zip(results, peers, strict=True):
+        by_round.setdefault(result.group.group_id, []).append(peer)
+    for members in by_round.values():
+        assert_all_equal(members, members[0].values[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_leader_that_dies_between_beginning_and_reducing(seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(4)
+            controls = [peer.begin(require_trigger=True) for peer in peers]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            group = controls[0].group
+            assert group is not None
+            leader = next(peer for peer in peers if peer.peer_id == group.leader)
+            swarm.kill(leader)
+            left = [peer for peer in peers if peer is not leader]
+            for control in controls:
+                control.allow_allreduce()
+            outcomes = await all_outcomes([controls[peers.index(peer)] for peer in left])
+            controls[peers.index(leader)].cancel()
+            # Nobody can have an outcome from a leader that said nothing: all keep their inputs.
+            for peer, outcome in zip(left, outcomes, strict=True):
+                if isinstance(outcome, RoundUndecided):
+                    assert peer.values[0] == float(peers.index(peer))
+                    assert peer.rounds[0].outcome == "undecided"
+            again = await all_results([peer.begin() for peer in left])
+            assert_one_group(again, left)
+
+    run(main(), seed)
+
+
+def test_a_round_that_fails_leaves_the_tensors_and_is_tried_again_without_the_culprit() -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers = await swarm.add(4)
+            controls = [peer.begin(require_trigger=True) for peer in peers]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            group = controls[0].group
+            assert group is not None
+            dead = next(peer for peer in reversed(peers) if peer.peer_id != group.leader)
+            swarm.kill(dead)
+            left = [peer for peer in peers if peer is not dead]
+            for peer in left:
+                controls[peers.index(peer)].allow_allreduce()
+            results = await all_results([controls[peers.index(peer)] for peer in left])
+            controls[peers.index(dead)].cancel()
+            assert_one_group(results, left)
+            assert_all_equal(left, mean_of(left, peers))
+            for peer in left:
+                first, second = peer.rounds
+                assert (first.outcome, second.outcome) == ("failed", "committed")
+                assert first.reason and first.round_id != second.round_id
+
+    run(main(), 1)
+
+
+def test_without_retries_a_failed_round_says_why() -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers = await swarm.add(3)
+            controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            group = controls[0].group
+            assert group is not None
+            dead = next(peer for peer in reversed(peers) if peer.peer_id != group.leader)
+            swarm.kill(dead)
+            left = [peer for peer in peers if peer is not dead]
+            for peer in left:
+                controls[peers.index(peer)].allow_allreduce()
+            outcomes = await all_outcomes([controls[peers.index(peer)] for peer in left])
+            controls[peers.index(dead)].cancel()
+            for peer, outcome in zip(left, outcomes, strict=True):
+                assert isinstance(outcome, RoundFailed) and dead.peer_id.short in str(outcome)
+                assert peer.values[0] == float(peers.index(peer))
+
+    run(main(), 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_declarations_of_dead_peers_cost_little(seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(8)
+            for peer in peers[4:]:
+                peer.begin()
+            await asyncio.sleep(0.2)  # declared, and killed at once
+            for peer in peers[4:]:
+                swarm.kill(peer)
+            await asyncio.sleep(1)
+            began = asyncio.get_running_loop().time()
+            results = await all_results([peer.begin() for peer in peers[:4]])
+            assert_one_group(results, peers[:4])
+            assert asyncio.get_running_loop().time() - began < 4.0
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize(("errors", "seed"), [([0, 600], 0), ([0, 0, 0, 600, 0, -600, 0, 0, 600], 1)])
+def test_clocks_ten_minutes_off(errors: list[float], seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            for error in errors:
+                await swarm.add_one(clock_error=error)
+            for _ in range(2):
+                began = asyncio.get_running_loop().time()
+                results = await all_results([peer.begin() for peer in swarm.peers])
+                assert_one_group(results, swarm.peers)
+                assert asyncio.get_running_loop().time() - began < 1.5
+            assert_all_equal(swarm.peers, (len(errors) - 1) / 2)
+
+    run(main(), seed)
+
+
+def test_a_scheduled_time_is_swarm_time_whatever_the_own_clock_says() -> None:
+    async def main() -> None:
+        async with Averagers(2) as swarm:
+            for error in (0.0, 0.0, 600.0):
+                await swarm.add_one(clock_error=error)
+            await asyncio.sleep(5)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            controls = [peer.begin(scheduled_time=peer.endpoint.clock.now() + 10) for peer in swarm.peers]
+            assert_one_group(await all_results(controls), swarm.peers)
+            assert 9.5 < loop.time() - began < 12
+
+    run(main(), 2)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_two_halves_average_by_themselves_and_together_again(seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(6)
+            left, right = peers[:3], peers[3:]
+            assert_one_group(await all_results([peer.begin() for peer in peers]), peers)
+            swarm.network.partition([peer.peer_id for peer in left], [peer.peer_id for peer in right])
+            await asyncio.sleep(20)
+            results = await all_results([peer.begin() for peer in peers])
+            assert_one_group(results[:3], left)
+            assert_one_group(results[3:], right)
+            swarm.network.heal()
+            await asyncio.sleep(90)
+            assert_one_group(await all_results([peer.begin() for peer in peers]), peers)
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_frozen_peer_holds_nobody_for_long_and_does_no_harm_when_it_thaws(seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(4)
+            await all_results([peer.begin() for peer in peers])
+            frozen = peers[2]
+            controls = [peer.begin() for peer in peers]
+            await asyncio.sleep(0.03)
+            swarm.network.freeze(frozen.peer_id)
+            left = [peer for peer in peers if peer is not frozen]
+            results = await all_results([controls[peers.index(peer)] for peer in left])
+            assert_rounds_agree(results, left)
+            swarm.network.thaw(frozen.peer_id)
+            controls[2].cancel()
+            await asyncio.sleep(10)
+            before = {peer.peer_id: peer.values for peer in left}
+            assert all(before[peer.peer_id] == peer.values for peer in left)
+            assert_one_group(await all_results([peer.begin() for peer in peers]), peers)
+
+    run(main(), seed)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    def story() -> list[tuple[str, ...]]:
+        rounds: list[tuple[str, ...]] = []
+
+        async def main() -> None:
+            async with Averagers(9) as swarm:
+                peers = await swarm.add(6)
+                await all_results([peer.begin() for peer in peers])
+                rounds.extend((event.round_id, str(event.seconds)) for peer in peers for event in peer.rounds)
+
+        run(main(), 9)
+        return rounds
+
+    assert story() == story()
