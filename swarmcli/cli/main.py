@@ -73,15 +73,20 @@ def exit_code(error: BaseException) -> ExitCode:
             return ExitCode.FAILURE
 
 
+def words(error: SwarmError) -> str:
+    """What to tell a person; failed first contacts get a line each."""
+    if not isinstance(error, BootstrapError) or not error.attempts:
+        return str(error)
+    lines = [f"{address}: {str(why).removeprefix(f'{address}: ')}" for address, why in error.attempts.items()]
+    return "\n  ".join(["no first contact could be reached", *lines])
+
+
 def main() -> None:
     """Runs a verb; errors of this project end in a line on stderr and an exit code, others in a traceback."""
     try:
         app()
     except SwarmError as error:
-        typer.echo(f"swarm: {error}", err=True)
-        if isinstance(error, BootstrapError):
-            for address, why in error.attempts.items():
-                typer.echo(f"  {address}: {why}", err=True)
+        typer.echo(f"swarm: {words(error)}", err=True)
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)

@@ -59,9 +59,9 @@ def test_first_contacts_that_fail_are_each_named_with_the_step(swarm: MakeSwarm,
     lost = run.start("join", "lost", *words)
     run.wait_for_end(lost, 3)
     said = lost.last_words(30)
-    for contact, step in zip(contacts, ("connect", "name resolution", "handshake"), strict=True):
+    for contact, why in zip(contacts, ("connection refused", "name resolution failed", "another program"), strict=True):
         (line,) = [line for line in said.splitlines() if line.strip().startswith(contact)]
-        assert step in line
+        assert why in line
 
 
 def test_a_taken_port_is_named(swarm: MakeSwarm) -> None:
@@ -108,7 +108,8 @@ def test_a_signal_ends_a_trainer_in_order(swarm: MakeSwarm, tmp_path: Path, numb
     os.kill(trainer.pid, number)
     run.wait_for_end(trainer, code)
     assert children == []
-    assert list(temporary.iterdir()) == []
+    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own cache
+    assert left == []
     assert not (run.home("trainer") / "peer.json").exists()
     assert run.summary("trainer")["epochs"] >= 2
     run.wait(lambda: any("trainer" in e.text and "left" in e.text for e in run.events("monitor")), "the goodbye is heard")
