@@ -41,10 +41,8 @@ class CausalLanguageModelling:
                 model = self._load(self._recipe.locate(base_model))
             else:
                 model = self._create(base_model)
-        config: Any = model.config
-        self._check_sizes(config)
-        config.use_cache = False  # a cache of keys and values serves generation, not training
-        return model.float().train()
+        self._check_sizes(model.config)
+        return _prepare(model)
 
     def batches(self, seed: int) -> Iterator[Batch]:
         return text_batches(self._recipe, self.tokenizer, seed)
@@ -133,6 +131,14 @@ class CausalLanguageModelling:
 
     def _refuse(self, problem: str, fix: str, *keys: str) -> RecipeError:
         return RecipeError(f"{self._recipe.origin('base_model', *keys)}: base_model: {problem}; {fix}")
+
+
+def _prepare(model: Any) -> nn.Module:
+    model.config.use_cache = False  # a cache of keys and values serves generation, not training
+    if getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # GPT-2 and others leave it open, and transformers would warn in each process
+    prepared: nn.Module = model.float().train()
+    return prepared
 
 
 def _first_line(error: Exception) -> str:

@@ -72,6 +72,10 @@ def test_the_loss_is_the_mean_negative_log_likelihood_of_the_next_token(tmp_path
     assert task.loss(model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_the_kind_of_loss_is_settled_so_that_transformers_does_not_warn(tmp_path: Path) -> None:
+    assert build(tmp_path).loss_type == "ForCausalLM"
+
+
 def test_training_on_it_lowers_the_loss(tmp_path: Path) -> None:
     task = build_task(small(tmp_path))
     model = task.build_model()
