@@ -23,7 +23,10 @@ LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
 
 
 class SynchronousEnd:
-    """Averages this peer's gradients with those of its group, or steps by itself where nobody else is left."""
+    """Averages this peer's gradients with those of its group, or steps by itself where nobody else is left.
+
+    `left_behind` is set when, instead of mates, a peer of a lineage that leads was found; whoever acts on it clears it.
+    """
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class SynchronousEnd:
         self._ledger = ledger
         self._events = events
         self._on_advanced = on_advanced
+        self.left_behind = False
 
     @property
     def has_enough(self) -> bool:
@@ -64,7 +68,7 @@ class SynchronousEnd:
             outcome = await self._attempt()
             if isinstance(outcome, Committed):
                 return await self._advance(outcome, began)
-            if isinstance(outcome, Undecided):
+            if isinstance(outcome, Undecided) or self.left_behind:
                 return
             if outcome is not None:
                 deadline = began + self._config.averaging_timeout
@@ -76,7 +80,7 @@ class SynchronousEnd:
         """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
         if self._group.begun:
             outcome = await self._average()
-        elif self.has_enough and not await self._presence.has_company(self._replica.standing):
+        elif self.has_enough and await self._is_alone():
             outcome = await self._average_alone()
         else:
             return None
@@ -85,6 +89,11 @@ class SynchronousEnd:
             self._warn(f"the round of epoch {self._replica.standing.epoch} gave no result: {outcome.reason}")
             self._presence.announce()
         return outcome
+
+    async def _is_alone(self) -> bool:
+        surroundings = await self._presence.surroundings(self._replica.standing)
+        self.left_behind = surroundings == "behind"
+        return surroundings == "alone" and not self._group.begun
 
     async def _average(self) -> Outcome:
         async with self._averager.tensors():

@@ -139,6 +139,7 @@ class OptimizerCore:
         downloaded = False
         if reason:
             await self._group.close()
+            self._end.left_behind = False
             downloaded = await self._lineage.catch_up(reason)
             self.phase = "following" if self.config.description.role == "monitor" else "training"
             if downloaded:
@@ -229,7 +230,7 @@ class OptimizerCore:
             return ""  # the others wait for this peer's gradients
         if self._group.undecided:
             return f"the outcome of a round is not known here: {self._group.undecided}"
-        return "another lineage leads" if self._lineage.may_be_behind else ""
+        return "another lineage leads" if self._lineage.may_be_behind or self._end.left_behind else ""
 
     # what others see, and get
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
 
 ASKED_AT_ONCE = 16  # one answer usually settles the question
+Surroundings = Literal[
+    "alone",  # nobody on this lineage can be reached
+    "company",  # somebody trains on it
+    "behind",  # somebody trains on a lineage that beats it
+]
 logger = logging.getLogger(__name__)
 
 
@@ -134,19 +139,17 @@ class Presence:
                 return {peer: answer.claim for peer, answer in answers.items()}
         return {}
 
-    async def has_company(self, standing: Standing) -> bool:
-        """Whether any peer that can be reached trains on this lineage, or on one that beats it.
+    async def surroundings(self, standing: Standing) -> Surroundings:
+        """Who is there for a peer at `standing` to average with.
 
         What matters is where a peer stands now: its report may be some epochs old.
         """
-        reports = {peer: self.others[peer] for peer in self._holders()}
-        mates = [peer for peer, report in reports.items() if is_company(report.claim, report.phase, standing)]
-        if any(self._endpoint.is_connected(peer) for peer in mates):
-            return True
+        reports = {peer: self.others[peer] for peer in self._holders() if self._endpoint.is_connected(peer)}
+        if _judge(standing, [(r.claim, r.phase) for r in reports.values()]) == "company":
+            return "company"
         await self.refresh()
-        holders = self.by_convenience(self._holders())
-        answers = await self.ask(holders[:ASKED_AT_ONCE])
-        return any(is_company(answer.claim, answer.phase, standing) for answer in answers.values())
+        answers = await self.ask(self.by_convenience(self._holders())[:ASKED_AT_ONCE])
+        return _judge(standing, [(answer.claim, answer.phase) for answer in answers.values()])
 
     async def anyone_behind(self, epoch: int) -> bool:
         """Whether a peer that holds a state and can be reached has not come to this epoch yet."""
@@ -209,11 +212,12 @@ class Presence:
             await self.refresh()
 
 
-def is_company(claim: Claim, phase: Phase, standing: Standing) -> bool:
-    """Whether a peer like this will be in rounds of the lineage `standing`, or leads the way to another."""
-    if phase == "assisting":
-        return False
-    return claim.standing.beats(standing) or (claim.standing.lineage == standing.lineage and phase != "lingering")
+def _judge(standing: Standing, others: Sequence[tuple[Claim, Phase]]) -> Surroundings:
+    if any(claim.settled and claim.standing.beats(standing) for claim, _ in others):
+        return "behind"
+    if any(claim.standing.lineage == standing.lineage and phase != "lingering" for claim, phase in others):
+        return "company"
+    return "alone"
 
 
 def _seen(peer: PeerID, report: PeerReport, *, left: bool) -> PeerSeen:

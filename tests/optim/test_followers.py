@@ -122,7 +122,7 @@ def test_everyone_in_client_mode_but_a_follower() -> None:
             computing = [await swarm.trainer(seed=n, client_mode=True) for n in (1, 2)]
             await together(monitor.follow(10), *(trainer.train(10) for trainer in computing))
             assert len(digests(swarm.trainers)) == 1
-            assert all(len(trainer.used) >= 8 for trainer in computing)
+            assert all(len(trainer.used) >= 3 for trainer in computing)
             late = await swarm.trainer(seed=5, client_mode=True)
             await together(monitor.follow(15), *(trainer.train(15) for trainer in [*computing, late]))
             assert len(digests(swarm.trainers)) == 1

@@ -107,21 +107,24 @@ def test_a_survey_counts_only_those_who_answer() -> None:
 @pytest.mark.parametrize(
     ("standing", "phase", "expected"),
     [
-        pytest.param(FIRST, "training", True, id="a trainer of this lineage"),
-        pytest.param(FIRST, "following", True, id="a follower"),
-        pytest.param(FIRST, "joining", True, id="one that is about to join this lineage"),
-        pytest.param(SECOND, "training", True, id="one that is ahead"),
-        pytest.param(FIRST, "assisting", False, id="an auxiliary"),
-        pytest.param(FIRST, "lingering", False, id="one that is done"),
-        pytest.param(Standing(0, 0, bytes([9]) * 32), "training", False, id="another lineage that will yield"),
+        pytest.param(FIRST, "training", "company", id="a trainer of this lineage"),
+        pytest.param(FIRST, "following", "company", id="a follower"),
+        pytest.param(FIRST, "joining", "company", id="one that is about to join this lineage"),
+        pytest.param(SECOND, "training", "behind", id="one that is ahead"),
+        pytest.param(SECOND, "lingering", "behind", id="one that is done, further ahead"),
+        pytest.param(SECOND, "joining", "alone", id="one that has not settled there"),
+        pytest.param(SECOND, "assisting", "alone", id="an auxiliary that says it is ahead"),
+        pytest.param(FIRST, "assisting", "alone", id="an auxiliary"),
+        pytest.param(FIRST, "lingering", "alone", id="one that is done"),
+        pytest.param(Standing(0, 0, bytes([9]) * 32), "training", "alone", id="another lineage that will yield"),
     ],
 )
-def test_company(standing: Standing, phase: str, expected: bool) -> None:
+def test_surroundings(standing: Standing, phase: str, expected: str) -> None:
     async def main() -> None:
         async with nodes(2) as members:
             one, other = Peer(members[0]), Peer(members[1], standing, phase)
             await started(one, other)
-            assert await one.presence.has_company(FIRST) is expected
+            assert await one.presence.surroundings(FIRST) == expected
             await ended(one, other)
 
     virtual_time.run(main())
@@ -136,7 +139,7 @@ def test_a_peer_with_another_fingerprint_is_seen_but_counts_for_nothing() -> Non
             assert one.presence.claims() == []
             assert await one.presence.survey() == {}
             assert await one.presence.ask([members[1].peer_id]) == {}
-            assert not await one.presence.has_company(FIRST)
+            assert await one.presence.surroundings(FIRST) == "alone"
             await ended(one, stranger)
 
     virtual_time.run(main())
@@ -149,11 +152,11 @@ def test_the_dead_and_the_frozen_are_no_company() -> None:
         second, third = [await make_node(network, n, first) for n in (1, 2)]
         one, killed, frozen = Peer(first), Peer(second), Peer(third)
         await started(one, killed, frozen)
-        assert await one.presence.has_company(FIRST)
+        assert await one.presence.surroundings(FIRST) == "company"
         network.kill(second.peer_id)
         network.freeze(third.peer_id)
         await asyncio.sleep(10)
-        assert not await one.presence.has_company(FIRST)
+        assert await one.presence.surroundings(FIRST) == "alone"
         network.thaw(third.peer_id)
         await ended(one, frozen, killed)
         for node in (third, second, first):
