@@ -18,7 +18,7 @@ def next_bits(bits: str, group: Group, me: PeerID, target_size: int) -> str:
     """The bucket after a round in `group`. Members of one group go to different buckets, as far as there are enough.
 
     A peer's place in a shuffle that the group id fixes is written in binary behind the bits, and as many fall off at
-    the front: so after len(bits) / log2(target_size) rounds everyone has met with everyone's average.
+    the front. So with all groups full, everyone holds the mean of all after 1 + len(bits) / log2(target_size) rounds.
     """
     if not bits:
         return bits

@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
-from swarmcli.averaging.core import AveragerCore
+from swarmcli.averaging.core import AveragerCore, GetState
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
@@ -83,6 +83,7 @@ class Averagers:
         clock_error: float = 0.0,
         shapes: Sequence[tuple[int, ...]] = ((3, 5), (40,)),
         matchmaking: dict[str, Any] | None = None,
+        get_state: GetState | None = None,
         **config: Any,
     ) -> Peer:
         number = len(self.peers)
@@ -98,7 +99,7 @@ class Averagers:
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         tensors = [torch.full(shape, float(number * 10**index)) for index, shape in enumerate(shapes)]
         settings = {"prefix": "test", "allreduce": FAST, "matchmaking": MatchmakingOptions(**(matchmaking or {}))}
-        core = AveragerCore(tensors, node, AveragerConfig(**{**settings, **config}))
+        core = AveragerCore(tensors, node, AveragerConfig(**{**settings, **config}), get_state=get_state)
         await core.start()
         peer = Peer(node, core, events)
         self.peers.append(peer)

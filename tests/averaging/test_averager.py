@@ -1,0 +1,172 @@
+"""DecentralizedAverager over TCP: several peers in one process, each with a DHT of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli import DHT, DecentralizedAverager
+from swarmcli.averaging import AveragingMode, AveragingStage
+from swarmcli.events import RoundFinished
+
+
+@contextmanager
+def swarm(count: int, *, clients: int = 0, **options: Any) -> Iterator[list[DecentralizedAverager]]:
+    """Averagers whose tensors are full of their number; the last `clients` of them are in client mode."""
+    with ExitStack() as stack:
+        averagers: list[DecentralizedAverager] = []
+        for number in range(count):
+            first = averagers[0].dht.get_visible_addresses() if averagers else None
+            dht = DHT(first, start=True, host="127.0.0.1", client_mode=number >= count - clients)
+            stack.callback(dht.shutdown)
+            tensors = [torch.full((50, 7), float(number)), torch.full((3,), float(number), dtype=torch.float64)]
+            averagers.append(
+                stack.enter_context(DecentralizedAverager(tensors, dht, start=True, prefix="test", **options))
+            )
+        yield averagers
+
+
+def average(averagers: list[DecentralizedAverager], **options: Any) -> list[Any]:
+    controls = [averager.step(wait=False, timeout=30, **options) for averager in averagers]
+    return [control.result(60) for control in controls]
+
+
+def first_values(averager: DecentralizedAverager) -> list[float]:
+    with averager.get_tensors() as tensors:
+        return [float(tensor.flatten()[0]) for tensor in tensors]
+
+
+def test_three_peers_one_of_them_behind_a_firewall() -> None:
+    with swarm(3, clients=1) as averagers:
+        heard: list[RoundFinished] = []
+        averagers[0].dht.events.subscribe(
+            lambda event: heard.append(event) if isinstance(event, RoundFinished) else None
+        )
+        for _ in range(2):
+            results = average(averagers, gather="note")
+            assert [dict(result) for result in results] == [{each.peer_id: "note" for each in averagers}] * 3
+        assert [first_values(averager) for averager in averagers] == [[1.0, 1.0]] * 3
+        assert [event.outcome for event in heard] == ["committed", "committed"]
+        assert [averager.mode for averager in averagers] == [AveragingMode.NODE] * 2 + [AveragingMode.CLIENT]
+        assert all(averager.is_alive for averager in averagers)
+        assert averagers[0].total_size == 353
+    assert not any(averager.is_alive for averager in averagers)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("swarm")]
+
+
+def test_waiting_trigger_weight_and_failure() -> None:
+    with swarm(2) as (one, other):
+        assert one.step(timeout=0.5) is None  # nobody else came
+        with pytest.raises(ValueError, match="require_trigger"):
+            one.step(require_trigger=True)
+        controls = [each.step(wait=False, require_trigger=True, timeout=30) for each in (one, other)]
+        controls[0].begun.result(30)
+        controls[0].weight = 3.0
+        for control in controls:
+            control.allow_allreduce()
+        assert controls[0].result(60).total_weight == 4.0
+        controls[1].result(60)
+        assert first_values(one) == first_values(other) == [0.25, 0.25]
+        assert controls[0].stage is AveragingStage.FINISHED
+
+
+def test_step_waits_for_the_result() -> None:
+    with swarm(2) as (one, other):
+        control = other.step(wait=False)
+        result = one.step(gather={"a": 1})
+        assert result is not None and result[one.peer_id] == {"a": 1} and result[other.peer_id] is None
+        control.result(60)
+
+
+class WithMetadata(DecentralizedAverager):
+    def get_current_state(self) -> tuple[Any, list[torch.Tensor]]:
+        return {"epoch": 5}, [torch.arange(4)]
+
+
+def test_state_is_loaded_from_whoever_shares_it() -> None:
+    with swarm(2, declare_state_period=1.0) as (one, other):
+        other.state_sharing_priority = 3.0
+        assert other.state_sharing_priority == 3.0
+        loaded = one.load_state_from_peers(timeout=30)
+        assert loaded is not None and loaded[0] is None
+        assert [float(tensor.flatten()[0]) for tensor in loaded[1]] == [1.0, 1.0]
+        with (
+            WithMetadata([torch.zeros(1)], other.dht, start=True, prefix="more"),
+            DecentralizedAverager([torch.zeros(1)], one.dht, start=True, prefix="more") as newcomer,
+        ):
+            metadata, tensors = newcomer.load_state_from_peers(wait=False, timeout=30).result(60) or (None, [])
+            assert metadata == {"epoch": 5} and torch.equal(tensors[0], torch.arange(4))
+
+
+def test_group_bits() -> None:
+    with swarm(1, initial_group_bits="01") as (averager,):
+        assert averager.get_group_bits() == "01"
+        averager.set_group_bits("110")
+        assert averager.get_group_bits(wait=False).result(10) == "110"
+        with pytest.raises(ValueError, match="group bits"):
+            averager.set_group_bits("2")
+
+
+def test_life() -> None:
+    with swarm(1) as (first,):
+        with pytest.raises(ValueError, match="served already"):
+            DecentralizedAverager([torch.zeros(1)], first.dht, start=True, prefix="test")
+        later = DecentralizedAverager([torch.zeros(1)], first.dht, start=False, prefix="later", auxiliary=True)
+        assert not later.is_alive and later.mode is AveragingMode.AUX
+        with pytest.raises(RuntimeError, match="not running"):
+            later.step()
+        later.run_in_background(timeout=10)
+        with pytest.raises(RuntimeError, match="started already"):
+            later.run_in_background()
+        control = later.step(wait=False)
+        later.shutdown()
+        later.shutdown()
+        assert control.cancelled() and not later.is_alive
+        with pytest.raises(RuntimeError, match="shut down"):
+            later.run_in_background()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target_group_size": 1}, "target_group_size"),
+        ({"min_group_size": 0}, "min_group_size"),
+        ({"initial_group_bits": "012"}, "group bits"),
+        ({"min_matchmaking_time": 0.0}, "min_matchmaking_time"),
+        ({"request_timeout": -1.0}, "request_timeout"),
+        ({"averaging_alpha": 0.0}, "averaging_alpha"),
+        ({"part_size_bytes": 0}, "part_size_bytes"),
+        ({"bandwidth": -1.0}, "bandwidth"),
+        ({"min_vector_size": -1}, "min_vector_size"),
+        ({"prefix": ""}, "prefix"),
+        ({"declare_state_period": 0}, "declare_state_period"),
+        ({"sender_timeout": 0.0}, "sender_timeout"),
+    ],
+)
+def test_arguments_that_make_no_sense(options: dict[str, Any], words: str) -> None:
+    dht = DHT(start=False)
+    with pytest.raises(ValueError, match=words):
+        DecentralizedAverager([torch.zeros(1)], dht, **{"start": False, "prefix": "p", **options})
+    dht.shutdown()
+
+
+def test_a_client_cannot_claim_to_be_reachable() -> None:
+    dht = DHT(start=False, client_mode=True)
+    with pytest.raises(ValueError, match="client_mode=False"):
+        DecentralizedAverager([torch.zeros(1)], dht, start=False, prefix="p", client_mode=False)
+    dht.shutdown()
+
+
+def test_timeouts_that_do_not_fit_are_clamped() -> None:
+    dht = DHT(start=False)
+    averager = DecentralizedAverager(
+        [torch.zeros(1)], dht, start=False, prefix="p", min_matchmaking_time=1.0, next_chunk_timeout=4.0
+    )
+    assert averager.config.matchmaking.request_timeout == 1.0
+    assert averager.config.allreduce.sender_timeout == 4.0
+    dht.shutdown()
