@@ -101,7 +101,9 @@ class Swarm:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             for child in alive:
-                assert child.returncode in (None, 0), f"{child.name} ended while waiting: {what}\n{child.last_words(40)}"
+                assert child.returncode in (None, 0), (
+                    f"{child.name} ended while waiting: {what}\n{child.last_words(40)}"
+                )
             assert time.monotonic() < deadline, f"waited in vain: {what}\n{self.last_words()}"
             poll()
 

@@ -108,8 +108,12 @@ def test_a_signal_ends_a_trainer_in_order(swarm: MakeSwarm, tmp_path: Path, numb
     os.kill(trainer.pid, number)
     run.wait_for_end(trainer, code)
     assert children == []
-    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own cache
+    left = [
+        path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")
+    ]  # torch's own cache
     assert left == []
     assert not (run.home("trainer") / "peer.json").exists()
     assert run.summary("trainer")["epochs"] >= 2
-    run.wait(lambda: any("trainer" in e.text and "left" in e.text for e in run.events("monitor")), "the goodbye is heard")
+    run.wait(
+        lambda: any("trainer" in e.text and "left" in e.text for e in run.events("monitor")), "the goodbye is heard"
+    )

@@ -43,7 +43,9 @@ def test_a_swarm_behind_firewalls_takes_in_a_newcomer_through_the_monitor(swarm:
     trainers = [run.start("join", name, "--client-mode") for name in ("trainer-1", "trainer-2")]
     run.wait_for_epoch("trainer-1", 3, monitor, *trainers)
     newcomer = run.start("join", "newcomer", "--client-mode")
-    run.wait(lambda: any(e.own_samples for e in run.epochs("newcomer")), "the newcomer contributes", newcomer, *trainers)
+    run.wait(
+        lambda: any(e.own_samples for e in run.epochs("newcomer")), "the newcomer contributes", newcomer, *trainers
+    )
     finish(run, 60, *trainers, newcomer)
     assert run.summary("newcomer")["downloads"] >= 1
     monitor.ask_to_stop()

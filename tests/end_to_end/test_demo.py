@@ -1,0 +1,60 @@
+"""The demo's own promises, kept with a model small enough for a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarmcli.cli.demo_run import ActorReport, DemoRun, Plan, checks
+from swarmcli.errors import SwarmError
+from tests.end_to_end.swarm import RECIPE, TEXT
+
+pytestmark = pytest.mark.processes
+
+
+def write_recipe(directory: Path, max_epochs: int) -> Path:
+    recipe = directory / "recipe.yaml"
+    recipe.write_text(RECIPE.format(max_epochs=max_epochs).replace("target_batch_size: 256", "target_batch_size: 1024"))
+    (directory / "text").mkdir()
+    (directory / "text" / "lines.txt").write_text(TEXT)
+    return recipe
+
+
+def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
+    plan, told = Plan.for_epochs(60), []
+    recipe = write_recipe(tmp_path, plan.last)
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    actors = DemoRun(recipe, "test-run", plan, stage, told.append).perform()
+    verdict = checks(actors, plan)
+    assert [check for check in verdict if not check.holds] == []
+    assert "trainer-2 is killed with SIGKILL" in told
+    assert next(actor.fate for actor in actors if actor.name == "trainer-2").startswith("killed")
+
+
+def test_the_demo_names_an_actor_that_fails(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, 60)
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    run = DemoRun(recipe, "test-run", Plan.for_epochs(60), stage, lambda _: None, overrides=["sequence_len=0"])
+    with pytest.raises(SwarmError, match=r"(?s)monitor ended with exit code 2.*sequence_len"):
+        run.perform()
+
+
+def survivors(**changes: str) -> list[ActorReport]:
+    digests = {"monitor": "a", "trainer-1": "a", "trainer-3": "a", **changes}
+    actors = [
+        ActorReport(name, name.partition("-")[0], "ended", summary={"digest": digest, "epoch": 9, "downloads": 1,
+                    "bytes_sent": 0, "bytes_received": 1})
+        for name, digest in digests.items()
+    ]  # fmt: skip
+    auxiliary = ActorReport("auxiliary", "auxiliary", "ended", summary={"bytes_sent": 1, "bytes_received": 1})
+    return [*actors, auxiliary, ActorReport("trainer-2", "trainer", "killed by SIGKILL")]
+
+
+def test_one_different_bit_is_a_broken_promise() -> None:
+    claim = "all survivors hold bit-identical parameters"
+    assert {check.claim: check.holds for check in checks(survivors(), Plan(2, 9))}[claim]
+    differing = checks(survivors(**{"trainer-3": "b"}), Plan(2, 9))
+    assert not {check.claim: check.holds for check in differing}[claim]
