@@ -44,7 +44,7 @@ class HandshakeLimits:
     """Bounds on strangers: connections whose handshake is not complete."""
 
     most: int = 256  # at the same time; further ones wait in the system's queue
-    grace: float = 1.0  # seconds after which one may be dropped to make room for another
+    grace: float = 2.0  # seconds after which one may be dropped to make room for another
 
 
 class TCPTransport:

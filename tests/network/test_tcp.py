@@ -207,6 +207,24 @@ def test_an_orderly_end_delivers_everything_and_names_the_reason_at_both_ends() 
     asyncio.run(main())
 
 
+def test_what_still_waits_to_be_written_arrives_before_the_end() -> None:
+    async def main() -> None:
+        async with pair() as (near, _, far, recorder):
+            far.pause_reading()
+            sent = 0
+            while not as_tcp(near)._socket.get_write_buffer_size():
+                await near.send(b"", [bytes(1 << 16)])
+                sent += 1
+            closing = asyncio.ensure_future(near.close("enough"))
+            await asyncio.sleep(0)
+            far.resume_reading()
+            assert str(await recorder.wait_lost()) == "closed by peer: enough"
+            assert len(recorder.frames) == sent
+            await closing
+
+    asyncio.run(main())
+
+
 def test_both_ends_may_close_at_the_same_moment() -> None:
     async def main() -> None:
         async with pair() as (near, near_recorder, far, recorder):
