@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class Collaboration:
             load_state_timeout=averaging.load_state_timeout,
             auxiliary=auxiliary,
             averager_opts=averager_options(recipe),
-            description=self.peer.description,
+            description=replace(self.peer.description, device=str(self.compute)),
             fingerprint=recipe.fingerprint(),
         )
 

@@ -10,12 +10,16 @@ import pytest
 from tests.end_to_end.swarm import PATIENCE_SECONDS, Swarm
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.processes, pytest.mark.browser]
 
 MakeSwarm = Callable[[int], Swarm]
 PATIENCE = PATIENCE_SECONDS * 1000  # milliseconds, as playwright counts
+
+
+def epoch_shown(page: Page) -> int:
+    return int(page.inner_text("#epoch"))
 
 
 def test_an_open_page_sees_two_trainers_and_the_epoch_rise(swarm: MakeSwarm, chromium: Browser) -> None:
@@ -30,9 +34,9 @@ def test_an_open_page_sees_two_trainers_and_the_epoch_rise(swarm: MakeSwarm, chr
     assert "swarm join" in page.inner_text("body")
 
     trainers = [run.start("join", name) for name in ("Ada <img src=x>", "Grace")]
-    page.wait_for_function("Number(document.querySelector('#epoch').textContent) >= 2", timeout=PATIENCE)
-    seen = int(page.inner_text("#epoch"))
-    page.wait_for_function(f"Number(document.querySelector('#epoch').textContent) > {seen}", timeout=PATIENCE)
+    run.wait(lambda: epoch_shown(page) >= 2, "the page shows two epochs", monitor, *trainers)
+    seen = epoch_shown(page)
+    run.wait(lambda: epoch_shown(page) > seen, "the epoch rises on the page", monitor, *trainers)
     for name in ("Ada <img src=x>", "Grace"):
         page.get_by_text(name, exact=True).first.wait_for(timeout=PATIENCE)
     context.close()
