@@ -19,7 +19,7 @@ from swarmcli.averaging.download import DownloadedState
 from swarmcli.averaging.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.layout import Layout
-from swarmcli.averaging.leaving import decline
+from swarmcli.averaging.leaving import decline, note_absence
 from swarmcli.averaging.service import AllreduceService
 from swarmcli.averaging.sharing import StateOffer, StateSharing
 from swarmcli.averaging.snapshot import Snapshot
@@ -59,8 +59,10 @@ class AveragerCore:
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
         self._layout = Layout.of(self._tensors)
-        self._finder = GroupFinder(node, config, self._layout.numel, self._own_terms())
         self._service = AllreduceService(node.endpoint, config.prefix)
+        self._finder = GroupFinder(
+            node, config, self._layout.numel, self._own_terms(), unheard=self._unheard, parted=self._parted
+        )
         self._get_state = get_state or self._copy_tensors
         self._sharing = StateSharing(
             node, config.prefix, self._snapshot, donates=config.share_state, period=config.declare_state_period
@@ -125,6 +127,12 @@ class AveragerCore:
     def declare_state(self, *, priority: float = 0.0, epoch: int = -1, tag: bytes = b"") -> None:
         """What newcomers are told about the state that this peer shares; donors of higher priority are asked first."""
         self._sharing.declare(StateOffer(priority, epoch, tag))
+
+    def _unheard(self, group: Group, member: PeerID, reason: str) -> None:
+        self._rounds.spawn(note_absence(self._service, group, member, reason))
+
+    def _parted(self, group: Group) -> None:
+        self._service.remember(group.group_id, None)  # so that the others' streams are refused at once
 
     async def _snapshot(self) -> Snapshot:
         metadata, tensors = await self._get_state()

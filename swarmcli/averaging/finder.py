@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from swarmcli.averaging.bits import group_key, next_bits
 from swarmcli.averaging.candidates import Candidate, Roll, search_id
@@ -16,7 +16,7 @@ from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.matchmaking import Search
 from swarmcli.averaging.moves import Goal, Offer
 from swarmcli.averaging.partition import reducing_shares
-from swarmcli.averaging.post import Post
+from swarmcli.averaging.post import Post, Unheard
 from swarmcli.averaging.rendezvous import Rendezvous
 from swarmcli.averaging.seeking import Seeker
 from swarmcli.dht.node import DHTNode
@@ -31,9 +31,20 @@ logger = logging.getLogger(__name__)
 
 
 class GroupFinder:
-    """The matchmaking of one averager. `total_size` is in elements; `own_terms` must be equal at all members."""
+    """The matchmaking of one averager."""
 
-    def __init__(self, node: DHTNode, config: AveragerConfig, total_size: int, own_terms: dict[str, str]) -> None:
+    def __init__(
+        self,
+        node: DHTNode,
+        config: AveragerConfig,
+        total_size: int,
+        own_terms: dict[str, str],
+        *,
+        unheard: Unheard,
+        parted: Callable[[Group], None],
+    ) -> None:
+        """`total_size` is in elements; `own_terms` must be equal at all members. `unheard` is called when a follower
+        could not be told that its group begins, `parted` with a group that begins in vain with this peer in it."""
         self.listening = not (node.client_mode if config.client_mode is None else config.client_mode)
         self.group_bits = config.initial_group_bits
         self._node = node
@@ -42,8 +53,9 @@ class GroupFinder:
         self._total_size = total_size
         self._own_terms = own_terms
         self._tasks = TaskOwner()
-        self._post = Post(node.endpoint, config.prefix, self._tasks, timeout=config.matchmaking.request_timeout)
-        self._rendezvous = Rendezvous(node.endpoint, config.prefix)
+        timeout = config.matchmaking.request_timeout
+        self._post = Post(node.endpoint, config.prefix, self._tasks, timeout=timeout, unheard=unheard)
+        self._rendezvous = Rendezvous(node.endpoint, config.prefix, parted)
         self._turn = asyncio.Lock()
         self._finished: dict[PeerID, bytes] = {}
         self._crew: frozenset[PeerID] = frozenset()

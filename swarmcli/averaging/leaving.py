@@ -1,4 +1,4 @@
-"""Leaving a group between its beginning and one's own first word in its round, so that nobody waits in vain."""
+"""Members that are lost between a group's beginning and their first word in its round: nobody waits for them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.messages import Noted, VoteMessage
 from swarmcli.averaging.outcome import Aborted, Reject
 from swarmcli.averaging.service import AllreduceService
-from swarmcli.errors import NetworkError
+from swarmcli.errors import CallRefused, NetworkError
+from swarmcli.network.identity import PeerID
 
 TIMEOUT = 60.0  # seconds that the leader may take to begin its own part and hear of it
 
 logger = logging.getLogger(__name__)
+
+
+async def note_absence(service: AllreduceService, group: Group, member: PeerID, reason: str) -> None:
+    """At the leader: a member could not be told that the group begins, so nobody need wait for it."""
+    try:
+        await service.take_vote(member, group.group_id, Reject(f"it did not learn that the round began: {reason}"))
+    except CallRefused as error:
+        logger.debug("the round is over without %s: %s", member.short, error)
 
 
 async def decline(service: AllreduceService, group: Group) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 from swarmcli.averaging.candidates import Candidate
+from swarmcli.averaging.group import Group
 from swarmcli.averaging.meeting import (
     Answer,
     Begin,
@@ -28,6 +29,7 @@ from swarmcli.network.transport import PeerInfo
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+Unheard: TypeAlias = Callable[[Group, PeerID, str], None]
 
 
 def method_name(prefix: str, what: str) -> str:
@@ -38,11 +40,13 @@ def method_name(prefix: str, what: str) -> str:
 class Post:
     """Typed calls to the same averager at other peers. All but `tell…` raise NetworkError and its kinds."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str, tasks: TaskOwner, *, timeout: float) -> None:
+    def __init__(self, endpoint: Endpoint, prefix: str, tasks: TaskOwner, *, timeout: float, unheard: Unheard) -> None:
+        """`unheard` is called when a follower could not be told that its group begins."""
         self.endpoint = endpoint
         self.prefix = prefix
         self.timeout = timeout
         self._tasks = tasks
+        self._unheard = unheard
 
     def learn(self, candidate: Candidate) -> None:
         """Takes up where a candidate can be dialed."""
@@ -61,16 +65,23 @@ class Post:
         return await self._call(peer, "push", message, Pulse)
 
     def tell_leaving(self, peer: PeerID, message: Leave) -> None:
-        self._tasks.spawn(self._tell(self._call(peer, "leave", message, Done), peer, "leave"))
+        self._tasks.spawn(self._tell_leaving(peer, message))
 
-    def tell_begin(self, peer: PeerID, message: Begin) -> None:
-        self._tasks.spawn(self._tell(self._call(peer, "begin", message, Done), peer, "begin"))
+    def tell_begin(self, peer: PeerID, search: bytes, group: Group) -> None:
+        self._tasks.spawn(self._tell_begin(peer, search, group))
 
     async def _call(self, peer: PeerID, what: str, message: Any, answer: type[R]) -> R:
         return await self.endpoint.call(peer, method_name(self.prefix, what), message, answer, timeout=self.timeout)
 
-    async def _tell(self, call: Coroutine[Any, Any, Done], peer: PeerID, what: str) -> None:
+    async def _tell_leaving(self, peer: PeerID, message: Leave) -> None:
         try:
-            await call
+            await self._call(peer, "leave", message, Done)
         except NetworkError as error:
-            logger.debug("%s did not take %r: %s", peer.short, what, error)
+            logger.debug("%s did not hear that this peer has left its group: %s", peer.short, error)
+
+    async def _tell_begin(self, peer: PeerID, search: bytes, group: Group) -> None:
+        try:
+            await self._call(peer, "begin", Begin(search, group.body), Done)
+        except NetworkError as error:
+            logger.debug("%s did not hear that its group begins: %s", peer.short, error)
+            self._unheard(group, peer, str(error))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from swarmcli.averaging.group import Group
 from swarmcli.averaging.meeting import (
     Answer,
     Begin,
@@ -24,7 +27,9 @@ from swarmcli.network.rpc import Endpoint
 class Rendezvous:
     """The matchmaking methods of one averager. `seeker` is the search under way, if there is one."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str) -> None:
+    def __init__(self, endpoint: Endpoint, prefix: str, parted: Callable[[Group], None]) -> None:
+        """`parted` is called with a group that has begun with this peer in it, which takes no part."""
+        self._parted = parted
         self.seeker: Seeker | None = None
         self._endpoint = endpoint
         self._prefix = prefix
@@ -64,7 +69,11 @@ class Rendezvous:
         return Done()
 
     async def _on_begin(self, peer: PeerID, message: Begin) -> Done:
-        if self.seeker is None or not self.seeker.on_begin(peer, message):
+        group = Group(message.group)
+        if group.leader != peer:
+            raise CallRefused("identity", "only its leader begins a group")
+        if self.seeker is None or not self.seeker.on_begin(group, message.search):
+            self._parted(group)
             raise CallRefused("parted", "this peer is not waiting for that group any more")
         return Done()
 

@@ -15,7 +15,6 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking import LIFETIME, Search
 from swarmcli.averaging.meeting import (
     Answer,
-    Begin,
     Heartbeat,
     Invitation,
     Join,
@@ -134,12 +133,11 @@ class Seeker:
         self.search.on_leave(peer, message.search, self._loop.time())
         self._wake.set()
 
-    def on_begin(self, peer: PeerID, message: Begin) -> bool:
-        """A leader begins its group. Returns whether this peer takes part."""
-        group = Group(message.group)
+    def on_begin(self, group: Group, search: bytes) -> bool:
+        """A leader begins its group. Returns whether this peer takes part, with that search of it."""
         own = self.search.me
-        valid = group.leader == peer and own.peer_id in group and group.tag == own.tag
-        if not valid or not self.search.on_begin(peer, message.search):
+        valid = own.peer_id in group and group.tag == own.tag
+        if not valid or not self.search.on_begin(group.leader, search):
             return False
         self.group = group
         self._wake.set()
@@ -182,7 +180,7 @@ class Seeker:
     def _begin(self, close: Closer) -> Group:
         group = close(self.search)
         for peer, follower in self.search.gathering.followers.items():
-            self._post.tell_begin(peer, Begin(follower.candidate.search, group.body))
+            self._post.tell_begin(peer, follower.candidate.search, group)
         return group
 
     def _part(self) -> None:

@@ -83,9 +83,13 @@ class AllreduceService:
         round_ = await self._round(request.group_id)
         await round_.take_stream(peer, request, stream)
 
+    async def take_vote(self, peer: PeerID, group_id: bytes, vote: Vote) -> None:
+        """A member's vote, once the round has begun here. Raises CallRefused if it does not, or is over."""
+        round_ = await self._round(group_id)
+        round_.take_vote(peer, vote)
+
     async def _vote(self, peer: PeerID, message: VoteMessage) -> Noted:
-        round_ = await self._round(message.group_id)
-        round_.take_vote(peer, message.vote())
+        await self.take_vote(peer, message.group_id, message.vote())
         return Noted()
 
     async def _absence(self, peer: PeerID, notice: AbsenceNotice) -> Noted:

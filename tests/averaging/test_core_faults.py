@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.averaging.control import RoundResult
+from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_all_equal, assert_one_group
@@ -98,6 +99,26 @@ def test_a_round_that_fails_leaves_the_tensors_and_is_tried_again_without_the_cu
                 assert first.reason and first.round_id != second.round_id
 
     run(main(), 1)
+
+
+def test_one_that_does_not_hear_that_its_group_begins_is_not_waited_for() -> None:
+    async def main() -> None:
+        patient = AllreduceOptions()  # a member may take a minute for its last batch
+        async with Averagers(3) as swarm:
+            peers = await swarm.add(3, allreduce=patient)
+            controls = [peer.begin(target=30.0, allow_retries=False) for peer in peers]
+            await asyncio.sleep(5)
+            deaf = next(peer for peer in peers if peer.core._finder._rendezvous.seeker.search.leader is not None)
+            deaf.core._finder._rendezvous.seeker = None  # as if it had just left, and the messages had crossed
+            began = asyncio.get_running_loop().time()
+            for control in controls:
+                control.report(10.0)
+            left = [control for control, peer in zip(controls, peers, strict=True) if peer is not deaf]
+            await all_outcomes(left)
+            assert asyncio.get_running_loop().time() - began < 10
+            controls[peers.index(deaf)].cancel()
+
+    run(main(), 3)
 
 
 def test_without_retries_a_failed_round_says_why() -> None:
