@@ -22,7 +22,6 @@ from swarmcli.network.transport import PeerInfo
 
 _PROBES = 4  # lost contacts tried at a time
 _JITTER = 0.25
-_ENOUGH_CLOCKS = 8  # measured; the median of more is hardly any better
 _BREATHER = 1.0  # seconds between two probes when everyone is gone
 
 
@@ -41,13 +40,6 @@ class Maintenance:
     def remember(self, first_contacts: dict[str, PeerID | None]) -> None:
         """Addresses to try again whenever the peer behind them (None: not met yet) is not in the table."""
         self._first_contacts.update(first_contacts)
-
-    def met(self, peer: PeerID) -> None:
-        """A peer has called. While few clocks are known, its own is asked for: a node that has never called anyone
-        knows no clock but its own, and both would disagree on when records expire."""
-        endpoint = self._core.endpoint
-        if endpoint.round_trip(peer) is None and endpoint.clock.statistics().peers < _ENOUGH_CLOCKS:
-            self._ping_soon(peer)
 
     def on_event(self, event: Event) -> None:
         """A neighbour whose connection is gone is asked at once: if it is dead, its records want a new home."""

@@ -57,7 +57,7 @@ class DHTNode:
         self._author = Author(endpoint.identity, options.limits)
         self._cache = ReadCache(options.limits)
         self._maintenance = Maintenance(self._core, self._calls, self._writer)
-        self._service = DHTService(self._core, self._maintenance.met)
+        self._service = DHTService(self._core)
         self._replicator = Replicator(self._core, self._calls, self._writer)
         self._work: asyncio.Task[None] | None = None
         self._owns_endpoint = True
@@ -195,7 +195,7 @@ class DHTNode:
         self._core.contacts.listeners.append(self._maintenance)
         if not self.client_mode:
             self._core.contacts.listeners.append(self._replicator)
-        self._service.start()
+            self._service.start()
         self._unsubscribe = self.endpoint.events.subscribe(self._maintenance.on_event)
 
     async def _join(self, initial_peers: Sequence[str], timeout: float) -> None:

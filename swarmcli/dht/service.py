@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from swarmcli.dht import messages
@@ -19,20 +19,16 @@ from swarmcli.network.identity import PeerID
 
 
 class DHTService:
-    """The four methods that a node serves. A client only answers pings: that is how others ask for its clock."""
+    """The four methods that a listening node serves. Nobody asks a peer in client mode."""
 
-    def __init__(self, core: NodeCore, met: Callable[[PeerID], None]) -> None:
-        """`met` hears of everyone who calls."""
+    def __init__(self, core: NodeCore) -> None:
         self._core = core
-        self._met = met
         self._meter = WriteMeter(core.limits)
 
     def start(self) -> None:
         """Begins to answer."""
         endpoint = self._core.endpoint
         endpoint.serve(messages.PING, messages.PingRequest, self.ping)
-        if endpoint.client_mode:
-            return
         endpoint.serve(messages.FIND, messages.FindRequest, self.find)
         endpoint.serve(messages.STORE, messages.StoreRequest, self.store)
         endpoint.serve(messages.SYNC, messages.SyncRequest, self.sync)
@@ -131,7 +127,6 @@ class DHTService:
         except ValidationError as error:
             self._refuse(peer, str(error))
         self._core.contacts.heard_from(contact)
-        self._met(peer)
 
     def _check_ids(self, peer: PeerID, ids: tuple[bytes, ...], most: int) -> None:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 from swarmcli.dht import DHTLimits, DHTNode, Follower
 from swarmcli.network.virtual_time import run
 
-from .swarm import Swarm, soon
+from .swarm import Swarm, address, soon
 
 
 def values(read: dict[Any, Any]) -> dict[Any, Any]:
@@ -80,6 +80,29 @@ def test_it_is_right_when_replicas_restart_and_count_anew() -> None:
                 assert values(await follower.refresh())["changing"] == f"life {number}"
             fresh = await reader.follow("key").refresh()
             assert values(await follower.refresh()) == values(fresh)
+
+    run(main())
+
+
+def test_a_cursor_into_another_life_is_not_mistaken_for_this_one() -> None:
+    """The only replica comes back with nothing and has counted less than before: what it counts now is new."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            keeper = await swarm.node("keeper", [])
+            known = [address(keeper)]
+            reader = await swarm.node("reader", known, client_mode=True)
+            writer = await swarm.node("writer", known, client_mode=True)
+            follower = reader.follow("key")
+            for number in range(10):
+                await writer.store("key", "first life", soon(writer), subkey=f"{number}")
+            assert len(await follower.refresh()) == 10
+            swarm.nodes.remove(keeper)
+            await keeper.shutdown()
+            await swarm.node("keeper", [])
+            await asyncio.sleep(60.0)
+            assert await writer.store("key", "second life", soon(writer, 2000.0), subkey="0")
+            assert values(await follower.refresh())["0"] == "second life"
 
     run(main())
 

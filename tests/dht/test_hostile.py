@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from swarmcli.dht import DHTLimits, DHTNode, messages
-from swarmcli.dht.keys import OwnedSubkey, encode_subkey, id_to_bytes, key_id
+from swarmcli.dht.keys import OwnedSubkey, encode_subkey, id_to_bytes, key_id, node_id
 from swarmcli.dht.messages import Answer, FindReply, FindRequest, Neighbour, Outcome, StoreReply
 from swarmcli.dht.records import Record, encode_value
 from swarmcli.dht.signature import sign_record
@@ -232,6 +232,34 @@ def test_nonsense_outcomes_count_as_nothing_stored(outcomes: tuple[Outcome, ...]
             await endpoint.close()
 
     run(main())
+
+
+def test_whoever_answers_a_search_and_then_stores_nothing_is_replaced() -> None:
+    """In a network too large to be known: there, the replicas are found first and written to then."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(12, bucket_size=2, num_replicas=2)
+
+            def refuse(request: messages.StoreRequest) -> StoreReply:
+                raise CallRefused("no", "not here")
+
+            endpoint = await liar(swarm, nothing, refuse)
+            own = node_id(endpoint.peer_id)
+            keys = [f"key {number}" for number in range(200)]
+            near = [key for key in keys if all((own ^ key_id(key)) < (_place(node) ^ key_id(key)) for node in nodes)]
+            assert len(near) > 5
+            for key in near:
+                assert await nodes[0].store(key, 1, soon(nodes[0]))
+                holders = [node for node in nodes if node._core.storage.entry(key_id(key), 0.0) is not None]
+                assert len(holders) >= 2, key
+            await endpoint.close()
+
+    run(main())
+
+
+def _place(node: DHTNode) -> int:
+    return node_id(node.peer_id)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from swarmcli.dht import DHTNode
 from swarmcli.network.virtual_time import run
 
 from .swarm import QUIET, Swarm, address, soon
@@ -40,6 +41,30 @@ def test_after_a_partition_everyone_reads_what_either_half_stored(minutes: float
     run(main())
 
 
+def test_halves_merge_without_any_first_contact() -> None:
+    """Everyone's first contact has left for good; those whom each node lost are what it has."""
+
+    async def main() -> None:
+        async with Swarm(8, limits=QUIET) as swarm:
+            founder = await swarm.node("founder")
+            nodes = [await swarm.node(number, [address(founder)]) for number in range(10)]
+            swarm.nodes.remove(founder)
+            await founder.shutdown()
+            one, other = nodes[:5], nodes[5:]
+            swarm.network.partition([node.peer_id for node in one], [node.peer_id for node in other])
+            await asyncio.sleep(120.0)
+            for node in nodes:  # so that everyone notices who is gone
+                await node.get("missing", latest=True)
+            assert await one[0].store("key", "one", soon(one[0], 1e4))
+            swarm.network.heal()
+            await asyncio.sleep(300.0)
+            for node in nodes:
+                assert node.statistics().contacts == 9
+                assert (await node.get("key", latest=True)).value == "one"  # type: ignore[union-attr]
+
+    run(main())
+
+
 def test_two_networks_merge_when_a_first_contact_comes_up() -> None:
     """The second network's founder was given an address where nobody listened yet, beside one that answered."""
 
@@ -52,8 +77,6 @@ def test_two_networks_merge_when_a_first_contact_comes_up() -> None:
             swarm.network.partition([late.peer_id])
             follower = await swarm.node("follower", [address(founder), late_address])
             swarm.network.heal()
-            from swarmcli.dht import DHTNode
-
             swarm.nodes.append(await DHTNode.create(late, initial_peers=[address(left[0])]))
             await left[1].store("key", "left", soon(left[1]))
             await asyncio.sleep(200.0)
