@@ -40,7 +40,8 @@ class Results:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._memory = torch.empty(layout.nbytes, dtype=torch.uint8)
+        memory = torch.empty(layout.nbytes, dtype=torch.uint8)
+        self._segments = {each.dtype: memory[each.offset : each.end].view(each.dtype) for each in layout.segments}
 
     def part(self, part: Part) -> torch.Tensor:
         """The flat tensor that a part occupies."""
@@ -59,4 +60,4 @@ class Results:
         return all_finite(self.part(part))
 
     def _segment(self, segment: Segment) -> torch.Tensor:
-        return self._memory[segment.offset : segment.end].view(segment.dtype)
+        return self._segments[segment.dtype]
