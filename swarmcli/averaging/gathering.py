@@ -128,16 +128,16 @@ class Gathering:
 
     def _decide_standing(self, now: float, missing: bool, settled_at: float) -> Decision:
         assert self.target is not None
-        if self.total_progress < self.target:
+        too_few = len(self) < self.options.min_group_size
+        # Without those who are missing there would be no group at all, so they get more than the grace.
+        if self.total_progress < self.target or (too_few and missing):
             self._reached_at = math.inf
             return Decision()
         self._reached_at = min(self._reached_at, now)
         ends = self._reached_at + self.options.standing_grace if missing else settled_at
         if now < ends:
             return Decision(wake_at=ends)
-        if len(self) >= self.options.min_group_size:
-            return Decision(begin=True)
-        return Decision(give_up=self._too_few())
+        return Decision(give_up=self._too_few()) if too_few else Decision(begin=True)
 
     def _too_few(self) -> str:
         return f"only {len(self)} of at least {self.options.min_group_size} peers came together in time"

@@ -124,14 +124,20 @@ def test_whoever_leaves_a_standing_group_takes_its_progress_along() -> None:
     assert decide(made, 10.0) == Decision()
 
 
-@pytest.mark.parametrize("missing", [False, True])
-def test_alone_with_enough_progress_a_standing_group_gives_up(missing: bool) -> None:
+def test_alone_with_enough_progress_a_standing_group_gives_up() -> None:
     made = gathering(target=100.0)
     made.own_progress = 100.0
-    first = decide(made, 10.0, missing=missing, settled_at=0.5)
-    if missing:
-        assert first == Decision(wake_at=11.0)
-    assert "only 1" in decide(made, 11.0, missing=missing).give_up
+    assert decide(made, 0.2) == Decision(wake_at=0.5)
+    assert "only 1" in decide(made, 0.5).give_up
+
+
+def test_a_standing_group_that_would_be_too_small_waits_for_the_missing_and_then_gives_them_their_grace() -> None:
+    made = gathering(target=100.0)
+    made.own_progress = 100.0
+    assert decide(made, 10.0, missing=True) == decide(made, 1000.0, missing=True) == Decision()
+    join(made, 1)
+    assert decide(made, 1000.0, missing=True) == Decision(wake_at=1001.0)
+    assert decide(made, 1001.0, missing=True).begin
 
 
 def test_a_group_of_one_is_possible_where_it_is_wanted() -> None:
