@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from swarmcli.averaging.candidates import Candidate
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.gathering import MIN_PATIENCE, Decision, Gathering
