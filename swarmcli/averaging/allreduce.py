@@ -88,6 +88,8 @@ class Allreduce:
         finally:
             self._agreement.stop("this member has left the round")
             self._reducer.abort(RoundFailed("this member has left the round"))
+            for visit in self._visits.values():
+                visit.over.set()
             for index, reason in self._receiver.refused.items():
                 self._endpoint.events.emit(PeerRefused(self._peer(index).text, reason, "tensors"))
         return self._conclude(decision, averages)
@@ -132,7 +134,7 @@ class Allreduce:
             self._sender = PartSender(self._plan, self._senders, mine, results, self._options)
         self._reducer = Reducer(self._plan, self._me, self._senders, mine.inputs if mine else None, results)
         others = [index for index in self._senders if index != self._me] if self._reducer.parts else []
-        self._receiver = PartReceiver(self._plan, self._reducer, others, self._options)
+        self._receiver = PartReceiver(self._plan, self._reducer, others, self._options, self._endpoint.round_trip)
         if mine is not None:
             self._reducer.begin(self._me, mine.weight)
         if mine is not None and mine.note:

@@ -18,7 +18,6 @@ class Assembly:
     def __init__(self, manifest: Manifest, layout: ChunkLayout, outline: StateOutline) -> None:
         """Allocates the memory. Raises ValueError if there is not enough."""
         self.outline = outline
-        self.chunk_size = layout.chunk_size
         self._manifest, self._layout = manifest, layout
         try:
             self._memory = torch.empty(layout.nbytes, dtype=torch.uint8)

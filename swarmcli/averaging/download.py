@@ -25,7 +25,7 @@ from swarmcli.averaging.donor import (
     state_method,
 )
 from swarmcli.averaging.snapshot import MAX_MANIFEST, StateOutline, read_manifest
-from swarmcli.averaging.tasks import beside
+from swarmcli.averaging.tasks import beside, unless_silent
 from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation, StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, Stream
@@ -33,7 +33,7 @@ from swarmcli.network.thread import offload
 
 _PARALLEL = 4  # donors at a time
 _OPENING = 60.0  # seconds from the first knock to the manifest: the donor may have to copy and hash its state
-_SILENCE, _SLOWEST = 30.0, 32 << 10  # seconds, and bytes per second, that a donor may take for one chunk
+_SILENCE = 20.0  # seconds without a byte of a chunk that was asked for
 _BATCH_TIME = 0.5  # seconds of a donor's speed in one request: at the end nobody waits long for the slowest
 _BUSY_PAUSE = 0.5  # seconds before donors that were busy are asked again
 
@@ -151,7 +151,7 @@ class _Download:
         try:
             request = StateRequest(self._version)
             async with self._endpoint.stream(donor, self._method, request, timeout=_OPENING) as stream:
-                async with asyncio.timeout(_OPENING):
+                async with unless_silent(stream, _OPENING):
                     _, manifest = await stream.receive(ManifestHeader, _memory_for_manifest)
                 collection = self._join(donor, bytes(manifest))
                 await self._fetch(donor, collection, stream, unfinished)
@@ -209,7 +209,7 @@ async def _receive_chunk(stream: Stream, assembly: Assembly, chunk: int) -> None
             raise ProtocolViolation(f"expected chunk {chunk} of {len(slot)} bytes, got {header.chunk} of {size}")
         return slot
 
-    async with asyncio.timeout(_SILENCE + assembly.chunk_size / _SLOWEST):
+    async with unless_silent(stream, _SILENCE):
         header, payload = await stream.receive(ChunkHeader, into)
     if not payload:
         raise ProtocolViolation(f"chunk {header.chunk} is empty")

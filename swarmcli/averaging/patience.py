@@ -9,9 +9,8 @@ from swarmcli.compression import CompressionBase, NoCompression
 MAX_PART_BYTES = 8 << 20
 
 _FIRST = 60.0  # seconds for a member to begin: it may still be computing its last batch
-_SILENCE = 30.0  # seconds between two parts, at most
-_SHORTEST_SILENCE = 8.0  # a busy or throttled machine may well take this long now and then
-_OF_LONGEST_GAP = 10.0
+_SILENCE = 15.0  # seconds without a single byte in the middle of a stream; a broken connection is noticed sooner
+_ROUND_TRIPS = 20.0  # and so many round trips on top
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +48,6 @@ class AllreduceOptions:
         """Seconds between two averages: a reducer itself waits for the slowest sender."""
         return self.reducer_timeout or 2 * self.to_begin
 
-
-class Silence:
-    """How long one sender may stay silent between two parts, judged by the gaps so far."""
-
-    def __init__(self, options: AllreduceOptions) -> None:
-        self._most = options.sender_timeout or _SILENCE
-        self._longest = 0.0
-
-    def observe(self, gap: float) -> None:
-        self._longest = max(self._longest, gap)
-
-    @property
-    def limit(self) -> float:
-        return min(self._most, _SHORTEST_SILENCE + _OF_LONGEST_GAP * self._longest)
+    def for_silence(self, round_trip: float | None) -> float:
+        """Seconds that a sender, once it has begun, may take without a byte arriving."""
+        return min(self.sender_timeout or _FIRST, _SILENCE + _ROUND_TRIPS * (round_trip or 0.0))

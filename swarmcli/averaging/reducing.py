@@ -8,22 +8,29 @@ from contextlib import suppress
 
 from swarmcli.averaging.layout import Plan
 from swarmcli.averaging.messages import MAX_WORDS, AverageHeader, Farewell, PartHeader, SenderTerms
-from swarmcli.averaging.patience import AllreduceOptions, Silence
+from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.reducer import Reducer
-from swarmcli.averaging.tasks import beside
+from swarmcli.averaging.tasks import beside, unless_silent
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
-from swarmcli.network import Stream
+from swarmcli.network import PeerID, Stream
 
 
 class PartReceiver:
     """Serves the members of one round, each on its own stream."""
 
-    def __init__(self, plan: Plan, reducer: Reducer, members: Sequence[int], options: AllreduceOptions) -> None:
-        """`members`: indices of those who send and receive, without this one."""
+    def __init__(
+        self,
+        plan: Plan,
+        reducer: Reducer,
+        members: Sequence[int],
+        options: AllreduceOptions,
+        round_trip: Callable[[PeerID], float | None],
+    ) -> None:
+        """`members`: indices of those who send and receive, without this one. `round_trip`: seconds, if known."""
         self.members = tuple(members)
         self._plan, self._options = plan, options
-        self._reducer = reducer
+        self._reducer, self._round_trip = reducer, round_trip
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
         self._notes: dict[int, str] = {}
         self.refused: dict[int, str] = {}  # who sent what cannot be averaged
@@ -110,14 +117,12 @@ class PartReceiver:
         self._reducer.begin(member, terms.weight)
         if terms.note:
             self._notes[member] = terms.note
-        silence, clock = Silence(self._options), asyncio.get_running_loop().time
+        silence = self._options.for_silence(self._round_trip(stream.peer))
         positions = range(len(self._reducer.parts) if terms.weight > 0 else 0)
         scratch = memoryview(bytearray(max(map(self._payload_bound, positions), default=0)))
         for position in positions:
-            asked = clock()
-            async with asyncio.timeout(silence.limit):
+            async with unless_silent(stream, silence):
                 header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
-            silence.observe(clock() - asked)
             await self._reducer.add(member, TensorMessage(header.tensor, (payload,)))
 
     def _memory_for(self, position: int, scratch: memoryview) -> Callable[[PartHeader, int], memoryview]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +9,7 @@ from swarmcli.averaging.layout import Part, Plan
 from swarmcli.averaging.messages import AverageHeader, Farewell, PartHeader, SenderTerms
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.reducer import MAX_WEIGHT, MIN_WEIGHT, Average
-from swarmcli.averaging.tasks import beside, on_executor
+from swarmcli.averaging.tasks import beside, on_executor, unless_silent
 from swarmcli.averaging.vector import Inputs, Results
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.compression.base import tensor_memory
@@ -70,14 +69,14 @@ class PartSender:
     async def _receive(self, parts: Sequence[Part], stream: Stream) -> FromReducer:
         got = FromReducer()
         for part in parts:
-            async with asyncio.timeout(self._options.for_reducer):
+            async with unless_silent(stream, self._options.for_reducer):
                 header, payload = await stream.receive(AverageHeader, self._memory_for(part))
             self._check(header)
             message = None if header.tensor is None else TensorMessage(header.tensor, (payload,))
             if message is not None:
                 await on_executor(part.descriptor.nbytes, self._decode, part, message)
             got.averages.append(Average(part, header.senders, header.weights, None, header.digest))
-        async with asyncio.timeout(self._options.for_reducer):
+        async with unless_silent(stream, self._options.for_reducer):
             farewell, _ = await stream.receive(Farewell)
         got.left_out.update(farewell.left_out)
         return got

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from swarmcli.network import Stream
 from swarmcli.network.thread import offload
 
 P = ParamSpec("P")
@@ -44,6 +45,27 @@ async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]
             task.cancel()
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
+
+
+@asynccontextmanager
+async def unless_silent(stream: Stream, seconds: float) -> AsyncIterator[None]:
+    """Raises TimeoutError when nothing at all has arrived on a stream for so long, however slow it is otherwise."""
+    loop, seen, timer = asyncio.get_running_loop(), stream.arriving, None
+    try:
+        async with asyncio.timeout(None) as deadline:
+
+            def look() -> None:
+                nonlocal seen, timer
+                if stream.arriving == seen:
+                    deadline.reschedule(loop.time())
+                else:
+                    seen, timer = stream.arriving, loop.call_later(seconds, look)
+
+            timer = loop.call_later(seconds, look)
+            yield
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 async def on_executor(nbytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

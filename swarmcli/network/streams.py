@@ -118,6 +118,11 @@ class Stream:
             self._finished = True
             await self._connection.send(wire.encode(Finish()))
 
+    @property
+    def arriving(self) -> int:
+        """A count that grows whenever a byte arrives, also within a message: to tell slow from silent."""
+        return self._connection.bytes_received
+
     async def _wait(self, message_type: type[Any], into: Into | None) -> None:
         self._raise(self._error)
         reader = self._reader = _Reader(asyncio.get_running_loop().create_future(), message_type, into)
