@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from swarmcli.errors import (
     AddressError,
@@ -95,7 +96,7 @@ class TCPTransport:
         self._port = listener.getsockname()[1]
         engines = listener_context(self.identity)
         self._accepting = asyncio.create_task(self._accept_forever(listener, engines, accept), name="tcp accept")
-        self._accepting.add_done_callback(_report_end)
+        self._accepting.add_done_callback(partial(_end_listening, listener))
         return self._announce or announced_addresses(self._host, self._port)
 
     async def _open_listener(self) -> socket.socket:
@@ -111,6 +112,9 @@ class TCPTransport:
             advice = _listen_advice(error, self._host)
             raise ListenError(f"cannot listen on {self._host}:{self._port}: {advice}") from error
         listener.setblocking(False)
+        # Accepted sockets inherit it. asyncio sets it only for sockets that know their protocol, which these do not;
+        # without it small answers wait 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
 
     async def _accept_forever(self, listener: socket.socket, context: ssl.SSLContext, accept: Accept) -> None:
@@ -123,18 +127,15 @@ class TCPTransport:
             engine = TLSEngine(context, server_side=True)
             return TCPConnection(engine, self._greet_dialer, self._shared, dialed=False, on_made=admit)
 
-        with listener:
-            while True:
-                await self._wait_for_room()
-                try:
-                    incoming, _ = await loop.sock_accept(listener)
-                    # asyncio does this only for sockets that know their protocol; without it small answers wait 40 ms.
-                    incoming.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    await loop.connect_accepted_socket(make_connection, incoming)
-                except OSError as error:
-                    logger.warning("a connection could not be accepted: %s", error)
-                    if error.errno in _OUT_OF_RESOURCES:
-                        await asyncio.sleep(_ACCEPT_RETRY)
+        while True:
+            await self._wait_for_room()
+            try:
+                incoming, _ = await loop.sock_accept(listener)
+                await loop.connect_accepted_socket(make_connection, incoming)
+            except OSError as error:
+                logger.warning("a connection could not be accepted: %s", error)
+                if error.errno in _OUT_OF_RESOURCES:
+                    await asyncio.sleep(_ACCEPT_RETRY)
 
     async def _wait_for_room(self) -> None:
         """Returns once another handshake may begin, dropping the oldest one when it has had its time."""
@@ -277,7 +278,9 @@ def _hand_over(connection: TCPConnection, accept: Accept) -> None:
         connection.abort("internal error")
 
 
-def _report_end(accepting: asyncio.Task[None]) -> None:
+def _end_listening(listener: socket.socket, accepting: asyncio.Task[None]) -> None:
+    # Here and not in the task: one that is cancelled before its first step never gets to close anything.
+    listener.close()
     if not accepting.cancelled() and (error := accepting.exception()) is not None:
         logger.critical("this peer no longer accepts connections", exc_info=error)
 

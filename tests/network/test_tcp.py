@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import random
 import socket
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -64,6 +66,16 @@ def test_frames_of_every_size_arrive_in_order_and_whole() -> None:
                 await near.send(header, [payload[:cut], b"", memoryview(payload)[cut:]])
             assert await recorder.wait_for(len(frames)) == frames
             assert near.bytes_sent >= sum(map(len, [h + p for h, p in frames])) and far.bytes_received > 0
+
+    asyncio.run(main())
+
+
+def test_small_frames_are_not_held_back_at_either_end() -> None:
+    async def main() -> None:
+        async with pair() as (near, _, far, _):
+            for end in (near, far):
+                found = as_tcp(end)._socket.get_extra_info("socket")
+                assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     asyncio.run(main())
 
@@ -481,6 +493,23 @@ def test_a_closed_listener_is_gone_with_all_its_connections() -> None:
             for recorder in recorders:
                 assert str(await recorder.wait_lost()) == "closed by peer: shutting down"
             assert (await fails(listener.address)).step == "connect"
+
+    asyncio.run(main())
+    assert open_descriptors() == descriptors
+
+
+def test_a_listener_closed_at_once_leaves_no_socket() -> None:
+    gc.collect()
+    descriptors = open_descriptors()
+
+    async def main() -> None:
+        transport = TCPTransport(LISTENER, host="127.0.0.1")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ResourceWarning)
+            await transport.listen(lambda connection: None)
+            await transport.close()
+            gc.collect()
+        assert not caught
 
     asyncio.run(main())
     assert open_descriptors() == descriptors
