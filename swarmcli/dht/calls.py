@@ -20,6 +20,7 @@ from swarmcli.network.transport import PeerInfo
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
+_SLOW_LINK = 64 << 10  # bytes per second
 _SHORTEST_TIMEOUT = 2.0  # seconds; a busy machine is not a dead one
 
 
@@ -36,7 +37,7 @@ class Calls:
         """The contact as it describes itself; None for a peer in client mode."""
         reply = await self._call(peer, messages.PING, PingRequest(self._core.addresses), PingReply)
         contact = messages.contact_from(peer, reply.addresses, self._core.limits)
-        self._core.contacts.heard_from(contact)
+        self._core.contacts.heard_from(contact, self._core.loop_time())
         return contact if contact.addresses else None
 
     async def find(
@@ -85,17 +86,19 @@ class Calls:
 
     def malformed(self, peer: PeerID, reason: str) -> ValidationError:
         """Counts and names an impossible answer and drops the contact; the caller raises what is returned."""
-        self._core.contacts.gone(peer, self._core.loop_time())
+        self._core.contacts.ban(peer, self._core.loop_time())
         self._core.impossible(peer, reason)
         return ValidationError(reason)
 
     async def _ask(self, contact: Contact, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
         """Like `_call`; a contact known from hearsay is a contact from now on, since it has answered."""
         endpoint = self._core.endpoint
+        if self._core.contacts.is_banned(contact.peer_id, self._core.loop_time()):
+            raise ValidationError("the peer has sent impossible messages")
         if not endpoint.can_reach(contact.peer_id):
             endpoint.learn(PeerInfo(contact.peer_id, contact.addresses))
         answer = await self._call(contact.peer_id, method, request, reply)
-        self._core.contacts.heard_from(contact)
+        self._core.contacts.heard_from(contact, self._core.loop_time())
         return answer
 
     async def _call(self, peer: PeerID, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
@@ -111,18 +114,22 @@ class Calls:
         """A call that was lost with its connection is made once more on a new one: asking or storing twice is the
         same as once, and a connection may end because the peer gave it up for another."""
         call = self._core.endpoint.call
+        timeout = self._timeout(peer, request)
         try:
-            return await call(peer, method, request, reply, timeout=self._timeout(peer))
+            return await call(peer, method, request, reply, timeout=timeout)
         except ProtocolViolation:
             raise
         except ConnectionLost:
-            return await call(peer, method, request, reply, timeout=self._timeout(peer))
+            return await call(peer, method, request, reply, timeout=timeout)
 
-    def _timeout(self, peer: PeerID) -> float:
-        """Ten measured round trips, within bounds; the upper bound while nothing is measured."""
+    def _timeout(self, peer: PeerID, request: msgspec.Struct) -> float:
+        """Ten measured round trips, within bounds, and time for the way of what is sent over a slow link."""
         longest = self._core.limits.call_timeout
         measured = self._core.endpoint.round_trip(peer)
-        return longest if measured is None else min(longest, max(_SHORTEST_TIMEOUT, 10 * measured))
+        patience = longest if measured is None else min(longest, max(_SHORTEST_TIMEOUT, 10 * measured))
+        if isinstance(request, messages.StoreRequest):
+            patience += sum(record.size for record in request.records) / _SLOW_LINK
+        return patience
 
 
 def batches(records: Sequence[Record], most_bytes: int, most_records: int) -> list[list[Record]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.routing import Contact, RoutingTable
 from swarmcli.network.identity import PeerID
 
-_LONGEST_BACKOFF = 600.0  # seconds between two probes of a contact that has been gone for long
+_FIRST_PAUSE = 2.0  # seconds until a lost contact is probed: it may only have been busy. Grows with each failure
+_LONGEST_PAUSE = 600.0
+_BAN = 300.0  # seconds
 
 
 class ContactListener(Protocol):
@@ -42,10 +45,11 @@ class Contacts:
         self._limits = limits
         self._learn = learn
         self._lost: OrderedDict[PeerID, _Lost] = OrderedDict()
+        self._banned: OrderedDict[PeerID, float] = OrderedDict()  # until when, in loop time
 
-    def heard_from(self, contact: Contact) -> None:
+    def heard_from(self, contact: Contact, now: float) -> None:
         """A listening peer has called or answered, and this is where it says it is."""
-        if contact.peer_id == self._own or not contact.addresses:
+        if contact.peer_id == self._own or not contact.addresses or self.is_banned(contact.peer_id, now):
             return
         if self.table.get(contact.peer_id) != contact:
             self._learn(contact)
@@ -63,8 +67,7 @@ class Contacts:
         if lost is None:
             self._postpone(peer, now)
             return
-        pause = self._limits.probe_interval
-        self._lost[peer] = _Lost(lost, now + pause, pause)
+        self._lost[peer] = _Lost(lost, now + _FIRST_PAUSE, _FIRST_PAUSE)
         if len(self._lost) > self._limits.max_evicted:
             self._lost.popitem(last=False)
         for listener in self.listeners:
@@ -72,10 +75,28 @@ class Contacts:
         if successor is not None:
             self._tell_appeared(successor)
 
+    def ban(self, peer: PeerID, now: float) -> None:
+        """It has sent what no honest node sends: out of the table and nobody to ask for a while."""
+        self.gone(peer, now)
+        self._lost.pop(peer, None)
+        self._banned[peer] = now + _BAN
+        if len(self._banned) > self._limits.max_evicted:
+            self._banned.popitem(last=False)
+
+    def is_banned(self, peer: PeerID, now: float) -> bool:
+        until = self._banned.get(peer)
+        if until is not None and until <= now:
+            del self._banned[peer]
+        return peer in self._banned
+
     def lost_contacts(self, now: float, count: int) -> list[Contact]:
         """At most `count` lost contacts whose next probe is due."""
         due = [lost.contact for lost in self._lost.values() if lost.next_probe <= now]
         return due[:count]
+
+    def next_probe(self) -> float:
+        """The loop time at which the next of them is due; infinity if none is lost."""
+        return min((lost.next_probe for lost in self._lost.values()), default=math.inf)
 
     def last_resort(self, count: int) -> list[Contact]:
         """Those lost most recently, for when the table is empty: then all of them may be there again."""
@@ -84,7 +105,7 @@ class Contacts:
     def _postpone(self, peer: PeerID, now: float) -> None:
         lost = self._lost.get(peer)
         if lost is not None:
-            lost.pause = min(2 * lost.pause, _LONGEST_BACKOFF)
+            lost.pause = min(4 * lost.pause, _LONGEST_PAUSE)
             lost.next_probe = now + lost.pause
 
     def _tell_appeared(self, contact: Contact) -> None:

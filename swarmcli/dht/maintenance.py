@@ -15,14 +15,14 @@ from swarmcli.dht.keys import ID_BITS, node_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.traversal import gather_answers
 from swarmcli.dht.writing import Writer
-from swarmcli.errors import DHTError, NetworkError
+from swarmcli.errors import DHTError, NetworkError, OwnAddressError
 from swarmcli.events import Event, PeerDisconnected
 from swarmcli.network.identity import PeerID
 from swarmcli.network.transport import PeerInfo
 
 _PROBES = 4  # lost contacts tried at a time
 _JITTER = 0.25
-_BREATHER = 1.0  # seconds between two probes when everyone is gone
+_BREATHER = 1.0  # seconds between two rounds of probes, at the least
 
 
 class Maintenance:
@@ -33,9 +33,10 @@ class Maintenance:
         self._calls = calls
         self._writer = writer
         self._first_contacts: dict[str, PeerID | None] = {}
+        self._first_contacts_due = float("-inf")  # loop time
         self._to_ping: dict[PeerID, None] = {}
         self._somebody_to_ping = asyncio.Event()
-        self._nobody_left = asyncio.Event()
+        self._somebody_lost = asyncio.Event()
 
     def remember(self, first_contacts: dict[str, PeerID | None]) -> None:
         """Addresses to try again whenever the peer behind them (None: not met yet) is not in the table."""
@@ -53,9 +54,7 @@ class Maintenance:
         """Nothing to do: it has just shown that it lives."""
 
     def contact_lost(self, contact: Contact) -> None:
-        """A table that runs empty is no matter for later."""
-        if len(self._core.contacts.table) < self._core.options.num_replicas:
-            self._nobody_left.set()
+        self._somebody_lost.set()
 
     def contact_doubtful(self, contact: Contact) -> None:
         """It has not been heard of for long, and a newcomer waits for its place."""
@@ -81,13 +80,15 @@ class Maintenance:
     async def _keep_probing(self) -> None:
         while True:
             await self._probe()
+            await asyncio.sleep(_BREATHER)
+            until_due = max(0.0, self._core.contacts.next_probe() - self._core.loop_time())
+            pause = min(until_due, self._jittered(self._core.limits.probe_interval))
             try:
-                async with asyncio.timeout(self._jittered(self._core.limits.probe_interval)):
-                    await self._nobody_left.wait()
+                async with asyncio.timeout(pause):
+                    await self._somebody_lost.wait()
             except TimeoutError:
                 continue
-            self._nobody_left.clear()
-            await asyncio.sleep(_BREATHER)
+            self._somebody_lost.clear()
 
     async def _keep_exploring(self) -> None:
         """Looks now and then into a part of the network that this node knows few of (Kademlia, section 2.3)."""
@@ -116,24 +117,29 @@ class Maintenance:
         for contact in lost:
             self._core.endpoint.learn(PeerInfo(contact.peer_id, contact.addresses))
         found = await self._ping([contact.peer_id for contact in lost])
-        found += await self._ping(await self._missing_first_contacts())
+        if self._core.loop_time() >= self._first_contacts_due:
+            self._first_contacts_due = self._core.loop_time() + self._jittered(self._core.limits.probe_interval)
+            found += await self._ping(await self._missing_first_contacts())
         if found:
             await self.explore(node_id(self._core.endpoint.peer_id))
 
     async def _missing_first_contacts(self) -> list[PeerID]:
         """Those of the first contacts that can be dialed but are not in the table."""
-        endpoint = self._core.endpoint
+        own = self._core.endpoint.peer_id
         missing = [
             address
             for address, peer in self._first_contacts.items()
-            if peer != endpoint.peer_id and (peer is None or peer not in self._core.contacts.table)
+            if peer != own and (peer is None or peer not in self._core.contacts.table)
         ]
-        timeout = self._core.limits.call_timeout
-        found = await gather_answers(
-            [endpoint.connect(address, timeout=timeout) for address in missing], (NetworkError,)
-        )
+        found = await gather_answers([self._dial(address) for address in missing], (NetworkError,))
         self._first_contacts.update(zip(missing, found, strict=True))
-        return [peer for peer in found if peer is not None]
+        return [peer for peer in found if peer is not None and peer != own]
+
+    async def _dial(self, address: str) -> PeerID:
+        try:
+            return await self._core.endpoint.connect(address, timeout=self._core.limits.call_timeout)
+        except OwnAddressError:
+            return self._core.endpoint.peer_id
 
     def _jittered(self, seconds: float) -> float:
         return seconds * (1 + _JITTER * self._core.endpoint.random.random())

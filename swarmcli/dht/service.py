@@ -126,7 +126,7 @@ class DHTService:
             contact = messages.contact_from(peer, addresses, self._core.limits)
         except ValidationError as error:
             self._refuse(peer, str(error))
-        self._core.contacts.heard_from(contact)
+        self._core.contacts.heard_from(contact, self._core.loop_time())
 
     def _check_ids(self, peer: PeerID, ids: tuple[bytes, ...], most: int) -> None:
         try:

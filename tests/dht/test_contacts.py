@@ -1,0 +1,102 @@
+"""Who is known, who was lost, and who is not listened to."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from swarmcli.dht.contacts import Contacts
+from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.routing import Contact
+from swarmcli.network.identity import PeerID
+
+
+def contact(number: int) -> Contact:
+    return Contact(PeerID(number.to_bytes(32, "big")), (f"memory://{number}",))
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Contact]] = []
+
+    def contact_appeared(self, contact: Contact) -> None:
+        self.heard.append(("appeared", contact))
+
+    def contact_lost(self, contact: Contact) -> None:
+        self.heard.append(("lost", contact))
+
+    def contact_doubtful(self, contact: Contact) -> None:
+        self.heard.append(("doubtful", contact))
+
+
+def made(bucket_size: int = 20, **limits: int) -> tuple[Contacts, Listener, list[Contact]]:
+    learned: list[Contact] = []
+    contacts = Contacts(contact(0).peer_id, bucket_size, DHTLimits(**limits), learned.append)
+    listener = Listener()
+    contacts.listeners.append(listener)
+    return contacts, listener, learned
+
+
+def test_listeners_hear_of_every_change_once() -> None:
+    contacts, listener, learned = made()
+    for _ in range(2):
+        contacts.heard_from(contact(1), 0.0)
+    contacts.heard_from(contact(0), 0.0)
+    contacts.heard_from(Contact(contact(2).peer_id, ()), 0.0)
+    assert learned == [contact(1)]
+    for _ in range(2):
+        contacts.gone(contact(1).peer_id, now=0.0)
+    contacts.gone(contact(5).peer_id, now=0.0)
+    assert listener.heard == [("appeared", contact(1)), ("lost", contact(1))]
+
+
+def test_a_full_bucket_makes_its_oldest_doubtful_and_a_death_lets_a_newcomer_in() -> None:
+    contacts, listener, _ = made(bucket_size=1)
+    far = [contact(n) for n in range(1, 40) if (contact(n).node ^ contact(0).node).bit_length() == 256][:2]
+    for each in far:
+        contacts.heard_from(each, 0.0)
+    assert listener.heard == [("appeared", far[0]), ("doubtful", far[0])]
+    contacts.gone(far[0].peer_id, now=0.0)
+    assert listener.heard[2:] == [("lost", far[0]), ("appeared", far[1])]
+
+
+def test_lost_contacts_are_probed_ever_less_often_until_they_are_heard_from() -> None:
+    contacts, _, _ = made()
+    contacts.heard_from(contact(1), 0.0)
+    assert contacts.next_probe() == math.inf
+    contacts.gone(contact(1).peer_id, now=0.0)
+    times = []
+    for _ in range(12):
+        due = contacts.next_probe()
+        assert contacts.lost_contacts(due - 0.1, 4) == [] and contacts.lost_contacts(due, 4) == [contact(1)]
+        times.append(due)
+        contacts.gone(contact(1).peer_id, now=due)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert pauses[:3] == [8.0, 32.0, 128.0] and pauses[-1] == 600.0
+    assert contacts.last_resort(5) == [contact(1)]
+    contacts.heard_from(contact(1), 0.0)
+    assert contacts.next_probe() == math.inf and contacts.last_resort(5) == []
+
+
+def test_the_memory_for_the_lost_is_bounded() -> None:
+    contacts, _, _ = made(max_evicted=3)
+    for number in range(1, 8):
+        contacts.heard_from(contact(number), 0.0)
+        contacts.gone(contact(number).peer_id, now=0.0)
+    assert contacts.last_resort(10) == [contact(5), contact(6), contact(7)]
+    assert contacts.last_resort(1) == [contact(7)]
+
+
+def test_the_banned_are_not_taken_in_for_a_while() -> None:
+    contacts, listener, _ = made(max_evicted=2)
+    peer = contact(1).peer_id
+    contacts.heard_from(contact(1), 0.0)
+    contacts.ban(peer, now=0.0)
+    contacts.heard_from(contact(1), 0.0)
+    assert peer not in contacts.table and contacts.is_banned(peer, now=299.0) and contacts.next_probe() == math.inf
+    contacts.heard_from(contact(1), 300.0)
+    assert peer in contacts.table
+    assert [what for what, _ in listener.heard] == ["appeared", "lost", "appeared"]
+    for number in range(2, 5):
+        contacts.ban(contact(number).peer_id, now=0.0)
+    assert not contacts.is_banned(contact(2).peer_id, now=0.0) and contacts.is_banned(contact(4).peer_id, now=0.0)
