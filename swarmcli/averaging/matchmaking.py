@@ -26,7 +26,6 @@ LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard aga
 BELIEF = 2.0  # seconds that "I follow somebody else" or "my group is full" is believed
 MIN_SETTLE = 0.05  # seconds of quiet after which peers that start together have met …
 SETTLE_FACTOR = 3.0  # … and at least so many times as long as it took to declare and read
-ENOUGH_READS = 2  # the second one finds whoever was held up by a leader that is gone
 MAX_INVITATIONS = 3  # to one search of one peer
 INVITATIONS_AT_ONCE = 16
 HEDGE = 1 / 6  # after this part of request_timeout without an answer the next in rank is asked as well
@@ -62,7 +61,7 @@ class Search:
         self._full: dict[PeerID, float] = {}  # leader → until when it is believed to be full
         self._redirects: list[PeerID] = []
         self._leaves: list[PeerID] = []
-        self._reads = 0
+        self._has_read = False
         self._settle = MIN_SETTLE
         self._news_at = now
         self._leader_until = math.inf  # the leader is silent if nothing is heard by then
@@ -76,8 +75,8 @@ class Search:
 
     def on_read(self, now: float, duration: float) -> None:
         """The declarations were read; it took `duration` seconds to declare and read."""
-        self._reads += 1
-        if self._reads == 1:
+        if not self._has_read:
+            self._has_read = True
             self._news_at = now
             # Two that start together learn of each other within the time that the slower takes for this.
             self._settle = max(MIN_SETTLE, SETTLE_FACTOR * duration)
@@ -278,7 +277,7 @@ class Search:
             now,
             missing=any(until > now for until in hopes),
             asking=waiting or moves.ask is not None,
-            settled_at=self._news_at + self._settle if self._reads >= ENOUGH_READS else math.inf,
+            settled_at=self._news_at + self._settle if self._has_read else math.inf,
             keep_looking=self.keep_looking,
         )
         self.begun = moves.begin = decision.begin

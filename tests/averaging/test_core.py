@@ -277,6 +277,28 @@ def test_a_leader_that_cancels_before_the_round_ends_it_for_all_at_once() -> Non
     run(main(), 14)
 
 
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_whoever_cancels_while_the_group_forms_is_missed_at_once(who: str) -> None:
+    async def main() -> None:
+        async with Averagers(14) as swarm:
+            peers = await swarm.add(4)
+            controls = [peer.begin(target=40.0) for peer in peers]
+            await asyncio.sleep(5)
+            leads = [peer.core._finder._rendezvous.seeker.search.leader is None for peer in peers]
+            quitter = leads.index(who == "leader")
+            controls[quitter].cancel()
+            await asyncio.sleep(0.3)
+            left = [peer for index, peer in enumerate(peers) if index != quitter]
+            searches = [peer.core._finder._rendezvous.seeker.search for peer in left]
+            assert sorted(len(search.gathering) for search in searches) == [1, 1, 3]
+            assert sum(search.leader is None for search in searches) == 1
+            for index in range(4):
+                controls[index].report(15.0)
+            assert_one_group(await all_results([c for i, c in enumerate(controls) if i != quitter]), left)
+
+    run(main(), 14)
+
+
 def test_group_bits_move_and_mix() -> None:
     async def main() -> None:
         async with Averagers(15) as swarm:
