@@ -91,9 +91,9 @@ class SynchronousEnd:
         return outcome
 
     async def _is_alone(self) -> bool:
-        surroundings = await self._presence.surroundings(self._replica.standing)
+        surroundings = await self._group.unless_begun(self._presence.surroundings(self._replica.standing))
         self.left_behind = surroundings == "behind"
-        return surroundings == "alone" and not self._group.begun
+        return surroundings == "alone"
 
     async def _average(self) -> Outcome:
         async with self._averager.tensors():

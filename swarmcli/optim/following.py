@@ -13,8 +13,8 @@ from swarmcli.optim.presence import Presence
 from swarmcli.optim.state_exchange import StateExchange
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts to download
-PATIENCE_WITH_CLAIMS = 30.0  # seconds for which a settled peer tries to follow a lineage that nobody hands out
-DISTRUST = 60.0  # seconds for which such a lineage is then ignored
+PATIENCE_WITH_CLAIMS = 10.0  # seconds for which a settled peer knocks for a state that nobody hands out
+DISTRUST = 120.0  # seconds for which such a lineage is then ignored
 logger = logging.getLogger(__name__)
 
 
@@ -37,7 +37,6 @@ class LineageFollower:
         self._standing = standing
         self._events = events
         self._load_state_timeout = load_state_timeout
-        self._ignored: dict[bytes, float] = {}  # lineage → loop time until which it is
         self.settled = False
 
     @property
@@ -51,8 +50,8 @@ class LineageFollower:
         A newcomer that gets the state from nobody within `load_state_timeout` raises StateDownloadError, which names
         what failed with each donor; a settled peer gives up earlier, says so, and stays on its own lineage.
         """
-        patience = min(PATIENCE_WITH_CLAIMS, self._load_state_timeout) if self.settled else self._load_state_timeout
-        deadline = _now() + patience
+        deadline = _now() + self._load_state_timeout
+        give_up_at = min(deadline, _now() + PATIENCE_WITH_CLAIMS) if self.settled else deadline
         downloaded, pause = False, FIRST_PAUSE
         while True:
             answers = await self._presence.survey()
@@ -68,20 +67,18 @@ class LineageFollower:
                 downloaded, pause = True, FIRST_PAUSE
             except StateDownloadError as error:
                 logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
-                if _now() + pause >= deadline:
+                if _now() + pause >= give_up_at:
                     self._give_up_on(wanted, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _leading(self, claims: Iterable[Claim]) -> Standing:
-        trusted = [claim for claim in claims if self._ignored.get(claim.standing.lineage, 0.0) <= _now()]
-        return lineage_to_follow(Claim(self._standing(), self.settled), trusted)
+        return lineage_to_follow(Claim(self._standing(), self.settled), claims)
 
     def _give_up_on(self, wanted: Standing, error: StateDownloadError) -> None:
         if not self.settled:
             raise error
-        self._ignored = {lineage: until for lineage, until in self._ignored.items() if until > _now()}
-        self._ignored[wanted.lineage] = _now() + DISTRUST
+        self._presence.distrust(wanted.lineage, DISTRUST)
         text = f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._standing().epoch}"
         self._events.emit(Noticed("warning", f"{text}: {error}"))
 

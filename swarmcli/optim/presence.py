@@ -77,6 +77,7 @@ class Presence:
         self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
+        self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
         node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
 
@@ -158,6 +159,12 @@ class Presence:
         answers = await self.ask(behind[:ASKED_AT_ONCE])
         return any(answer.epoch < epoch for answer in answers.values())
 
+    def distrust(self, lineage: bytes, seconds: float) -> None:
+        """For so long, whoever claims to hold this lineage is taken for a peer that holds nothing."""
+        now = asyncio.get_running_loop().time()
+        self._distrusted = {each: until for each, until in self._distrusted.items() if until > now}
+        self._distrusted[lineage] = now + seconds
+
     def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """In the order in which they are best asked for a state: near ones first, and those with time to answer."""
 
@@ -169,9 +176,16 @@ class Presence:
         return sorted(peers, key=cost)
 
     def _holders(self) -> list[PeerID]:
-        """The peers of this run, and with its fingerprint, that hold a state."""
+        """The peers of this run, and with its fingerprint, that hold a state and are believed to."""
         terms = self._describe().terms
-        return [peer for peer, report in self.others.items() if report.holds_state and report.terms == terms]
+        return [
+            peer
+            for peer, report in self.others.items()
+            if report.holds_state and report.terms == terms and self._trusts(bytes.fromhex(report.lineage))
+        ]
+
+    def _trusts(self, lineage: bytes) -> bool:
+        return self._distrusted.get(lineage, 0.0) <= asyncio.get_running_loop().time()
 
     async def _ask(self, peer: PeerID) -> StandingReply | None:
         try:
@@ -182,7 +196,7 @@ class Presence:
             logger.debug("%s did not say where it stands: %s", peer.short, error)
             return None
         malformed = len(reply.lineage) != LINEAGE_BYTES or min(reply.epoch, reply.samples) < 0
-        if malformed or reply.terms != self._describe().terms:
+        if malformed or reply.terms != self._describe().terms or not self._trusts(reply.lineage):
             return None
         return reply
 
@@ -215,7 +229,10 @@ class Presence:
 def _judge(standing: Standing, others: Sequence[tuple[Claim, Phase]]) -> Surroundings:
     if any(claim.settled and claim.standing.beats(standing) for claim, _ in others):
         return "behind"
-    if any(claim.standing.lineage == standing.lineage and phase != "lingering" for claim, phase in others):
+    # Whoever has not settled yet may take its time with that, or end up elsewhere.
+    if any(
+        claim.standing.lineage == standing.lineage and phase in ("training", "following") for claim, phase in others
+    ):
         return "company"
     return "alone"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from swarmcli.averaging import RoundRequest
 from swarmcli.errors import AveragingError, FingerprintError, RoundUndecided
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore, StepControl
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0  # seconds between a group that fell apart and the next try
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -113,6 +114,18 @@ class StandingGroup:
         except TimeoutError:
             return False
         return True
+
+    async def unless_begun(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What `work` returns; None, and the work is cancelled, if the round begins first."""
+        task = asyncio.get_running_loop().create_task(work)
+        begun = asyncio.get_running_loop().create_task(self._begun.wait())
+        try:
+            await asyncio.wait([task, begun], return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, begun):
+                each.cancel()
+            await asyncio.wait([task, begun])
 
     async def contribute(self, weight: float) -> Outcome:
         """Lets the round that has begun use the averager's tensors as they are now; waits for its outcome."""

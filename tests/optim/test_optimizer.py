@@ -75,7 +75,7 @@ def test_alone_with_a_closure() -> None:
             loss.backward()
             return loss
 
-        losses = [float(opt.step(closure)) for _ in range(5)]
+        losses = [opt.step(closure).item() for _ in range(5)]
         assert opt.local_epoch == 5
         assert losses[-1] < losses[0]
         assert opt.report().loss == pytest.approx(losses[-1])

@@ -109,7 +109,7 @@ def test_a_survey_counts_only_those_who_answer() -> None:
     [
         pytest.param(FIRST, "training", "company", id="a trainer of this lineage"),
         pytest.param(FIRST, "following", "company", id="a follower"),
-        pytest.param(FIRST, "joining", "company", id="one that is about to join this lineage"),
+        pytest.param(FIRST, "joining", "alone", id="one that may yet join this lineage"),
         pytest.param(SECOND, "training", "behind", id="one that is ahead"),
         pytest.param(SECOND, "lingering", "behind", id="one that is done, further ahead"),
         pytest.param(SECOND, "joining", "alone", id="one that has not settled there"),
