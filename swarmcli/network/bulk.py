@@ -68,6 +68,11 @@ class BulkPool:
         bulk = self._peers.get(peer)
         return bulk is not None and (bulk.opening > 0 or any(c.stream is not None for c in bulk.channels))
 
+    def received_from(self, peer: PeerID) -> int:
+        """A count that changes whenever a byte comes from this peer on a bulk connection."""
+        bulk = self._peers.get(peer)
+        return sum(channel.connection.bytes_received for channel in bulk.channels) if bulk is not None else 0
+
     async def open(self, peer: PeerID, method: str, request: Any) -> tuple[BulkChannel, Stream]:
         """Begins a stream. Raises PeerUnreachable, ConnectionLost."""
         bulk = self._bulk(peer)

@@ -137,9 +137,10 @@ class ControlChannel:
         """Sends a message. Raises ConnectionLost."""
         await self.connection.send(wire.encode(message))
 
-    def tick(self, watched: bool) -> None:
-        """Called at each keepalive interval. `watched`: someone wants to know soon when the other end is gone."""
-        if self._liveness.dead():
+    def tick(self, watched: bool, elsewhere: int = 0) -> None:
+        """Called at each keepalive interval. `watched`: someone wants to know soon when the other end is gone;
+        `elsewhere`: bytes that have come from there on bulk connections."""
+        if self._liveness.dead(elsewhere):
             self.connection.abort(f"no sign of life for {self._host.limits.keepalive_timeout:g} s")
         elif (number := self._liveness.ping_due(watched)) is not None:
             self._ping(number)

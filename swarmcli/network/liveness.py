@@ -30,11 +30,13 @@ class Liveness:
         self._answered = 0  # all before this number are answered
         self._since_ping = 0  # ticks
 
-    def dead(self) -> bool:
-        """To be called once per tick, first."""
+    def dead(self, elsewhere: int = 0) -> bool:
+        """To be called once per tick, first. `elsewhere` counts the bytes from there on other connections: where
+        streams fill a slow link, pings stand in line behind them."""
         connection = self._connection
-        heard, said = connection.bytes_received != self._heard, connection.bytes_sent != self._said
-        self._heard, self._said = connection.bytes_received, connection.bytes_sent
+        received = connection.bytes_received + elsewhere
+        heard, said = received != self._heard, connection.bytes_sent != self._said
+        self._heard, self._said = received, connection.bytes_sent
         self._silent = 0 if heard else self._silent + 1
         self._mute = 0 if said else self._mute + 1
         self._listened = 0 if said else self._listened + heard

@@ -284,7 +284,7 @@ class Endpoint:
         while True:
             await asyncio.sleep(interval)
             for channel in self._connections.channels():
-                channel.tick(self._watched(channel))
+                channel.tick(self._watched(channel), self._pool.received_from(channel.peer_id))
             self._pool.tick()
 
     def _watched(self, channel: ControlChannel) -> bool:

@@ -46,6 +46,13 @@ def test_any_byte_is_life() -> None:
         liveness.ping_due(watched=True)
 
 
+def test_bytes_on_other_connections_are_life_too() -> None:
+    _, liveness = make()
+    for count in range(1000):
+        assert not liveness.dead(elsewhere=count)
+        liveness.ping_due(watched=True)
+
+
 def test_without_a_question_nobody_is_dead() -> None:
     _, liveness = make(Limits(keepalive_idle_interval=1000))
     for _ in range(50):
