@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import dataclass
 
 from swarmcli.compression import CompressionBase, NoCompression
+
+logger = logging.getLogger(__name__)
 
 MAX_PART_BYTES = 8 << 20
 
@@ -37,11 +41,20 @@ class AllreduceOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be a positive number of seconds or None, got {value}")
+        if self.sender_timeout and self.reducer_timeout and self.reducer_timeout <= self.sender_timeout:
+            logger.warning(
+                "reducer_timeout %g s is taken as %g s: a reducer itself waits up to sender_timeout %g s for a sender",
+                self.reducer_timeout,
+                2 * self.sender_timeout,
+                self.sender_timeout,
+            )
+            object.__setattr__(self, "reducer_timeout", 2 * self.sender_timeout)
 
     @property
     def to_begin(self) -> float:
-        """Seconds that a member may take to begin."""
-        return self.sender_timeout or _FIRST
+        """Seconds that a member may take to begin; what others wait for because of that leaves twice as long."""
+        within = min(self.allreduce_timeout or math.inf, self.reducer_timeout or math.inf)
+        return self.sender_timeout or min(_FIRST, within / 2)
 
     @property
     def for_reducer(self) -> float:

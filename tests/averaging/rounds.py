@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.results import AllreduceResult
 from swarmcli.averaging.service import AllreduceService
 from swarmcli.errors import RoundFailed, RoundUndecided
+from swarmcli.events import Event
 from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID
 
 Outcome = AllreduceResult | RoundFailed | RoundUndecided
@@ -62,10 +63,12 @@ class Swarm:
         self.options = options or AllreduceOptions(part_size_bytes=1024)
         generator = torch.Generator().manual_seed(seed)
         self.peers: list[Peer] = []
+        self.events: list[Event] = []  # of all peers
         for index, kind in enumerate(kinds):
             identity = Identity.from_seed(seed * 1000 + index)
             transport = self.network.transport(identity, listening=kind.listening)
             endpoint = Endpoint(transport, client_mode=not kind.listening, seed=index)
+            endpoint.events.subscribe(self.events.append)
             tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
             self.peers.append(Peer(kind, endpoint, AllreduceService(endpoint, "test"), tensors))
         self._nonce = 0
@@ -108,10 +111,18 @@ class Swarm:
         except (RoundFailed, RoundUndecided) as error:
             return error
 
-    async def round(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> list[Outcome | None]:
-        """Everyone's outcome; None for those whose process was killed. `meanwhile` runs beside the round."""
+    async def round(
+        self,
+        meanwhile: Callable[[], Awaitable[None]] | None = None,
+        scripts: Mapping[int, Callable[[Peer, Group], Awaitable[None]]] | None = None,
+    ) -> list[Outcome | None]:
+        """Everyone's outcome; None for those whose process was killed. `meanwhile` runs beside the round.
+
+        Members with a script follow that instead of the protocol; their outcome is None.
+        """
         group = self.group()
-        tasks = [asyncio.create_task(self.take_part(peer, group)) for peer in self.peers]
+        work = dict.fromkeys(range(len(self.peers)), self.take_part) | dict(scripts or {})
+        tasks = [asyncio.create_task(work[index](peer, group)) for index, peer in enumerate(self.peers)]
         self.tasks = tasks
         if meanwhile is not None:
             await meanwhile()

@@ -155,7 +155,7 @@ def test_whoever_lost_the_leader_asks_the_others() -> None:
 
 def test_the_deadline_of_a_round() -> None:
     async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512, allreduce_timeout=3)
+        options = AllreduceOptions(part_size_bytes=512, allreduce_timeout=3, sender_timeout=20)
         async with Swarm([Kind(), Kind(delay=30)], options=options) as swarm:
             outcomes = await swarm.round()
             assert isinstance(outcomes[0], RoundFailed) and "3 s" in str(outcomes[0])
