@@ -74,13 +74,10 @@ def show(console: Console, actors: Sequence[ActorReport], verdict: Sequence[Chec
     """What happened, as a table and a list of checks."""
     from rich.table import Table
 
-    table = Table(title=None, show_edge=False, pad_edge=False, header_style="bold")
-    for heading in ("peer", "epochs", "samples", "loss"):
-        table.add_column(heading, justify="left" if heading == "peer" else "right")
-    table.add_column("rounds ok/failed", justify="right")
-    table.add_column("sent", justify="right")
-    table.add_column("received", justify="right")
-    table.add_column("what became of it")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in ("peer", "epochs", "samples", "loss", "rounds", "failed", "MB out", "MB in", "fate"):
+        left = heading in ("peer", "fate")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
     for actor in actors:
         table.add_row(*_row(actor))
     console.print()
@@ -100,9 +97,10 @@ def _row(actor: ActorReport) -> tuple[str, ...]:
         actor.name,
         str(len(actor.epochs)),
         str(actor.samples),
-        f"{losses[0]:.3f} → {losses[-1]:.3f}" if losses else "–",
-        f"{committed}/{len(actor.rounds) - committed}",
-        f"{sent / 1e6:.1f} MB",
-        f"{received / 1e6:.1f} MB",
+        f"{losses[0]:.2f} → {losses[-1]:.2f}" if losses else "–",
+        str(committed),
+        str(len(actor.rounds) - committed),
+        f"{sent / 1e6:.0f}",
+        f"{received / 1e6:.0f}",
         actor.fate,
     )

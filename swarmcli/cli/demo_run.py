@@ -135,7 +135,7 @@ class DemoRun:
 
     def _kill_one(self) -> None:
         self._actors["trainer-2"].kill()
-        self._fates["trainer-2"] = f"killed by SIGKILL in epoch {self._epoch()}"
+        self._fates["trainer-2"] = f"killed, epoch {self._epoch()}"
         self._say("trainer-2 is killed with SIGKILL")
 
     def _finish(self) -> None:
@@ -170,7 +170,8 @@ class DemoRun:
         epochs, rounds = self._read(name)
         summary_file = self._directory / name / "summary.json"
         summary = json.loads(summary_file.read_text()) if summary_file.exists() else {}
-        fate = self._fates.get(name) or f"ended with exit code {self._actors[name].returncode}"
+        code = self._actors[name].returncode
+        fate = self._fates.get(name) or ("done" if code == 0 else f"exit code {code}")
         return ActorReport(name, name.partition("-")[0], fate, epochs, rounds, summary)
 
     # waiting
@@ -226,7 +227,7 @@ def checks(actors: Sequence[ActorReport], plan: Plan) -> list[Check]:
         Check(
             f"all survivors reached epoch {plan.last}",
             set(reached.values()) == {plan.last},
-            f"{sorted(reached.items())}",
+            ", ".join(f"{name} {epoch}" for name, epoch in reached.items()),
         ),
         Check(
             "the loss has clearly fallen",

@@ -50,7 +50,7 @@ def survivors(**changes: str) -> list[ActorReport]:
         for name, digest in digests.items()
     ]  # fmt: skip
     auxiliary = ActorReport("auxiliary", "auxiliary", "ended", summary={"bytes_sent": 1, "bytes_received": 1})
-    return [*actors, auxiliary, ActorReport("trainer-2", "trainer", "killed by SIGKILL")]
+    return [*actors, auxiliary, ActorReport("trainer-2", "trainer", "killed, epoch 3")]
 
 
 def test_one_different_bit_is_a_broken_promise() -> None:

@@ -23,7 +23,7 @@ def finish(swarm: Swarm, last: int, *trainers: Child) -> None:
 
 
 def test_trainers_end_with_the_same_bits_though_monitor_and_auxiliary_are_killed(swarm: MakeSwarm) -> None:
-    run = swarm(24)
+    run = swarm(200)
     monitor = run.start_monitor()
     auxiliary = run.start("aux", "auxiliary", "--client-mode")
     trainers = [run.start("join", name) for name in ("trainer-1", "trainer-2")]
@@ -32,7 +32,7 @@ def test_trainers_end_with_the_same_bits_though_monitor_and_auxiliary_are_killed
     at = run.epoch("trainer-1")
     run.wait_for_epoch("trainer-1", at + 2, *trainers)
     auxiliary.kill()
-    finish(run, 24, *trainers)
+    finish(run, 200, *trainers)
     both = [epoch for epoch in run.epochs("trainer-1") if epoch.peers == 2]
     assert both[-1].epoch > at + 2
 
