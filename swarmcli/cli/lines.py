@@ -57,7 +57,7 @@ def round_line(record: RoundRecord) -> str:
         peers = f"{len(record.contributors)} of {plural(len(record.members), 'peer')}"
     moved = f"{megabytes(record.bytes_sent)} sent, {megabytes(record.bytes_received)} received"
     why = f": {printable(record.reason)}" if record.reason else ""
-    return f"round{where} {record.outcome}{why}  {peers}  {duration(record.seconds)}  {moved}"
+    return f"round{where} {record.outcome}{why}  {peers}  {duration(record.took)}  {moved}"
 
 
 def event_line(record: EventRecord) -> str:

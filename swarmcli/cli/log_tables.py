@@ -58,7 +58,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("epoch", lambda record: str(record.epoch) if record.epoch >= 0 else "–", right=True),
         Column("outcome", lambda record: printable(record.outcome), style=_outcome_style),
         Column("peers", lambda record: f"{len(record.contributors)}/{len(record.members)}", right=True),
-        Column("took", lambda record: duration(record.seconds), right=True),
+        Column("took", lambda record: duration(record.took), right=True),
         Column("sent", lambda record: megabytes(record.bytes_sent), right=True),
         Column("received", lambda record: megabytes(record.bytes_received), right=True),
         Column("why", _explained),

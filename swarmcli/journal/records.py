@@ -68,6 +68,12 @@ class RoundRecord:
     run: int = 0
     id: int = 0
 
+    @property
+    def took(self) -> float:
+        """Seconds from when the group was there: while it formed, its members may well have computed. Of a round
+        that found no group, the seconds of looking for one."""
+        return self.seconds - (self.stages.get("looking for group", 0.0) if self.round_id else 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:

@@ -116,7 +116,7 @@ def round_row(record: RoundRecord, names: Mapping[str, str]) -> RoundRow:
         members=len(record.members),
         contributors=len(record.contributors),
         left_out=tuple(LeftOut(peer_id=peer, name=called(peer), reason=why) for peer, why in record.left_out.items()),
-        seconds=record.seconds,
+        seconds=record.took,
         bytes_sent=record.bytes_sent,
         bytes_received=record.bytes_received,
     )
