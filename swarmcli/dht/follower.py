@@ -19,7 +19,7 @@ class Follower:
     """The dictionary under a key, kept up to date by `refresh`.
 
     Each replica is asked only for what it has stored since it was last read. A replica that restarted counts anew,
-    which its reply shows; then all of it is read again. Not for concurrent use: one refresh at a time.
+    which its reply shows; then all of it is read again. Concurrent refreshes do no harm, but each asks for itself.
     """
 
     def __init__(self, core: NodeCore, reader: Reader, key: str) -> None:

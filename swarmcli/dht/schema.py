@@ -19,7 +19,10 @@ import pydantic
 
 from swarmcli.dht.keys import NO_SUBKEY, decode_subkey
 from swarmcli.dht.records import TOMBSTONE, Record, decode_value
+from swarmcli.dht.signature import SignatureValidator
 from swarmcli.errors import ValidationError
+
+__all__ = ["SchemaValidator", "SignatureValidator"]
 
 
 @dataclass(frozen=True, slots=True)

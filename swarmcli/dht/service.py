@@ -97,6 +97,8 @@ class DHTService:
     def _answer(self, question: messages.Question, room: int, left: int) -> tuple[Answer, int]:
         """What was stored after the question's cursor, as far as it fits; and the bytes that it takes."""
         cursor = question.cursor if question.instance == self._core.instance else 0
+        if room <= 0 or left <= 0:  # nothing fits any more, so nothing is looked up
+            return Answer((), cursor, more=True), 0
         entry = self._core.storage.entry(id_from_bytes(question.target), self._core.now())
         newer = entry.since(cursor) if entry is not None else []
         size = 0
