@@ -20,6 +20,7 @@ from swarmcli.optim.setup import averager_config, make_optimizer, make_scheduler
 from swarmcli.optim.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
 if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHT
 
 T = TypeVar("T")
@@ -89,18 +90,21 @@ class Optimizer(torch.optim.Optimizer):
         averaging = averager_config(
             config, auxiliary=auxiliary, allreduce_timeout=allreduce_timeout, options=averager_opts
         )
-        self._core: OptimizerCore | AuxiliaryCore
-        if auxiliary:
-            parameters = [p for group in self.opt.param_groups for p in group["params"]]
-            self._core = AuxiliaryCore(dht.node, config, averaging, parameters)
-        else:
-            self._core = OptimizerCore(dht.node, config, averaging, self.opt, self.scheduler, extra_tensors)
+        self._core = self._make_core(config, averaging, extra_tensors)
         self._thread = LoopThread.acquire()
         try:
             self._run(self._core.start())
         except (Exception, KeyboardInterrupt):
             self.shutdown()
             raise
+
+    def _make_core(
+        self, config: OptimizerConfig, averaging: AveragerConfig, extra_tensors: Sequence[torch.Tensor]
+    ) -> OptimizerCore | AuxiliaryCore:
+        if self.auxiliary:
+            parameters = [p for group in self.opt.param_groups for p in group["params"]]
+            return AuxiliaryCore(self.dht.node, config, averaging, parameters)
+        return OptimizerCore(self.dht.node, config, averaging, self.opt, self.scheduler, extra_tensors)
 
     def step(self, closure: Callable[[], Any] | None = None, batch_size: int | None = None) -> Any:
         """Adds the present gradients, means over `batch_size` samples (None: `batch_size_per_step`).

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from swarmcli.network.thread import offload
+from swarmcli.averaging.tasks import on_executor
 from swarmcli.optim.accumulator import GradientAccumulator
 from swarmcli.optim.lineage import Standing
 from swarmcli.optim.training_state import CapturedState, TrainingState
@@ -18,6 +18,7 @@ class Replica:
     def __init__(self, state: TrainingState) -> None:
         self.state = state
         self.gradients = GradientAccumulator([p for p in state.parameters if p.requires_grad])
+        self._nbytes = sum(parameter.nbytes for parameter in state.parameters)
         self._lock = asyncio.Lock()  # held while the state changes or is copied
 
     @property
@@ -30,16 +31,16 @@ class Replica:
         return self.gradients.samples
 
     async def accumulate(self, batch_size: int) -> None:
-        await offload(self.gradients.add, batch_size)
+        await on_executor(self._nbytes, self.gradients.add, batch_size)
 
     async def load_means(self) -> None:
         """The mean of this peer's gradients is then in `gradients.averaged`."""
-        await offload(self.gradients.load_means)
+        await on_executor(self._nbytes, self.gradients.load_means)
 
     async def step(self, round_id: bytes, samples: int) -> None:
         """Steps with what is in `gradients.averaged`; what was accumulated is used up."""
         async with self._lock:
-            await offload(self._step, round_id, samples)
+            await on_executor(self._nbytes, self._step, round_id, samples)
 
     def _step(self, round_id: bytes, samples: int) -> None:
         with self.gradients.averaged_as_gradients():
@@ -49,12 +50,12 @@ class Replica:
     async def capture(self) -> CapturedState:
         """A copy that later steps do not change."""
         async with self._lock:
-            return await offload(lambda: self.state.capture().clone())
+            return await on_executor(self._nbytes, lambda: self.state.capture().clone())
 
     async def restore(self, captured: CapturedState) -> None:
         """Takes over a state; gradients of the former parameters are dropped. ValueError: it does not fit."""
         async with self._lock:
-            await offload(self._restore, captured)
+            await on_executor(self._nbytes, self._restore, captured)
 
     def _restore(self, captured: CapturedState) -> None:
         self.state.restore(captured)
@@ -63,5 +64,5 @@ class Replica:
     async def load_checkpoint(self, state_dict: Mapping[str, Any]) -> None:
         """See TrainingState.load_checkpoint; gradients of the former parameters are dropped."""
         async with self._lock:
-            await offload(self.state.load_checkpoint, state_dict)
-            await offload(self.gradients.reset)
+            await on_executor(self._nbytes, self.state.load_checkpoint, state_dict)
+            await on_executor(self._nbytes, self.gradients.reset)
