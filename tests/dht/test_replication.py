@@ -126,3 +126,20 @@ def test_reading_right_after_the_kill_needs_few_calls() -> None:
             assert nodes[1].endpoint.statistics().calls_made - before <= 20 * 8
 
     run(main())
+
+
+def test_a_run_with_losses_and_deaths_can_be_repeated_from_its_seed() -> None:
+    async def main() -> list[tuple[int, int, int]]:
+        swarm = Swarm(4, limits=QUIET, loss=0.02, latency=lambda a, b: swarm.network.random.uniform(0.001, 0.05))
+        async with swarm:
+            nodes = await swarm.grow(25)
+            for number, node in enumerate(nodes):
+                await node.store(f"key {number}", number, soon(node))
+            for node in nodes[20:]:
+                swarm.kill(node)
+            await asyncio.sleep(30.0)
+            statistics = [node.endpoint.statistics() for node in nodes]
+            records = [node.statistics().records for node in nodes]
+            return [(each.calls_made, each.traffic.sent, held) for each, held in zip(statistics, records, strict=True)]
+
+    assert run(main(), seed=4) == run(main(), seed=4)
