@@ -43,9 +43,10 @@ class RoutingTable:
         self._bucket_size = bucket_size
         self._buckets = [_Bucket() for _ in range(ID_BITS)]
         self._occupied = 0  # one bit per bucket that has contacts
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(len(bucket.contacts) for bucket in self._buckets)
+        return self._count
 
     def __contains__(self, peer: PeerID) -> bool:
         return peer != self._own and peer in self._bucket_of(peer).contacts
@@ -68,6 +69,7 @@ class RoutingTable:
         if len(bucket.contacts) < self._bucket_size:
             bucket.contacts[contact.peer_id] = contact
             self._occupied |= 1 << index
+            self._count += 1
             return True, None
         bucket.replacements[contact.peer_id] = contact
         if len(bucket.replacements) > self._bucket_size:
@@ -83,9 +85,13 @@ class RoutingTable:
         bucket.replacements.pop(peer, None)
         lost = bucket.contacts.pop(peer, None)
         successor = None
-        if lost is not None and bucket.replacements:
+        if lost is None:
+            return None, None
+        if bucket.replacements:
             name, successor = bucket.replacements.popitem(last=True)
             bucket.contacts[name] = successor
+        else:
+            self._count -= 1
         if not bucket.contacts:
             self._occupied &= ~(1 << index)
         return lost, successor

@@ -76,12 +76,12 @@ def test_who_fails_is_replaced_by_the_newcomer_seen_last() -> None:
         table.seen(each)
     assert list(table) == members[:2]
     assert table.failed(members[0].peer_id) == (members[0], members[3])
-    assert set(table) == {members[1], members[3]}
+    assert set(table) == {members[1], members[3]} and len(table) == 2
     assert table.failed(members[0].peer_id) == (None, None)
     assert table.failed(members[3].peer_id) == (members[3], members[2])
     assert table.failed(members[2].peer_id) == (members[2], None)
     assert table.failed(members[1].peer_id) == (members[1], None)
-    assert len(table) == 0 and table.nearest(0, 5) == []
+    assert len(table) == 0 == len(list(table)) and table.nearest(0, 5) == []
 
 
 def test_replacements_are_bounded_and_forgotten_when_they_fail() -> None:
