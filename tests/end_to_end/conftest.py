@@ -10,7 +10,7 @@ from tests.end_to_end.swarm import Swarm
 
 
 @pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Callable[[int], Swarm]]:
+def swarm(tmp_path: Path) -> Iterator[Callable[..., Swarm]]:
     """Makes a swarm of processes that trains for so many epochs; at the end of the test none of them is left."""
     with Children() as children:
-        yield lambda max_epochs: Swarm(tmp_path, children, max_epochs=max_epochs)
+        yield lambda max_epochs, **options: Swarm(tmp_path, children, max_epochs=max_epochs, **options)

@@ -28,7 +28,7 @@ datasets:
   - type: files
     path: text
 sequence_len: 32
-target_batch_size: 256
+target_batch_size: {target}
 micro_batch_size: 8
 max_epochs: {max_epochs}
 seed: 3
@@ -45,11 +45,11 @@ TEXT = "".join(f"The {n}th peer of the swarm knows that {n} and {n} are {2 * n}.
 class Swarm:
     """The processes of one test in one directory. Use inside `Children`, which lets none of them outlive the test."""
 
-    def __init__(self, directory: Path, children: Children, *, max_epochs: int) -> None:
+    def __init__(self, directory: Path, children: Children, *, max_epochs: int, target: int = 256) -> None:
         self.directory = directory
         self.children = children
         self.recipe = directory / "recipe.yaml"
-        self.recipe.write_text(RECIPE.format(max_epochs=max_epochs))
+        self.recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=target))
         (directory / "text").mkdir()
         (directory / "text" / "lines.txt").write_text(TEXT)
         self.contact = ""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.browser]
 
-MakeSwarm = Callable[[int], Swarm]
+MakeSwarm = Callable[..., Swarm]
 PATIENCE = PATIENCE_SECONDS * 1000  # milliseconds, as playwright counts
 
 

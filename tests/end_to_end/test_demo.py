@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 def write_recipe(directory: Path, max_epochs: int) -> Path:
     recipe = directory / "recipe.yaml"
-    recipe.write_text(RECIPE.format(max_epochs=max_epochs).replace("target_batch_size: 256", "target_batch_size: 1024"))
+    recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=1024))
     (directory / "text").mkdir()
     (directory / "text" / "lines.txt").write_text(TEXT)
     return recipe

@@ -16,7 +16,7 @@ from tests.end_to_end.swarm import Swarm
 
 pytestmark = pytest.mark.processes
 
-MakeSwarm = Callable[[int], Swarm]
+MakeSwarm = Callable[..., Swarm]
 
 
 def test_a_recipe_that_differs_is_refused_and_the_keys_are_named(swarm: MakeSwarm) -> None:
