@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from swarmcli.averaging.group import MAX_TAG_BYTES, Group
 from swarmcli.averaging.meeting import check_terms
+from swarmcli.averaging.reducer import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.clock import Clock
 from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import SwarmFuture
@@ -272,6 +273,6 @@ class StepControl:
 
 
 def check_weight(weight: float) -> None:
-    """Raises ValueError unless a weight is finite and not negative."""
-    if not (math.isfinite(weight) and weight >= 0):
-        raise ValueError(f"weight must be finite and not negative, got {weight!r}")
+    """Raises ValueError unless reducers accept this weight."""
+    if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight!r}")

@@ -33,6 +33,8 @@ from swarmcli.network.tasks import TaskOwner
 
 GetState: TypeAlias = Callable[[], Awaitable[tuple[Any, Sequence[torch.Tensor]]]]
 
+SHORTEST_TRY = 0.01  # seconds left to find a group, without which a failed round is not tried again
+
 logger = logging.getLogger(__name__)
 
 
@@ -132,7 +134,7 @@ class AveragerCore:
         self._rounds.spawn(note_absence(self._service, group, member, reason))
 
     def _parted(self, group: Group) -> None:
-        self._service.remember(group.group_id, None)  # so that the others' streams are refused at once
+        self._rounds.spawn(decline(self._service, group))
 
     async def _snapshot(self) -> Snapshot:
         metadata, tensors = await self._get_state()
@@ -170,7 +172,8 @@ class AveragerCore:
             try:
                 return await self._try_once(control, gathered, deadline)
             except (MatchmakingError, RoundFailed) as error:
-                if not control.allow_retries or (deadline is not None and loop.time() >= deadline):
+                # Timers may fire a trifle early; a try without time would fail at once, again and again.
+                if not control.allow_retries or (deadline is not None and loop.time() > deadline - SHORTEST_TRY):
                     raise
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
                 if isinstance(error, RoundFailed):
@@ -217,7 +220,7 @@ class AveragerCore:
                 weight = await control.wait_for_trigger()
                 await self._lock.acquire()
         except asyncio.CancelledError:
-            self._rounds.spawn(decline(self._service, group))
+            self._parted(group)
             raise
         try:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):

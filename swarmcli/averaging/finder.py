@@ -44,7 +44,7 @@ class GroupFinder:
         parted: Callable[[Group], None],
     ) -> None:
         """`total_size` is in elements; `own_terms` must be equal at all members. `unheard` is called when a follower
-        could not be told that its group begins, `parted` with a group that begins in vain with this peer in it."""
+        could not be told that its group begins, `parted` with a group that begins though this peer takes no part."""
         self.listening = not (node.client_mode if config.client_mode is None else config.client_mode)
         self.group_bits = config.initial_group_bits
         self._node = node
@@ -52,6 +52,7 @@ class GroupFinder:
         self._config = config
         self._total_size = total_size
         self._own_terms = own_terms
+        self._parted = parted
         self._tasks = TaskOwner()
         timeout = config.matchmaking.request_timeout
         self._post = Post(node.endpoint, config.prefix, self._tasks, timeout=timeout, unheard=unheard)
@@ -106,7 +107,13 @@ class GroupFinder:
                 async with asyncio.timeout_at(deadline):
                     group = await seeker.run(lambda ready: self._draw_up(ready, offer))
             except TimeoutError:
-                raise MatchmakingError(f"no group came together within {control.request.timeout:g} s") from None
+                if seeker.group is None:
+                    raise MatchmakingError(f"no group came together within {control.request.timeout:g} s") from None
+                group = seeker.group  # it began in the last moment, and its members know
+            except asyncio.CancelledError:
+                if seeker.group is not None:
+                    self._parted(seeker.group)
+                raise
             finally:
                 self._rendezvous.seeker = None
             self._remember(group, search)

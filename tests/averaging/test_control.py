@@ -30,6 +30,7 @@ def make(**request: Any) -> StepControl:
     [
         ({"weight": -1.0}, "weight"),
         ({"weight": math.nan}, "weight"),
+        ({"weight": 1e-20}, "weight"),
         ({"timeout": 0.0}, "timeout"),
         ({"target": -5.0}, "target"),
         ({"target": math.inf}, "target"),

@@ -121,6 +121,30 @@ def test_one_that_does_not_hear_that_its_group_begins_is_not_waited_for() -> Non
     run(main(), 3)
 
 
+@pytest.mark.parametrize("shift", [-0.02, -0.01, -1e-9, 0.0, 1e-9, 0.01, 0.02])
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+def test_giving_up_in_the_very_moment_in_which_the_group_begins(shift: float, who: int, how: str) -> None:
+    async def main(leave_after: float | None) -> float:
+        async with Averagers(5) as swarm:
+            peers = await swarm.add(2, allreduce=AllreduceOptions())
+            began = asyncio.get_running_loop().time()
+            timeouts = [leave_after if how == "timeout" and index == who else 20.0 for index in range(2)]
+            controls = [peer.begin(timeout=timeout) for peer, timeout in zip(peers, timeouts, strict=True)]
+            if leave_after is not None and how == "cancel":
+                asyncio.get_running_loop().call_later(leave_after, controls[who].cancel)
+            outcomes = await asyncio.gather(*controls, return_exceptions=True)
+            if leave_after is not None:
+                assert asyncio.get_running_loop().time() - began < 25
+                committed = [isinstance(outcome, RoundResult) for outcome in outcomes]
+                assert committed[who] or how == "cancel" or not any(committed)
+                return 0.0
+            return float(outcomes[who].seconds["looking for group"])
+
+    formed = virtual_time.run(main(None), seed=5, timeout=3600)
+    virtual_time.run(main(formed + shift), seed=5, timeout=3600)
+
+
 def test_without_retries_a_failed_round_says_why() -> None:
     async def main() -> None:
         async with Averagers(1) as swarm:
