@@ -33,6 +33,7 @@ from swarmcli.network.tasks import TaskOwner
 
 GetState: TypeAlias = Callable[[], Awaitable[tuple[Any, Sequence[torch.Tensor]]]]
 
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 4.0  # seconds between a round that failed and the next try, doubled each time
 SHORTEST_TRY = 0.01  # seconds left to find a group, without which a failed round is not tried again
 
 logger = logging.getLogger(__name__)
@@ -168,6 +169,7 @@ class AveragerCore:
     async def _try_until_committed(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
         """Tries again after a failure while retries are allowed and there is time left to find a group."""
         loop = asyncio.get_running_loop()
+        pause = FIRST_PAUSE
         while True:
             try:
                 return await self._try_once(control, gathered, deadline)
@@ -178,6 +180,8 @@ class AveragerCore:
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
                 if isinstance(error, RoundFailed):
                     self._finder.doubt(error.suspects)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _try_once(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
         loop = asyncio.get_running_loop()

@@ -331,6 +331,22 @@ def test_two_averagers_of_one_prefix_on_one_endpoint_are_refused() -> None:
     run(main(), 16)
 
 
+def test_tries_that_fail_at_once_are_spaced_out() -> None:
+    async def main() -> None:
+        async with Averagers(18) as swarm:
+            (peer,) = await swarm.add(1)
+            control = peer.begin(target=1.0)  # alone with enough progress: each try fails within a moment
+            control.report(1.0)
+            finder, tries = peer.core._finder, []
+            find = finder.find
+            finder.find = lambda *arguments: tries.append(1) or find(*arguments)
+            await asyncio.sleep(60)
+            assert 10 < len(tries) < 25
+            control.cancel()
+
+    run(main(), 18)
+
+
 def test_gathered_data_has_a_bound_and_shutdown_cancels() -> None:
     async def main() -> None:
         async with Averagers(17) as swarm:
