@@ -76,30 +76,21 @@ class DecentralizedAverager:
         if client_mode is False and dht.client_mode:
             raise ValueError("client_mode=False needs a DHT that others can dial; this one is in client mode")
         hidden = dht.client_mode if client_mode is None else client_mode
+        patience = next_chunk_timeout if sender_timeout is None else sender_timeout
+        codec = NoCompression() if compression is None else compression
         self.dht = dht
         self._tensors = list(averaged_tensors)
         self.config = AveragerConfig(
             prefix=prefix,
-            matchmaking=MatchmakingOptions(
-                target_group_size=target_group_size,
-                min_group_size=min_group_size,
-                min_matchmaking_time=min_matchmaking_time,
-                request_timeout=request_timeout,
-            ),
-            allreduce=AllreduceOptions(
-                compression=compression if compression is not None else NoCompression(),
-                part_size_bytes=part_size_bytes,
-                allreduce_timeout=allreduce_timeout,
-                sender_timeout=sender_timeout if sender_timeout is not None else next_chunk_timeout,
-                reducer_timeout=reducer_timeout,
-            ),
+            matchmaking=MatchmakingOptions(target_group_size, min_group_size, min_matchmaking_time, request_timeout),
+            allreduce=AllreduceOptions(codec, part_size_bytes, allreduce_timeout, patience, reducer_timeout),
             initial_group_bits=initial_group_bits,
             averaging_alpha=averaging_alpha,
             min_vector_size=min_vector_size,
             bandwidth=bandwidth,
             auxiliary=auxiliary,
             client_mode=client_mode,
-            share_state=allow_state_sharing if allow_state_sharing is not None else not (hidden or auxiliary),
+            share_state=not (hidden or auxiliary) if allow_state_sharing is None else allow_state_sharing,
             declare_state_period=declare_state_period,
         )
         self._state_sharing_priority = 0.0
