@@ -74,6 +74,8 @@ class Leader:
             await self._decided.wait()
             for helper in helpers:
                 helper.cancel()
+        # Round and agreement would keep each other alive, and with them all results, until the collector comes.
+        self._absent = _tell_nobody
         return self._tally.decision
 
     async def cast(self, vote: Vote) -> None:
@@ -255,6 +257,10 @@ class Follower:
         except TimeoutError:
             pass  # either way the time is up
         self.stop("time is up")
+
+
+def _tell_nobody(member: int, reason: str) -> None:
+    """Stands in when the round is over."""
 
 
 def _plus_grace(seconds: float | None) -> float | None:

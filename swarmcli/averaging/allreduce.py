@@ -27,7 +27,7 @@ from swarmcli.averaging.reducing import PartReceiver
 from swarmcli.averaging.results import AllreduceResult, contributions, result_digest
 from swarmcli.averaging.sending import Contribution, FromReducer, PartSender
 from swarmcli.averaging.service import AllreduceService
-from swarmcli.averaging.tasks import beside, on_executor
+from swarmcli.averaging.tasks import beside, forgetful, on_executor
 from swarmcli.averaging.vector import Inputs, Results
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed
 from swarmcli.events import PeerRefused
@@ -66,7 +66,7 @@ class Allreduce:
         self._visits = {reducer: _Visit() for reducer in self._plan.by_reducer if not group.members[reducer].listening}
         self._left_out: dict[int, str] = {}
         self._agreement = self._make_agreement()
-        self._results: Results
+        self._results: Results  # not of an auxiliary, like the next
         self._sender: PartSender
         self._reducer: Reducer
         self._receiver: PartReceiver
@@ -82,17 +82,30 @@ class Allreduce:
         member could not follow the group: its tensors are untouched, others may hold averages.
         """
         await self._prepare()
+        decision: Decision | None = None
+        averages: list[Average] | None = None
         try:
             with self._service.hosting(self):
                 decision, averages = await self._decide()
+            return self._conclude(decision, averages)
         finally:
             self._agreement.stop("this member has left the round")
-            self._reducer.abort(RoundFailed("this member has left the round"))
             for visit in self._visits.values():
                 visit.over.set()
             for index, reason in self._receiver.refused.items():
                 self._endpoint.events.emit(PeerRefused(self._peer(index).text, reason, "tensors"))
-        return self._conclude(decision, averages)
+            self._let_go(isinstance(decision, Committed), averages is not None)
+
+    def _let_go(self, committed: bool, complete: bool) -> None:
+        """Errors hold on to the frames that they came through, and so to this object: not to its memory too.
+
+        After a commit, whoever is still being served with averages keeps what that takes.
+        """
+        if not committed:
+            self._reducer.abort("the round was given up")
+        if not (committed and complete) and not self._auxiliary:
+            self._results.release()
+        del self._reducer, self._receiver, self._tensors
 
     # What the service hands over
 
@@ -143,6 +156,7 @@ class Allreduce:
             if member.addresses:
                 self._endpoint.learn(PeerInfo(member.peer_id, member.addresses))
 
+    @forgetful
     async def _decide(self) -> tuple[Decision | None, list[Average] | None]:
         """The decision, and what this member holds of the result if that is all of it."""
         async with (
@@ -172,6 +186,7 @@ class Allreduce:
         await self._agreement.cast(vote)
         return averages
 
+    @forgetful
     async def _gather(self) -> list[Average]:
         """The averages of all parts (of an auxiliary: of its own), checked. Raises RoundFailed."""
         reducers = [] if self._auxiliary else [index for index in self._plan.by_reducer if index != self._me]
@@ -197,6 +212,7 @@ class Allreduce:
                 suspect = self._peer(part.reducer)
                 raise RoundFailed(f"reducer {suspect.short} sent NaN or infinity", (suspect,))
 
+    @forgetful
     async def _exchange(self, reducer: int) -> list[Average]:
         """Everything between this member as a sender and one reducer. Raises RoundFailed naming the reducer."""
         peer = self._peer(reducer)

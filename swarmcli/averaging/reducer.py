@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from swarmcli.averaging.layout import Part, Plan
-from swarmcli.averaging.tasks import Bell, on_executor
+from swarmcli.averaging.tasks import Bell, forgetful, on_executor
 from swarmcli.averaging.vector import Inputs, Results
 from swarmcli.compression import TensorMessage
 from swarmcli.compression.base import all_finite
@@ -68,7 +68,7 @@ class Reducer:
         self._sums: dict[int, torch.Tensor] = {}
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._averages: list[Average] = []
-        self._failure: Exception | None = None
+        self._failure: str | None = None
         self._scale: float | None = None
         self._bell = Bell()
 
@@ -91,6 +91,7 @@ class Reducer:
             self._senders[sender].delivered = len(self.parts)
         self._bell.ring()
 
+    @forgetful
     async def add(self, sender: int, message: TensorMessage) -> None:
         """The next part of a sender has arrived; returns when its memory may be used again.
 
@@ -118,10 +119,12 @@ class Reducer:
             state.left_out = reason
             self._bell.ring()
 
-    def abort(self, error: Exception) -> None:
-        """Ends the work: whoever waits here gets the error."""
+    def abort(self, reason: str) -> None:
+        """Ends the work and lets go of all sums and averages: whoever waits here gets RoundFailed."""
         if self._failure is None:
-            self._failure = error
+            self._failure = reason
+            self._sums.clear()
+            self._averages.clear()
             self._bell.ring()
 
     async def average(self, position: int) -> Average:
@@ -130,6 +133,7 @@ class Reducer:
             await self._wait()
         return self._averages[position]
 
+    @forgetful
     async def run(self) -> None:
         """Forms the averages in order. Raises RoundFailed, also to all who wait, if one cannot be represented."""
         try:
@@ -142,12 +146,12 @@ class Reducer:
                 self._averages.append(average)
                 self._bell.ring()
         except RoundFailed as error:
-            self.abort(error)
+            self.abort(error.reason)
             raise
 
     async def _wait(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise RoundFailed(self._failure)
         await self._bell.wait()
 
     def _window(self, position: int) -> float:

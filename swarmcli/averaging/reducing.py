@@ -10,7 +10,7 @@ from swarmcli.averaging.layout import Plan
 from swarmcli.averaging.messages import MAX_WORDS, AverageHeader, Farewell, PartHeader, SenderTerms
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.reducer import Reducer
-from swarmcli.averaging.tasks import beside, unless_silent
+from swarmcli.averaging.tasks import beside, forgetful, unless_silent
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
 from swarmcli.network import PeerID, Stream
@@ -51,6 +51,7 @@ class PartReceiver:
         if waiting is not None and not waiting.is_set():
             self._reducer.leave_out(member, reason)
 
+    @forgetful
     async def serve(self, member: int, stream: Stream) -> None:
         """Takes a member's parts and sends it all averages.
 
@@ -101,6 +102,7 @@ class PartReceiver:
         self.refused[member] = reason
         self._reducer.leave_out(member, reason)
 
+    @forgetful
     async def _collect(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         try:
             await self._take_parts(member, terms, stream)
@@ -111,6 +113,7 @@ class PartReceiver:
         except NetworkError as error:
             self._reducer.leave_out(member, f"its connection ended: {error}"[:MAX_WORDS])
 
+    @forgetful
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         if member in self._reducer.left_out:
             return  # it comes too late

@@ -9,7 +9,7 @@ from swarmcli.averaging.layout import Part, Plan
 from swarmcli.averaging.messages import AverageHeader, Farewell, PartHeader, SenderTerms
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.reducer import MAX_WEIGHT, MIN_WEIGHT, Average
-from swarmcli.averaging.tasks import beside, on_executor, unless_silent
+from swarmcli.averaging.tasks import beside, forgetful, on_executor, unless_silent
 from swarmcli.averaging.vector import Inputs, Results
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.compression.base import tensor_memory
@@ -44,6 +44,7 @@ class PartSender:
         self._plan, self._mine, self._results, self._options = plan, mine, results, options
         self._senders = frozenset(senders)
 
+    @forgetful
     async def exchange(self, reducer: int, stream: Stream) -> FromReducer:
         """Sends this member's parts and receives all averages of one reducer.
 
@@ -53,6 +54,7 @@ class PartSender:
         async with beside(self._send(parts, stream)):
             return await self._receive(parts, stream)
 
+    @forgetful
     async def _send(self, parts: Sequence[Part], stream: Stream) -> None:
         mine = self._mine
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -30,6 +32,27 @@ class Bell:
 
     async def wait(self) -> None:
         await self._event.wait()
+
+
+def forgetful(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """For coroutines that hold tensor memory in local variables: their errors do not keep it.
+
+    An error holds the frames that it came through, frames hold their variables, and errors of task groups hold each
+    other: without this the memory of a failed round stays until the garbage collector happens to come by.
+    """
+
+    @functools.wraps(function)
+    async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await function(*args, **kwargs)
+        except (Exception, asyncio.CancelledError) as error:
+            cause: BaseException | None = error
+            while cause is not None:
+                traceback.clear_frames(cause.__traceback__)
+                cause = cause.__cause__ or cause.__context__
+            raise
+
+    return wrapper
 
 
 @asynccontextmanager

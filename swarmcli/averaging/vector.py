@@ -59,5 +59,9 @@ class Results:
     def is_finite(self, part: Part) -> bool:
         return all_finite(self.part(part))
 
+    def release(self) -> None:
+        """Lets go of the memory; nothing is read or written here any more."""
+        self._segments.clear()
+
     def _segment(self, segment: Segment) -> torch.Tensor:
         return self._segments[segment.dtype]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections import Counter
 
 import pytest
+import torch
 from rounds import Kind, Outcome, Swarm
 
+from swarmcli.averaging import vector
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.results import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
@@ -162,3 +166,47 @@ def test_the_deadline_of_a_round() -> None:
             assert isinstance(outcomes[1], RoundFailed)  # the leader still answers
 
     virtual_time.run(main(), timeout=2000)
+
+
+class Memory(bytearray):
+    """Memory of which one can see when it is let go."""
+
+
+@pytest.mark.parametrize("what", ["nothing", "kill a sender", "cut off a reducer"])
+def test_memory_goes_with_the_round_and_not_with_the_collector(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[weakref.ref[Memory]] = []
+    ends: list[type] = []
+
+    def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
+        memory = Memory(size)
+        given.append(weakref.ref(memory))
+        return torch.frombuffer(memory, dtype=dtype)
+
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)], bandwidth=BANDWIDTH, options=options) as swarm:
+
+            async def disturb() -> None:
+                await asyncio.sleep(0.3)
+                if what == "kill a sender":
+                    swarm.kill(3)
+                elif what == "cut off a reducer":
+                    swarm.network.partition([swarm.peers[2].peer_id])
+                    await asyncio.sleep(100)
+                    swarm.network.heal()
+
+            outcomes = await swarm.round(disturb)
+            assert len(given) == 4
+            ends.append(type(outcomes[1]))
+            outcomes.clear()
+            swarm.tasks.clear()
+            await asyncio.sleep(100)  # whoever is still being served is served by then
+            assert [memory() is not None for memory in given] == [False] * 4
+            assert ends == [RoundFailed if what == "cut off a reducer" else AllreduceResult]
+
+    monkeypatch.setattr(vector.torch, "empty", empty)
+    gc.disable()
+    try:
+        virtual_time.run(main(), timeout=2000)
+    finally:
+        gc.enable()
