@@ -63,4 +63,4 @@ class AllreduceOptions:
 
     def for_silence(self, round_trip: float | None) -> float:
         """Seconds that a sender, once it has begun, may take without a byte arriving."""
-        return min(self.sender_timeout or _FIRST, _SILENCE + _ROUND_TRIPS * (round_trip or 0.0))
+        return min(self.to_begin, _SILENCE + _ROUND_TRIPS * (round_trip or 0.0))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmcli.averaging import snapshot as snapshot_module
 from swarmcli.averaging.donor import StateDonor
 from swarmcli.averaging.download import DownloadedState, download_state
-from swarmcli.averaging.snapshot import PinnedState, Snapshot, StateOutline, chunk_is_intact, read_manifest
+from swarmcli.averaging.snapshot import PinnedState, Snapshot, StateOutline
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Event, Events, PeerRefused
 from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID, virtual_time
@@ -303,62 +300,3 @@ def test_donations_are_reported_and_the_snapshot_is_let_go() -> None:
             assert swarm.provided == [2]
 
     virtual_time.run(main())
-
-
-names = st.text(min_size=1, max_size=5)
-tensors = st.builds(
-    lambda shape, dtype: torch.ones(shape).to(dtype),
-    st.lists(st.integers(0, 40), max_size=3),
-    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]),
-)
-
-
-@given(st.dictionaries(names, tensors, max_size=6))
-def test_chunks_put_together_are_the_state(state: dict[str, torch.Tensor]) -> None:
-    pinned = PinnedState(Snapshot(b"", [1, None], state))
-    manifest, layout, outline = read_manifest(pinned.manifest, 1 << 30)
-    chunks = [bytearray(b"".join(pinned.chunk(chunk))) for chunk in range(layout.chunks)]
-    assert all(chunk_is_intact(manifest, index, memoryview(chunk)) for index, chunk in enumerate(chunks))
-    memory = torch.frombuffer(bytearray(b"".join(chunks)) or bytearray(1), dtype=torch.uint8)[: layout.nbytes]
-    restored = layout.tensors(memory)
-    assert list(restored) == list(state) and outline.metadata == [1, None]
-    assert all(torch.equal(restored[name], tensor) for name, tensor in state.items())
-
-
-HOSTILE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
-    (lambda m: m["tensors"].append(["huge", "float32", [1 << 47]]), "accepted"),
-    (lambda m: m["tensors"].append(["odd", "float32", [-4]]), "impossible shape"),
-    (lambda m: m["tensors"].append(["odd", "complex64", [4]]), "unknown dtype"),
-    (lambda m: m["tensors"].append(["a", "float32", [0]]), "names a tensor twice"),
-    (lambda m: m.update(chunk_size=0), "unreadable"),
-    (lambda m: m.update(chunk_size=1 << 40), "unreadable"),
-    (lambda m: m.update(chunk_size=1), "bytes of hashes"),
-    (lambda m: m.update(hashes=b""), "bytes of hashes"),
-    (lambda m: m.update(metadata=b"\xc1"), "unreadable"),
-    (lambda m: m.pop("version"), "unreadable"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "words"), HOSTILE)
-def test_hostile_manifests(spoil: Callable[[dict[str, Any]], None], words: str) -> None:
-    import msgspec
-
-    pinned = PinnedState(Snapshot(b"", None, {"a": torch.zeros(4)}))
-    manifest = msgspec.msgpack.decode(pinned.manifest)
-    spoil(manifest)
-    with pytest.raises(ValueError, match=words):
-        read_manifest(msgspec.msgpack.encode(manifest), 1 << 30)
-
-
-@given(st.binary(max_size=200))
-def test_garbage_is_no_manifest(data: bytes) -> None:
-    with pytest.raises(ValueError, match="manifest"):
-        read_manifest(data, 1 << 30)
-
-
-def test_a_state_that_cannot_travel() -> None:
-    with pytest.raises(TypeError, match="complex"):
-        PinnedState(Snapshot(b"", None, {"a": torch.zeros(2, dtype=torch.complex64)}))
-    with pytest.raises(ValueError, match="metadata"):
-        PinnedState(Snapshot(b"", "x" * (5 << 20), {}))
-    assert math.isfinite(PinnedState(Snapshot(b"", None, {})).layout.nbytes)
