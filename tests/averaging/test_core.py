@@ -43,6 +43,23 @@ def test_the_next_round_of_the_same_peers_takes_a_few_round_trips() -> None:
     run(main(), 1)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_many_peers_divide_into_groups_that_mix_from_round_to_round(seed: int) -> None:
+    async def main() -> None:
+        async with Averagers(seed) as swarm:
+            peers = await swarm.add(24, matchmaking={"target_group_size": 8})
+            spread = 23.0
+            for _ in range(3):
+                results = await all_results([peer.begin(timeout=30) for peer in peers])
+                assert all(2 <= len(result) <= 8 for result in results)
+                values = [peer.values[0] for peer in peers]
+                assert sum(values) / 24 == pytest.approx(11.5)
+                assert max(values) - min(values) < 0.75 * spread
+                spread = max(values) - min(values)
+
+    run(main(), seed)
+
+
 def test_weights_results_and_events() -> None:
     async def main() -> None:
         async with Averagers(2) as swarm:
