@@ -48,12 +48,13 @@ class GradientAccumulator:
         self.times += 1
 
     @torch.no_grad()
-    def load_means(self) -> None:
-        """Writes the mean over this peer's samples into `averaged`; zeros if it has none."""
+    def load_means(self) -> bool:
+        """Writes the mean over this peer's samples into `averaged`; zeros if it has none. Whether all is finite."""
         for total, mean in zip(self.accumulators, self.averaged, strict=True):
             mean.copy_(total)
             if self.samples:
                 mean.div_(self.samples)
+        return all(bool(mean.isfinite().all()) for mean in self.averaged)
 
     def reset(self) -> None:
         for total in self.accumulators:

@@ -13,7 +13,7 @@ from swarmcli.optim.ledger import Ledger
 from swarmcli.optim.lineage import solitary_round_id
 from swarmcli.optim.presence import Presence
 from swarmcli.optim.replica import Replica
-from swarmcli.optim.standing_group import Committed, Outcome, StandingGroup, Undecided
+from swarmcli.optim.standing_group import Committed, Failed, Outcome, StandingGroup, Undecided
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore
@@ -65,7 +65,7 @@ class SynchronousEnd:
         began = _now()
         deadline = began + self._config.matchmaking_time
         while True:
-            outcome = await self._attempt()
+            outcome = await self._attempt(began)
             if isinstance(outcome, Committed):
                 return await self._advance(outcome, began)
             if isinstance(outcome, Undecided) or self.left_behind:
@@ -76,11 +76,11 @@ class SynchronousEnd:
             if _now() >= deadline or not (begun or self.has_enough):
                 return
 
-    async def _attempt(self) -> Outcome | None:
+    async def _attempt(self, began: float) -> Outcome | None:
         """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
         if self._group.begun:
             outcome = await self._average()
-        elif self.has_enough and await self._is_alone():
+        elif self.has_enough and await self._is_alone(patient=_now() - began < self._config.matchmaking_time / 2):
             outcome = await self._average_alone()
         else:
             return None
@@ -90,27 +90,35 @@ class SynchronousEnd:
             self._presence.announce()
         return outcome
 
-    async def _is_alone(self) -> bool:
+    async def _is_alone(self, patient: bool) -> bool:
+        """Whether nobody is left to wait for. A quick peer must not run away from those who take in the last round a
+        moment later; one that stays behind for long is waited for no more."""
         surroundings = await self._group.unless_begun(self._presence.surroundings(self._replica.standing))
         self.left_behind = surroundings == "behind"
-        return surroundings == "alone"
+        return surroundings == "alone" or (surroundings == "followed" and not patient)
 
     async def _average(self) -> Outcome:
-        async with self._averager.tensors():
-            await self._replica.load_means()
+        await self._load_means()
         outcome = await self._group.contribute(self._replica.samples)
         if isinstance(outcome, Committed):
             self._ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
 
-    async def _average_alone(self) -> Committed:
+    async def _average_alone(self) -> Outcome:
         """Nobody else can be reached, so this peer's mean is the swarm's."""
+        await self._load_means()
+        if not self.has_enough:
+            return Failed("this peer has no samples any more")
         await self._group.close()
-        async with self._averager.tensors():
-            await self._replica.load_means()
         self._ledger.note_outcome("alone")
         round_id = solitary_round_id(self._own_id, self._replica.standing.lineage)
         return Committed(round_id, self._replica.samples, contributors=(self._own_id,))
+
+    async def _load_means(self) -> None:
+        async with self._averager.tensors():
+            dropped = await self._replica.load_means()
+        if dropped:
+            self._warn(f"{dropped} samples of this peer are given up: their gradients are not finite")
 
     async def _advance(self, committed: Committed, began: float) -> None:
         """Steps with the average; from here on this peer is at the next epoch."""

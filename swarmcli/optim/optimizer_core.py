@@ -190,6 +190,7 @@ class OptimizerCore:
     async def _run_end(self) -> None:
         with self.tracker.pause_updates():
             await self._end.run()
+        self.tracker.report_local_progress(self.standing.epoch, self.replica.samples)
 
     def _advanced(self, committed: Committed, own_samples: int, seconds: float) -> None:
         self._begin_epoch()

@@ -31,6 +31,7 @@ ASKED_AT_ONCE = 16  # one answer usually settles the question
 Surroundings = Literal[
     "alone",  # nobody on this lineage can be reached
     "company",  # somebody trains on it
+    "followed",  # nobody does yet, but somebody one epoch behind may be about to take in the same round as this peer
     "behind",  # somebody trains on a lineage that beats it
 ]
 logger = logging.getLogger(__name__)
@@ -234,6 +235,10 @@ def _judge(standing: Standing, others: Sequence[tuple[Claim, Phase]]) -> Surroun
         claim.standing.lineage == standing.lineage and phase in ("training", "following") for claim, phase in others
     ):
         return "company"
+    if any(
+        claim.standing.epoch == standing.epoch - 1 and phase in ("training", "following") for claim, phase in others
+    ):
+        return "followed"
     return "alone"
 
 

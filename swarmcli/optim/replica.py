@@ -33,9 +33,17 @@ class Replica:
     async def accumulate(self, batch_size: int) -> None:
         await on_executor(self._nbytes, self.gradients.add, batch_size)
 
-    async def load_means(self) -> None:
-        """The mean of this peer's gradients is then in `gradients.averaged`."""
+    async def load_means(self) -> int:
+        """Puts the mean of this peer's gradients into `gradients.averaged`; returns how many samples had to be dropped.
+
+        Gradients that are not finite are worth nothing to anybody: they are dropped, all of them, and the mean is zero.
+        """
+        if await on_executor(self._nbytes, self.gradients.load_means):
+            return 0
+        dropped = self.gradients.samples
+        await on_executor(self._nbytes, self.gradients.reset)
         await on_executor(self._nbytes, self.gradients.load_means)
+        return dropped
 
     async def step(self, round_id: bytes, samples: int) -> None:
         """Steps with what is in `gradients.averaged`; what was accumulated is used up."""

@@ -34,6 +34,17 @@ def test_without_samples_the_means_are_zero() -> None:
     assert not accumulator.averaged[0].any()
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_noticed(broken: float) -> None:
+    weights = parameter(2)
+    accumulator = GradientAccumulator([weights])
+    weights.grad = torch.tensor([1.0, broken], dtype=torch.float64)
+    accumulator.add(1)
+    assert not accumulator.load_means()
+    accumulator.reset()
+    assert accumulator.load_means()
+
+
 def test_a_parameter_without_gradient_adds_nothing() -> None:
     used, unused = parameter(2), parameter(2)
     used.grad = torch.ones(2, dtype=torch.float64)

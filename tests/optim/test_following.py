@@ -2,12 +2,14 @@
 
 import asyncio
 
+import pytest
 from optim_swarm import Swarm, digests, record, together
 
 from swarmcli.averaging.donor import state_method
 from swarmcli.events import Noticed, PeerRefused, StateDownloaded
 from swarmcli.network import virtual_time
 from swarmcli.optim.lineage import Standing
+from swarmcli.optim.training_state import CapturedState
 
 BOAST = Standing(1000, 10**6, bytes([9]) * 32)
 
@@ -39,7 +41,22 @@ def test_a_claim_that_nobody_stands_by_costs_a_settled_peer_seconds_not_the_run(
     virtual_time.run(main(), timeout=500)
 
 
-def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing() -> None:
+def wrong_type(captured: CapturedState) -> None:
+    captured.tensors["parameter/0"] = captured.tensors["parameter/0"].float()
+
+
+def wrong_standing(captured: CapturedState) -> None:
+    captured.metadata["epoch"] = 7
+
+
+def wrong_settings(captured: CapturedState) -> None:
+    captured.metadata["groups"] = []
+
+
+@pytest.mark.parametrize(
+    ("change", "was_fetched"), [(wrong_type, False), (wrong_standing, True), (wrong_settings, True)]
+)
+def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(change, was_fetched: bool) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             honest = await swarm.trainer(seed=1, batch_size=24)
@@ -49,9 +66,9 @@ def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing() -
             await boast(liar)
             capture = liar.core.replica.capture
 
-            async def wrong():
+            async def wrong() -> CapturedState:
                 captured = await capture()
-                captured.tensors["parameter/0"] = captured.tensors["parameter/0"].float()
+                change(captured)
                 return captured
 
             liar.core.replica.capture = wrong
@@ -59,6 +76,7 @@ def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing() -
             assert not await honest.core.join()
             assert honest.core.state_digest() == before
             assert {event.what for event in refused} == {"state"}
+            assert {event.reason.startswith("its state does not fit") for event in refused} == {was_fetched}
             await honest.train(6)
 
     virtual_time.run(main(), timeout=500)
@@ -93,5 +111,21 @@ def test_a_peer_that_was_ahead_of_nobody_keeps_its_gradients() -> None:
             assert trainer.core.replica.samples == samples > 0
             assert downloads == []
             assert len(digests([trainer, other])) == 1
+
+    virtual_time.run(main(), timeout=500)
+
+
+def test_gradients_of_the_former_parameters_are_dropped() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer, leader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
+            await trainer.train(2)
+            await trainer.compute()
+            assert trainer.core.replica.samples > 0
+            await boast(leader)
+            assert await trainer.core.join()
+            assert trainer.core.standing == BOAST
+            assert trainer.core.replica.samples == 0
+            assert trainer.core.tracker.local_progress.samples_accumulated == 0
 
     virtual_time.run(main(), timeout=500)

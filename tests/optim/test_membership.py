@@ -7,7 +7,7 @@ from optim_swarm import TARGET, Swarm, digests, record, together, until
 
 from swarmcli.averaging.donor import state_method
 from swarmcli.errors import StateDownloadError
-from swarmcli.events import RoundFinished, StateDownloaded
+from swarmcli.events import Noticed, RoundFinished, StateDownloaded
 from swarmcli.network import virtual_time
 
 
@@ -128,9 +128,29 @@ def test_a_peer_that_is_a_round_behind_at_the_end_finds_a_lingering_donor() -> N
             swarm.network.freeze(late.node.peer_id)
             await together(*(trainer.train(6) for trainer in trainers[1:]))
             swarm.network.thaw(late.node.peer_id)
-            results = await asyncio.gather(late.train(6), *(t.core.linger(6, timeout=60) for t in trainers[1:]))
-            assert results[1:] == [True, True]
+
+            async def leave_when_nobody_is_behind(trainer) -> None:
+                assert await trainer.core.linger(6, timeout=60)
+                assert late.epoch == 6
+                await trainer.core.shutdown()
+
+            await together(late.train(6), *(leave_when_nobody_is_behind(trainer) for trainer in trainers[1:]))
             assert in_one_lineage(trainers)
+            assert await late.core.linger(6, timeout=60)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_lingering_ends_when_its_time_is_up() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            done, never = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(done.train(2), never.train(2))
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            assert not await done.core.linger(3, timeout=5)
+            assert 5 <= loop.time() - began < 7
+            assert done.core.report().phase == "lingering"
 
     virtual_time.run(main(), timeout=300)
 
@@ -153,6 +173,37 @@ def test_a_round_that_fails_loses_no_samples() -> None:
                 assert sum(len(trainer.used[epoch]) for trainer in survivors) >= TARGET
 
     virtual_time.run(main(), timeout=300)
+
+
+def test_broken_gradients_are_given_up_by_the_peer_that_has_them() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            broken, sound = [await swarm.trainer(seed=1) for _ in range(2)]
+            warnings = record(broken.node, Noticed)
+            await together(broken.train(2), sound.train(2))
+            broken.core.replica.gradients.accumulators[0].fill_(float("nan"))
+            await together(broken.train(4), sound.train(4))
+            assert in_one_lineage([broken, sound])
+            assert broken.weights.isfinite().all()
+            assert [event.own_samples > 0 for event in broken.epochs] == [True, True, False, True]
+            assert "not finite" in warnings[0].text
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_broken_gradients_of_everyone_stop_nobody() -> None:
+    async def main(peers: int) -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(peers)]
+            await together(*(trainer.train(2) for trainer in trainers))
+            for trainer in trainers:
+                trainer.core.replica.gradients.accumulators[0].fill_(float("inf"))
+            await together(*(trainer.train(5) for trainer in trainers))
+            assert in_one_lineage(trainers)
+            assert trainers[0].weights.isfinite().all()
+
+    for peers in (1, 2):
+        virtual_time.run(main(peers), timeout=300)
 
 
 def test_a_newcomer_that_gets_no_state_says_whom_it_asked() -> None:

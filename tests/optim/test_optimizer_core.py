@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 import torch
-from optim_swarm import TARGET, Swarm, adamw, digests, record, together
+from optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
 
 from swarmcli.errors import FingerprintError
 from swarmcli.events import EpochAdvanced, StateDownloaded
@@ -103,6 +103,29 @@ def test_an_interrupted_step_leaves_a_whole_state(delay: float) -> None:
             await together(*(trainer.train(10) for trainer in trainers))
             assert len(digests(trainers)) == 1
             assert len({trainer.core.standing for trainer in trainers}) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_batch_from_before_the_epochs_end_does_not_count_for_the_next() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1, batch_size=TARGET // 2) for _ in range(2)]
+            interrupted, other = trainers
+            for trainer in trainers:
+                await trainer.core.join()
+            await interrupted.compute()
+            ending = asyncio.ensure_future(other.train(1))
+            await until(lambda: interrupted.core.is_averaging)
+            step = asyncio.ensure_future(interrupted.core.step(0))
+            await asyncio.sleep(0)
+            step.cancel()
+            await asyncio.wait([step])
+            assert interrupted.epoch == 0
+            assert await interrupted.core.step(TARGET // 2), "this batch's gradients are those of epoch 0"
+            await ending
+            assert interrupted.epoch == 1
+            assert interrupted.core.replica.samples == 0
 
     virtual_time.run(main(), timeout=300)
 

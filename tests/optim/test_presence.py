@@ -130,6 +130,26 @@ def test_surroundings(standing: Standing, phase: str, expected: str) -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize(
+    ("own", "phase", "expected"),
+    [
+        pytest.param(SECOND, "training", "followed", id="it may be about to take in the same round"),
+        pytest.param(SECOND, "following", "followed", id="a follower likewise"),
+        pytest.param(SECOND, "joining", "alone", id="a newcomer takes its time"),
+        pytest.param(THIRD, "training", "alone", id="two epochs behind it has missed a round"),
+    ],
+)
+def test_a_peer_that_is_behind_may_be_so_for_a_moment_only(own: Standing, phase: str, expected: str) -> None:
+    async def main() -> None:
+        async with nodes(2) as members:
+            one, other = Peer(members[0], own), Peer(members[1], FIRST, phase)
+            await started(one, other)
+            assert await one.presence.surroundings(own) == expected
+            await ended(one, other)
+
+    virtual_time.run(main())
+
+
 def test_a_peer_with_another_fingerprint_is_seen_but_counts_for_nothing() -> None:
     async def main() -> None:
         async with nodes(2) as members:
