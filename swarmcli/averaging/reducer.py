@@ -188,7 +188,11 @@ class Reducer:
             total = self._results.part(part)
         else:
             total = torch.empty(values.numel(), dtype=_sum_type(part.segment.dtype))
-        self._sums[position] = total.copy_(values).mul_(factor)
+        if values.dtype is total.dtype:
+            torch.mul(values, factor, out=total)
+        else:
+            total.copy_(values).mul_(factor)
+        self._sums[position] = total
 
     def _finish(self, position: int) -> Average:
         part = self.parts[position]
