@@ -70,7 +70,9 @@ class TLSWriter:
 
     def flush(self) -> None:
         """Writes what the TLS engine has to say by itself: handshakes and alerts."""
-        if encrypted := self._engine.output():
+        encrypted = self._engine.output()
+        # Between a failed write and the loop's word of it a socket takes nothing more, and asyncio logs each attempt.
+        if encrypted and not self._socket.is_closing():
             self._socket.write(encrypted)
 
     def _write_whole(self, start: bytes, pieces: Sequence[memoryview], size: int) -> None:
@@ -101,3 +103,5 @@ class TLSWriter:
         await self._writable.wait()
         if self._error is not None:
             raise ConnectionLost(str(self._error))
+        if self._socket.is_closing():  # `fail` will come, but a sender in a hurry does not let the loop say so
+            raise ConnectionLost("the other end broke off")

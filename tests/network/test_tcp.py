@@ -7,8 +7,10 @@ import errno
 import gc
 import random
 import socket
+import struct
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -261,6 +263,47 @@ def test_an_abort_is_seen_at_the_other_end_and_by_those_who_wait_to_send() -> No
             assert "the other end" in str(await recorder.wait_lost())
 
     asyncio.run(main())
+
+
+@asynccontextmanager
+async def pair_with_a_reset() -> AsyncIterator[tuple[Connection, Recorder]]:
+    """One end of a connection whose other end has sent a reset that this end has not noticed: it does not read."""
+    async with pair() as (near, near_recorder, far, _):
+        near.pause_reading()
+        found = as_tcp(far)._socket.get_extra_info("socket")
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.abort("reset")
+        await far.close()
+        yield near, near_recorder
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 3 << 20])
+def test_a_reset_stops_a_sender_in_a_hurry_at_once_and_by_name(size: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with pair_with_a_reset() as (near, near_recorder):
+            sent = 0
+            with pytest.raises(ConnectionLost, match="the other end broke off"):
+                while sent < 20:
+                    await near.send(b"", [bytes(size)])
+                    sent += 1
+            assert sent < 2
+            assert isinstance(await near_recorder.wait_lost(), ConnectionLost)
+
+    asyncio.run(main())
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_a_reset_fails_all_who_wait_for_their_turn_to_send(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with pair_with_a_reset() as (near, near_recorder):
+            sends = [near.send(b"", [bytes(10)]) for _ in range(20)]
+            results = await asyncio.gather(*sends, return_exceptions=True)
+            assert all(isinstance(result, ConnectionLost) for result in results)
+            await near.close("too late")
+            assert isinstance(await near_recorder.wait_lost(), ConnectionLost)
+
+    asyncio.run(main())
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_a_receiver_that_fails_loses_its_connection_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
