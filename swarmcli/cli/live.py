@@ -128,7 +128,9 @@ class LiveView:
             self._losses.append(loss)
 
     def _print(self, moment: float, line: str, style: str = "") -> None:
-        self._console.print(Text(f"{time_of_day(moment)}  {line}", style=style), soft_wrap=True)
+        # A terminal would break a long line within a word; a pipe gets it whole.
+        text = Text(f"{time_of_day(moment)}  {line}", style=style)
+        self._console.print(text, soft_wrap=not self._console.is_terminal)
         self._printed_at = self._clock()
 
     def _print_progress(self) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from coordinator_web.source import LivePeer, LiveStatus
@@ -16,6 +16,9 @@ from swarmcli.cli.lines import duration, number, plural, remaining
 from swarmcli.journal import EpochRecord
 
 MOST_PEERS = 12  # rows of the table; a line tells of the others
+MOST_BARS = 32  # epochs in the little curve
+LEAST_BAR = 4  # columns that a bar of progress needs to say anything
+GIVE_WAY = ("role", "seen", "loss")  # columns of the table that a narrow terminal does without, in this order
 BARS = "▁▂▃▄▅▆▇█"
 STATES = {
     "waiting": "waiting for trainers",
@@ -44,67 +47,90 @@ class Frame:
         if status is None:
             yield Text(f"{self._title}: joining the run …", style="dim")
             return
-        yield Group(_head(status), _progress(status), self._figures(status), Text(), _peers(status))
+        width = options.max_width
+        figures = self._figures(status, width)
+        yield Group(_head(status), _progress(status, width), figures, Text(), _peers(status, width))
 
-    def _figures(self, status: LiveStatus) -> Text:
+    def _figures(self, status: LiveStatus, width: int) -> Text:
+        """One line, whatever the width: a frame that changes its height jumps. The curve gets what is left."""
         loss = self._losses[-1] if self._losses else mean_loss(status)
-        text = Text("loss ", style="dim")
-        text.append(number(loss), style="bold")
-        if len(self._losses) > 1:
-            text.append("  " + sparkline(self._losses[-32:]), style="cyan")
+        head = Text("loss ", style="dim").append(number(loss), style="bold")
         rate = math.fsum(peer.samples_per_second for peer in status.peers)
-        text.append(f"   {rate:,.1f}", style="bold").append(" samples/s", style="dim")
+        tail = Text(f"   {rate:,.1f}", style="bold").append(" samples/s", style="dim")
         if self._epoch is not None:
             took, averaging = duration(self._epoch.seconds), duration(self._epoch.averaging_seconds)
-            text.append(f"   last epoch {took}, {averaging} of it averaging", style="dim")
-        return text
+            tail.append(f"   last epoch {took}, {averaging} of it averaging", style="dim")
+        bars = min(MOST_BARS, width - len(head) - len(tail) - 2)
+        if len(self._losses) > 1 and bars > 1:
+            head.append("  " + sparkline(self._losses[-bars:]), style="cyan")
+        return _one_line(head.append_text(tail))
+
+
+def _one_line(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _head(status: LiveStatus) -> Text:
     text = Text(printable(status.run_id, 60), style="bold")
     text.append(f"  {status.role} {printable(status.name or status.peer_id[:10], 40)}  ", style="dim")
     text.append(STATES[status.state], style=STATE_STYLES.get(status.state, "dim"))
-    return text
+    return _one_line(text)
 
 
-def _progress(status: LiveStatus) -> Table:
-    grid = Table.grid(padding=(0, 1), expand=False)
+def _progress(status: LiveStatus, width: int) -> Table:
+    """One line: the bar gives way first, then what is estimated."""
     of = "" if status.max_epochs is None else f" of {status.max_epochs}"
     eta = "" if status.eta_seconds is None else f"{remaining(status.eta_seconds)} left"
-    bar = ProgressBar(total=max(1, status.target), completed=min(status.samples, status.target), width=32)
-    counted = f"{status.samples:,} of {plural(status.target, 'sample')}"
-    grid.add_row(Text(f"epoch {status.epoch}{of}", style="bold"), bar, Text(counted), Text(eta, style="dim"))
+    epoch = Text(f"epoch {status.epoch}{of}", style="bold")
+    counted = Text(f"{status.samples:,} of {plural(status.target, 'sample')}")
+    left = width - len(epoch) - len(counted) - len(eta) - 4
+    bar = ProgressBar(total=max(1, status.target), completed=min(status.samples, status.target), width=min(32, left))
+    cells: list[RenderableType] = [epoch, *([bar] if left >= LEAST_BAR else []), counted, Text(eta, style="dim")]
+    grid = Table.grid(*(Column(no_wrap=True, overflow="ellipsis") for _ in cells), padding=(0, 1))
+    grid.add_row(*cells)
     return grid
 
 
-def _peers(status: LiveStatus) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
-    for column in ("peer", "role"):
-        table.add_column(column, no_wrap=True, overflow="ellipsis")
-    for column in ("epoch", "samples/s", "loss", "seen"):
-        table.add_column(column, justify="right", no_wrap=True)
+def _peers(status: LiveStatus, width: int) -> Table:
     listed = sorted(
         status.peers, key=lambda peer: (peer.peer_id != status.peer_id, peer.role != "trainer", peer.peer_id)
     )
-    for peer in listed[:MOST_PEERS]:
-        table.add_row(*_cells(peer, status), style="bold" if peer.peer_id == status.peer_id else "")
+    rows = [_cells(peer, status) for peer in listed[:MOST_PEERS]]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    columns = _columns(rows, width)
+    for column in columns:
+        justify: JustifyMethod = "left" if column in ("peer", "role") else "right"
+        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
+    for peer, cells in zip(listed, rows, strict=False):
+        style = "bold" if peer.peer_id == status.peer_id else ""
+        table.add_row(*(cells[column] for column in columns), style=style)
     if len(listed) > MOST_PEERS:
         table.add_row(Text(f"and {len(listed) - MOST_PEERS} more", style="dim"))
     return table
 
 
-def _cells(peer: LivePeer, status: LiveStatus) -> list[Text]:
+def _columns(rows: Sequence[Mapping[str, Text]], width: int) -> list[str]:
+    """Those that fit: a table that is squeezed shows nothing but ellipses."""
+    widths = {name: max(len(name), *(row[name].cell_len for row in rows)) + 2 for name in rows[0]} if rows else {}
+    for name in GIVE_WAY:
+        if sum(widths.values()) > width:
+            widths.pop(name, None)
+    return list(widths)
+
+
+def _cells(peer: LivePeer, status: LiveStatus) -> dict[str, Text]:
     me = peer.peer_id == status.peer_id
     computes = peer.role == "trainer"
     behind = peer.epoch < status.epoch - 1
-    return [
-        Text(printable(peer.name or peer.peer_id[:10], 24)),
-        Text(printable(peer.role, 12)),
-        Text(str(peer.epoch), style="yellow" if behind else ""),
-        Text(f"{peer.samples_per_second:,.1f}" if computes else "–"),
-        Text(number(peer.loss, 3) if computes else "–"),
-        Text("now" if me or peer.seen_seconds_ago < 2 else f"{duration(peer.seen_seconds_ago)} ago"),
-    ]
+    return {
+        "peer": Text(printable(peer.name or peer.peer_id[:10], 24)),
+        "role": Text(printable(peer.role, 12)),
+        "epoch": Text(str(peer.epoch), style="yellow" if behind else ""),
+        "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes else "–"),
+        "loss": Text(number(peer.loss, 3) if computes else "–"),
+        "seen": Text("now" if me or peer.seen_seconds_ago < 2 else f"{duration(peer.seen_seconds_ago)} ago"),
+    }
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -162,7 +162,7 @@ def _print_line(console: Console, record: Record, as_json: bool) -> None:
     if as_json:
         _print_json(console, name, asdict(record))
     else:
-        console.print(f"{clock(record.time)}  {text}", soft_wrap=True)
+        console.print(f"{clock(record.time)}  {text}", soft_wrap=not console.is_terminal)
         console.file.flush()
 
 

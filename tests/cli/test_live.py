@@ -187,3 +187,51 @@ def test_the_swarms_loss_is_weighted_by_rates() -> None:
 def test_a_little_curve_goes_from_the_lowest_to_the_highest_bar() -> None:
     assert sparkline([1.0, 8.0]) == BARS[0] + BARS[-1]
     assert sparkline([3.0, 3.0]) == BARS[0] * 2
+
+
+# ---- on a narrow terminal
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_a_frame_keeps_its_height_and_its_width_however_many_epochs_there_were(width: int) -> None:
+    last = EpochRecord(0.0, 7, "", 4096, 2048, 2, 2.5, 8.0, 0.25)
+    heights = set()
+    for epochs in (0, 1, 2, 20, 60):
+        file = io.StringIO()
+        where = Console(file=file, width=width, height=40)
+        where.print(Frame("", replace(STATUS, epoch=17), last, [float(number) for number in range(epochs)]))
+        lines = file.getvalue().splitlines()
+        heights.add(len(lines))
+        assert max(map(len, lines)) <= width
+    assert heights == {8}  # four of the head, a heading, and three peers
+
+
+def test_eighty_columns_have_room_for_a_curve_and_all_columns() -> None:
+    file = io.StringIO()
+    last = EpochRecord(0.0, 7, "", 4096, 2048, 2, 2.5, 1.4, 0.3)
+    Console(file=file, width=80).print(Frame("", STATUS, last, [float(number) for number in range(60)]))
+    text = file.getvalue()
+    assert "last epoch 1.4 s, 0.3 s of it averaging" in text and BARS[-1] in text
+    assert "…" not in text and all(name in text for name in ("role", "samples/s", "loss", "seen"))
+
+
+def test_at_forty_columns_the_table_does_without_some() -> None:
+    file = io.StringIO()
+    Console(file=file, width=40).print(Frame("", STATUS, None, ()))
+    table = file.getvalue().splitlines()[4:]
+    assert table[0].split() == ["peer", "epoch", "samples/s", "loss"]
+    assert table[1].split() == ["alice", "7", "300.0", "2.000"]
+    assert not any("…" in line for line in table)
+
+
+def test_a_long_event_is_wrapped_between_words_on_a_terminal_and_not_at_all_in_a_pipe() -> None:
+    words = " ".join(["something"] * 20)
+    for terminal in (True, False):
+        file = io.StringIO()
+        where = Console(file=file, force_terminal=terminal, width=40, height=40, highlight=False, markup=False)
+        events = Events()
+        with LiveView(lambda: None, events, console=where, clock=lambda: 0.0):
+            events.emit(Noticed("info", words))
+        told = [line for line in file.getvalue().splitlines() if "something" in line]
+        assert sum(line.count("something") for line in told) == 20
+        assert (len(told) > 1) is terminal
