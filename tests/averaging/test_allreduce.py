@@ -7,13 +7,14 @@ import math
 
 import pytest
 import torch
-from rounds import Kind, Swarm
 
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.results import AllreduceResult
 from swarmcli.compression import Float16Compression
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import virtual_time
+
+from .rounds import Kind, Swarm
 
 CLIENT = Kind(listening=False)
 AUXILIARY = Kind(auxiliary=True)

@@ -10,13 +10,14 @@ from collections import Counter
 
 import pytest
 import torch
-from rounds import Kind, Outcome, Swarm
 
 from swarmcli.averaging import vector
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.results import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import virtual_time
+
+from .rounds import Kind, Outcome, Swarm
 
 BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from rounds import Kind, Peer, Swarm
 
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.layout import Layout, Plan
@@ -34,6 +33,8 @@ from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, Identity, PeerID, Stream, virtual_time
+
+from .rounds import Kind, Peer, Swarm
 
 Script = Callable[[Stream, Plan], Awaitable[None]]
 

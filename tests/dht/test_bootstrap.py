@@ -8,6 +8,7 @@ import pytest
 
 from swarmcli.dht import DHTNode
 from swarmcli.errors import AddressError, BootstrapError
+from swarmcli.events import Event, Noticed
 from swarmcli.network.virtual_time import run
 
 from .swarm import Swarm, address, identity, soon
@@ -47,6 +48,42 @@ def test_when_none_answers_each_is_named_with_what_failed() -> None:
             assert "dht.ping" in words[3]
             assert all(each in str(caught.value) for each in addresses)
             await foreign.close()
+
+    run(main())
+
+
+def test_a_first_contact_that_does_not_answer_is_told_of_once() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            cut = await swarm.node("cut", [])
+            endpoint = await swarm.endpoint("newcomer")
+            swarm.network.cut(cut.peer_id, endpoint.peer_id)
+            told: list[tuple[float, Event]] = []
+            loop = asyncio.get_running_loop()
+            endpoint.events.subscribe(lambda event: told.append((loop.time(), event)))
+            with pytest.raises(BootstrapError) as caught:
+                await DHTNode.create(endpoint, initial_peers=["memory://absent", address(cut)], startup_timeout=30.0)
+            assert loop.time() > 25.0, "there was time for many attempts"
+            times, events = zip(*told, strict=True)
+            assert times[0] < 0.1, "told at once, not at the end"
+            assert all(isinstance(event, Noticed) for event in events)
+            assert [event.level for event in events] == ["info", "info"]
+            why = str(caught.value.attempts["memory://absent"]).removeprefix("memory://absent: ")
+            assert events[0].text == f"memory://absent does not answer yet: {why}; trying again for 30 s"
+            assert events[1].text.startswith(f"{address(cut)} does not answer yet: ")
+
+    run(main())
+
+
+def test_a_first_contact_that_answers_is_nothing_to_tell_of() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            first = await swarm.node("first", [])
+            endpoint = await swarm.endpoint("second")
+            told: list[Event] = []
+            endpoint.events.subscribe(told.append)
+            swarm.nodes.append(await DHTNode.create(endpoint, initial_peers=[address(first)]))
+            assert not [event for event in told if isinstance(event, Noticed)]
 
     run(main())
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def test_an_epoch_that_was_come_to_twice_counts_as_it_was_the_last_time(
     assert [row.epoch for row in reader.epochs("stdlib-lm", after=1)] == [2, 3]
     assert [row.epoch for row in reader.epochs("stdlib-lm", limit=2)] == [2, 3]
     assert reader.totals("stdlib-lm").epochs == 3
+
+
+def test_a_step_tells_more_of_an_epoch_than_a_later_download_of_it(journal: Journal, reader: JournalReader) -> None:
+    for event in (epoch(1, 4.0), epoch(1, 3.0), replace(epoch(1, None, samples=0), peers=0)):
+        journal.record(event)
+    journal.record(replace(epoch(2, None, samples=0), peers=0))
+    journal.flush(30)
+    assert [(row.samples, row.loss) for row in reader.epochs("stdlib-lm")] == [(1000, 3.0), (0, None)]
 
 
 def test_rows_after_an_id_are_only_the_newer_ones(journal: Journal, reader: JournalReader) -> None:
@@ -98,6 +107,17 @@ def test_a_known_peer_keeps_the_moment_it_was_first_seen(tmp_path: Path) -> None
         journal.flush(30)
         with journal.read() as reader:
             assert [(peer.first_seen, peer.left) for peer in reader.peers("stdlib-lm")] == [(100.0, False)]
+
+
+def test_the_highest_epoch_of_a_peer_outlasts_its_leaving_and_a_new_start(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    for now, epochs in ((100.0, (399, 400, 0)), (200.0, (0,))):
+        with Journal.open(path, run=RUN, clock=Clock(now)) as journal:
+            for number in epochs:
+                journal.record(seen(epoch=number, left=number == 0))
+    with JournalReader(path) as reader:
+        (peer,) = reader.peers("stdlib-lm")
+    assert (peer.epoch, peer.left, peer.last_seen) == (400, True, 200.0)
 
 
 def test_another_run_in_the_same_file_does_not_mix_in(tmp_path: Path) -> None:

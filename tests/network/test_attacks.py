@@ -12,7 +12,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from tcp_helpers import (
+
+from swarmcli.errors import ConnectionLost, HandshakeError, ProtocolViolation, WrongPeerError
+from swarmcli.network.identity import Identity
+from swarmcli.network.tcp import HandshakeLimits
+from swarmcli.network.tcp_handshake import PROTOCOL_VERSION, Kind
+from swarmcli.network.tls import listener_context
+from swarmcli.network.transport import FrameLimits, Purpose
+
+from .tcp_helpers import (
     DIALER,
     LISTENER,
     MALLORY,
@@ -28,13 +36,6 @@ from tcp_helpers import (
     still_works,
     until,
 )
-
-from swarmcli.errors import ConnectionLost, HandshakeError, ProtocolViolation, WrongPeerError
-from swarmcli.network.identity import Identity
-from swarmcli.network.tcp import HandshakeLimits
-from swarmcli.network.tcp_handshake import PROTOCOL_VERSION, Kind
-from swarmcli.network.tls import listener_context
-from swarmcli.network.transport import FrameLimits, Purpose
 
 PATIENCE = 200.0  # seconds; a thousand handshakes at once are slow on a busy machine
 Serve = Callable[[RawPeer], Awaitable[None]]

@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from worlds import Attacker, Number, Recorder, endpoints
 
 from swarmcli.errors import ConnectionLost, EndOfStream
 from swarmcli.network import Endpoint, Identity, Limits, MemoryNetwork, PeerID, Purpose, Stream, virtual_time, wire
 from swarmcli.network.messages import Done, Failed, Finish, Offer, Open, Piece, Ping
 from swarmcli.network.transport import FrameLimits
+
+from .worlds import Attacker, Number, Recorder, endpoints
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from worlds import Number, double, endpoints
 
 from swarmcli.errors import ConnectionLost, PeerUnreachable
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, Limits, MemoryNetwork, PeerID, PeerInfo, virtual_time
+
+from .worlds import Number, double, endpoints
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

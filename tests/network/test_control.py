@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from worlds import Attacker, Number, Recorder, endpoints
 
 from swarmcli.events import Event, PeerRefused
 from swarmcli.network import Endpoint, Identity, Limits, MemoryNetwork, PeerID, Purpose, virtual_time, wire
@@ -27,6 +26,8 @@ from swarmcli.network.messages import (
     Retire,
 )
 from swarmcli.network.transport import Connection, FrameLimits
+
+from .worlds import Attacker, Number, Recorder, endpoints
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from worlds import Number, endpoints
 
 from swarmcli.events import Event, PeerDisconnected
 from swarmcli.network import Limits, MemoryNetwork, PeerID, virtual_time
 from swarmcli.network.liveness import Liveness
+
+from .worlds import Number, endpoints
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from worlds import Recorder
 
 from swarmcli.errors import ConnectError, ConnectionLost, HandshakeError, ListenError
 from swarmcli.network import Identity, MemoryNetwork, Purpose, virtual_time
 from swarmcli.network.transport import Connection
+
+from .worlds import Recorder
 
 A, B, C = (Identity.from_seed(seed) for seed in range(3))
 

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from worlds import Number, endpoints
-
 from swarmcli.errors import EndOfStream, NetworkError
 from swarmcli.events import Event
 from swarmcli.network import Endpoint, MemoryNetwork, PeerID, Stream, virtual_time
+
+from .worlds import Number, endpoints
 
 
 def busy_swarm(seed: int) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from worlds import Number, double, endpoints
 
 from swarmcli.errors import (
     AddressError,
@@ -24,6 +23,8 @@ from swarmcli.errors import (
 )
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, Limits, MemoryNetwork, PeerID, PeerInfo, virtual_time
+
+from .worlds import Number, double, endpoints
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from worlds import Number, endpoints
 
 from swarmcli.network import Identity, Limits, MemoryNetwork, Stream, virtual_time, wire
 from swarmcli.network.messages import IncomingPiece, Piece
+
+from .worlds import Number, endpoints
 
 MiB = 1 << 20
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from worlds import Number, endpoints
 
 from swarmcli.errors import (
     CallRefused,
@@ -21,6 +20,8 @@ from swarmcli.errors import (
     UnknownMethod,
 )
 from swarmcli.network import Endpoint, Limits, MemoryNetwork, PeerID, Stream, virtual_time
+
+from .worlds import Number, endpoints
 
 MiB = 1 << 20
 

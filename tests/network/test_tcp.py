@@ -14,20 +14,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tcp_helpers import (
-    DIALER,
-    LISTENER,
-    WAIT,
-    Recorder,
-    as_tcp,
-    dialing,
-    host_and_port,
-    open_descriptors,
-    pair,
-    peer,
-    still_works,
-    until,
-)
 
 from swarmcli.errors import (
     AddressError,
@@ -41,6 +27,21 @@ from swarmcli.errors import (
 from swarmcli.network import tcp
 from swarmcli.network.tcp import TCPTransport
 from swarmcli.network.transport import Connection, Purpose
+
+from .tcp_helpers import (
+    DIALER,
+    LISTENER,
+    WAIT,
+    Recorder,
+    as_tcp,
+    dialing,
+    host_and_port,
+    open_descriptors,
+    pair,
+    peer,
+    still_works,
+    until,
+)
 
 
 def test_both_ends_know_each_other_and_the_purpose() -> None:

@@ -12,10 +12,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
-from tcp_helpers import open_descriptors
 
 from swarmcli.network.identity import Identity
 from swarmcli.network.tls import NotASwarmCertificate, TLSEngine, certified_peer, dialer_context, listener_context
+
+from .tcp_helpers import open_descriptors
 
 LISTENER = Identity.from_seed(1)
 

@@ -9,11 +9,12 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from worlds import MemoryWorld, Number, Recorder, TCPWorld, World, double
 
 from swarmcli.errors import AddressError, ConnectError, ConnectionLost, EndOfStream, ProtocolViolation, WrongPeerError
 from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
 from swarmcli.network.transport import Connection, FrameLimits
+
+from .worlds import MemoryWorld, Number, Recorder, TCPWorld, World, double
 
 ASecond = 1.0
 

@@ -5,9 +5,10 @@ import random
 from contextlib import suppress
 
 import pytest
-from optim_swarm import Swarm, Trainer, digests
 
 from swarmcli.network import virtual_time
+
+from .optim_swarm import Swarm, Trainer, digests
 
 EPOCHS = 60
 

@@ -4,11 +4,12 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from optim_swarm import TARGET, Swarm, auxiliary, digests, record, together
 
 from swarmcli.events import RoundFinished
 from swarmcli.network import virtual_time
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
+
+from .optim_swarm import TARGET, Swarm, auxiliary, digests, record, together
 
 
 async def assist(helper: AuxiliaryCore, until: int) -> None:

@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
-from optim_swarm import Swarm, digests, record, together
 
 from swarmcli.averaging.donor import state_method
 from swarmcli.events import Noticed, PeerRefused, StateDownloaded
 from swarmcli.network import virtual_time
 from swarmcli.optim.lineage import Standing
 from swarmcli.optim.training_state import CapturedState
+
+from .optim_swarm import Swarm, digests, record, together
 
 BOAST = Standing(1000, 10**6, bytes([9]) * 32)
 

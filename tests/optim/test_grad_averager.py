@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from shells import at_once, dhts
 
 from swarmcli.averaging import RoundResult, StepControl
 from swarmcli.optim import GradientAverager
+
+from .shells import at_once, dhts
 
 
 def filled(dht, gradient: float, samples: int, **options) -> tuple[torch.nn.Parameter, GradientAverager]:

@@ -3,12 +3,13 @@
 import asyncio
 
 import pytest
-from optim_swarm import TARGET, Swarm, digests, record, together, until
 
 from swarmcli.averaging.donor import state_method
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Noticed, RoundFinished, StateDownloaded
 from swarmcli.network import virtual_time
+
+from .optim_swarm import TARGET, Swarm, digests, record, together, until
 
 
 def in_one_lineage(trainers) -> bool:

@@ -8,12 +8,13 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from shells import at_once, dhts
 
 from swarmcli.dht import DHT
 from swarmcli.errors import OptimizerError
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.setup import make_optimizer, make_scheduler
+
+from .shells import at_once, dhts
 
 TARGET = 16
 
@@ -131,9 +132,13 @@ def test_waiting_can_be_interrupted_and_gone_on_with() -> None:
     with dhts(1) as (dht,):
         opt = optimizer(dht, model(), description=PeerDescription("monitor"))
         opt.load_state_from_peers()
-        dht.run_coroutine(interrupt_soon())
-        with pytest.raises(KeyboardInterrupt):
-            opt.step(batch_size=0)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores Ctrl-C
+        try:
+            dht.run_coroutine(interrupt_soon())
+            with pytest.raises(KeyboardInterrupt):
+                opt.step(batch_size=0)
+        finally:
+            signal.signal(signal.SIGINT, before)
         opt.step(batch_size=0)
         opt.shutdown()
 

@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 import torch
-from optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
 
 from swarmcli.errors import FingerprintError
 from swarmcli.events import EpochAdvanced, StateDownloaded
 from swarmcli.network import virtual_time
+
+from .optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
 
 
 def test_a_step_that_only_accumulates_waits_for_no_one() -> None:

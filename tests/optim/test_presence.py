@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from optim_swarm import make_node, nodes, record
 from pydantic import ValidationError
 
 from swarmcli.events import PeerSeen
@@ -13,6 +12,8 @@ from swarmcli.optim.ledger import Ledger
 from swarmcli.optim.lineage import Standing
 from swarmcli.optim.presence import Presence
 from swarmcli.optim.report import PeerDescription, PeerReport, describe
+
+from .optim_swarm import make_node, nodes, record
 
 FIRST, SECOND, THIRD = (Standing(epoch, 10 * epoch, bytes([epoch + 1]) * 32) for epoch in range(3))
 

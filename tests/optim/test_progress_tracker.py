@@ -1,10 +1,11 @@
 """The shell of the tracker, from a thread that is not the loop's."""
 
 import pytest
-from optim_swarm import until
-from shells import dhts
 
 from swarmcli.optim import ProgressTracker
+
+from .optim_swarm import until
+from .shells import dhts
 
 
 def test_two_trackers_over_tcp() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 
 import torch
-from optim_swarm import TARGET, Swarm
 
 from swarmcli.averaging import AveragerCore
 from swarmcli.network import virtual_time
@@ -12,6 +11,8 @@ from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.lineage import Standing
 from swarmcli.optim.setup import averager_config
 from swarmcli.optim.standing_group import Committed, Failed, StandingGroup, Undecided
+
+from .optim_swarm import TARGET, Swarm
 
 HERE = Standing(0, 0, bytes([7]) * 32)
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from shells import at_once, dhts
 
 from swarmcli.optim import TrainingStateAverager
+
+from .shells import at_once, dhts
 
 
 def made(dht, value: float) -> tuple[torch.nn.Parameter, torch.Tensor, TrainingStateAverager]:

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from optim_swarm import nodes
 
 from swarmcli.network import virtual_time
 from swarmcli.optim.tracker import ProgressTrackerCore
+
+from .optim_swarm import nodes
 
 
 async def started(node, **options) -> ProgressTrackerCore:
