@@ -51,8 +51,10 @@ class JournalReader:
         return [from_row(RunRecord, row) for row in self._query("SELECT * FROM runs ORDER BY id")]
 
     def epochs(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochRecord]:
-        """Epochs above `after`, by number; one that was come to more than once as it was the last time."""
-        latest = "id IN (SELECT max(id) FROM epochs WHERE run IN ({runs}) AND epoch > ? GROUP BY epoch)"
+        """Epochs above `after`, by number; one that was come to more than once as it was the last time that its step
+        was taken here: a later download of the same state tells nothing about it."""
+        best = "coalesce(max(CASE WHEN samples > 0 THEN id END), max(id))"
+        latest = f"id IN (SELECT {best} FROM epochs WHERE run IN ({{runs}}) AND epoch > ? GROUP BY epoch)"
         return self._rows(EpochRecord, latest, (run_id, after), "epoch", limit)
 
     def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundRecord]:
@@ -74,12 +76,14 @@ class JournalReader:
         return self._rows(record_type, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
 
     def peers(self, run_id: str) -> list[PeerRecord]:
-        """The last that was known of each peer, by when it was first seen."""
+        """The last that was known of each peer, by when it was first seen; its epoch is the highest it was seen at."""
         latest: dict[str, PeerRecord] = {}
         rows = self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) ORDER BY last_seen", (run_id,))
         for peer in (from_row(PeerRecord, row) for row in rows):
             earlier = latest.get(peer.peer, peer)
-            latest[peer.peer] = replace(peer, first_seen=min(peer.first_seen, earlier.first_seen))
+            latest[peer.peer] = replace(
+                peer, first_seen=min(peer.first_seen, earlier.first_seen), epoch=max(peer.epoch, earlier.epoch)
+            )
         return sorted(latest.values(), key=lambda peer: (peer.first_seen, peer.peer))
 
     def reports(self, run_id: str, *, after: int = -1) -> list[ReportRecord]:

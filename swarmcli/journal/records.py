@@ -77,7 +77,8 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """The last that was known of a peer of the run."""
+    """The last that was known of a peer of the run. `epoch` is the highest it was seen at: who starts anew or leaves
+    reports 0, and that says nothing about how far it came."""
 
     peer: str
     name: str

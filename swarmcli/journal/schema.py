@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Record)
 @dataclass(frozen=True, slots=True)
 class Table:
     """`key` empty: rows are numbered and only ever added. Otherwise a row with the same key is replaced, except for
-    the columns in `keep`."""
+    the columns in `keep` and for those in `highest`, which never fall."""
 
     name: str
     columns: Mapping[str, type]  # as SQLite stores them: int, float or str, in the order of the record's fields
@@ -43,6 +43,7 @@ class Table:
     optional: frozenset[str]  # columns that may be None
     key: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
+    highest: tuple[str, ...] = ()
     index: tuple[str, ...] = ()
 
 
@@ -69,7 +70,7 @@ TABLES: Mapping[type[Any], Table] = {
     RunRecord: _table("runs", RunRecord, index=("run_id",)),
     EpochRecord: _table("epochs", EpochRecord, index=("run", "epoch")),
     RoundRecord: _table("rounds", RoundRecord, index=("run", "epoch")),
-    PeerRecord: _table("peers", PeerRecord, key=("run", "peer"), keep=("first_seen",)),
+    PeerRecord: _table("peers", PeerRecord, key=("run", "peer"), keep=("first_seen",), highest=("epoch",)),
     EventRecord: _table("events", EventRecord, index=("run", "time")),
     ReportRecord: _table("reports", ReportRecord, key=("run", "peer", "epoch"), index=("run", "epoch")),
 }

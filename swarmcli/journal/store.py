@@ -111,7 +111,11 @@ def _write_rows(database: sqlite_utils.Database, record_type: type[Record], rows
 def _upsert(table: Table, names: Sequence[str]) -> str:
     """sqlite-utils can replace a row but not keep some of its columns."""
     fixed = {*table.key, *table.keep}
-    changed = ", ".join(f"{name}=excluded.{name}" for name in names if name not in fixed)
+    changed = ", ".join(
+        f"{name}=max({table.name}.{name}, excluded.{name})" if name in table.highest else f"{name}=excluded.{name}"
+        for name in names
+        if name not in fixed
+    )
     return (
         f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(':' + name for name in names)}) "
         f"ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {changed}"
