@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from swarmcli.dht.calls import Calls
 from swarmcli.dht.core import NodeCore
 from swarmcli.errors import BootstrapError, CallTimeout, OwnAddressError, SwarmError
+from swarmcli.events import Noticed
 from swarmcli.network.address import parse_address
 from swarmcli.network.identity import PeerID
 
@@ -22,37 +23,39 @@ async def find_first_contact(
 
     Raises AddressError for an address that cannot be read, and BootstrapError, with what failed last at each
     address, when none has answered after `timeout` seconds. A node whose only first contact is itself is alone,
-    which is no error.
+    which is no error. The first failure at each address is an event of the endpoint: the wait may be long.
     """
     found: dict[str, PeerID | None] = {address: parse_address(address).peer_id for address in addresses}
     others = [address for address, peer in found.items() if peer != core.endpoint.peer_id]
     if not others:
         return found
-    search = _Search(core, calls, found)
-    await search.run(others, timeout)
+    search = _Search(core, calls, found, timeout)
+    await search.run(others)
     return found
 
 
 class _Search:
-    def __init__(self, core: NodeCore, calls: Calls, found: dict[str, PeerID | None]) -> None:
+    def __init__(self, core: NodeCore, calls: Calls, found: dict[str, PeerID | None], timeout: float) -> None:
         self._core = core
         self._calls = calls
         self._found = found
+        self._timeout = timeout
+        self._deadline = core.loop_time() + timeout
         self._attempts: dict[str, Exception] = {}
         self._answered = asyncio.Event()
 
-    async def run(self, addresses: Sequence[str], timeout: float) -> None:
+    async def run(self, addresses: Sequence[str]) -> None:
         async with asyncio.TaskGroup() as group:
             tries = [group.create_task(self._keep_trying(address)) for address in addresses]
             try:
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout_at(self._deadline):
                     await self._answered.wait()
             except TimeoutError:
                 pass  # judged below, once nothing runs any more
             for task in tries:
                 task.cancel()
         if not self._answered.is_set():
-            raise self._failure(addresses, timeout)
+            raise self._failure(addresses)
 
     async def _keep_trying(self, address: str) -> None:
         pause = _FIRST_PAUSE
@@ -63,7 +66,7 @@ class _Search:
                 self._leads_here(address)
                 return
             except SwarmError as error:
-                self._attempts[address] = error
+                self._failed(address, error)
             else:
                 self._answered.set()
                 return
@@ -76,17 +79,26 @@ class _Search:
         self._found[address] = peer
         await self._calls.ping(peer)
 
+    def _failed(self, address: str, error: SwarmError) -> None:
+        first = address not in self._attempts
+        self._attempts[address] = error
+        if first:
+            what = str(error).removeprefix(f"{address}: ") or type(error).__name__
+            left = round(self._deadline - self._core.loop_time(), 1)
+            text = f"{address} does not answer yet: {what}; trying again for {left:g} s"
+            self._core.endpoint.events.emit(Noticed("info", text))
+
     def _leads_here(self, address: str) -> None:
         own = self._core.endpoint.peer_id
         self._found[address] = own
         if all(peer == own for peer in self._found.values()):
             self._answered.set()  # by the only first contact that there is
 
-    def _failure(self, addresses: Sequence[str], timeout: float) -> BootstrapError:
+    def _failure(self, addresses: Sequence[str]) -> BootstrapError:
         unanswered = CallTimeout("no answer yet")
         attempts = {address: self._attempts.get(address, unanswered) for address in addresses}
         lines = "; ".join(_describe(address, error) for address, error in attempts.items())
-        return BootstrapError(f"no first contact answered within {timeout:g} s: {lines}", attempts)
+        return BootstrapError(f"no first contact answered within {self._timeout:g} s: {lines}", attempts)
 
 
 def _describe(address: str, error: Exception) -> str:
