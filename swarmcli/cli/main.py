@@ -16,7 +16,7 @@ from swarmcli.cli.join import join
 from swarmcli.cli.log import log
 from swarmcli.cli.monitor import monitor
 from swarmcli.cli.validate import validate
-from swarmcli.errors import BootstrapError, FingerprintError, RecipeError, SwarmError
+from swarmcli.errors import AddressError, BootstrapError, FingerprintError, RecipeError, SwarmError
 
 
 class ExitCode(IntEnum):
@@ -63,7 +63,7 @@ def exit_code(error: BaseException) -> ExitCode:
     match error:
         case KeyboardInterrupt():
             return ExitCode.INTERRUPTED
-        case RecipeError():
+        case RecipeError() | AddressError():
             return ExitCode.USAGE
         case BootstrapError():
             return ExitCode.NO_CONTACT

@@ -82,7 +82,7 @@ class LocalChoices:
             "announce_addresses": list(self.announce_addresses) or None,
             "client_mode": self.client_mode or None,
         }
-        return [f"local.{key}={dumps(value)}" for key, value in chosen.items() if value is not None]
+        return [f"local.{key}={dumps(value, ensure_ascii=False)}" for key, value in chosen.items() if value is not None]
 
 
 def claim_home(recipe: Recipe, role: str, path: Path | None) -> Home:

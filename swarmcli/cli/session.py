@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 import time
@@ -12,9 +13,11 @@ from types import TracebackType
 
 import typer
 
-from swarmcli.cli.console import err, out, setup_logging
+from swarmcli.cli.console import err, out, printable, setup_logging
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.options import claim_home
+from swarmcli.events import Event, Noticed
+from swarmcli.network.address import parse_address
 from swarmcli.optim.report import Role
 from swarmcli.recipe import load_recipe
 from swarmcli.roles.dashboard import dashboard
@@ -23,6 +26,7 @@ from swarmcli.roles.watch import RunWatch
 from swarmcli.training.interrupt import stop_on_signals
 
 INTERRUPTED = 130
+OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # in which the peers of a run may differ
 
 
 class Session:
@@ -50,6 +54,7 @@ class Session:
         self._default_port = default_port
         self._verbose = verbose
         self._interrupted = False
+        self._watch: RunWatch | None = None
         self._exit = ExitStack()
         self.stop = threading.Event()
 
@@ -58,21 +63,32 @@ class Session:
         recipe = load_recipe(self._recipe_path, self._overrides)
         if "port" not in recipe.local.model_fields_set and self._default_port:
             recipe = load_recipe(self._recipe_path, [*self._overrides, f"local.port={self._default_port}"])
+        for contact in self._contacts:
+            parse_address(contact)
         with ExitStack() as undo:
             home = undo.enter_context(claim_home(recipe, self._role, self._home))
             err.print(f"joining the run {recipe.run_id} as {self._role}; my files are in {home.path}")
-            self.peer = undo.enter_context(RunPeer(recipe, self._role, home, contacts=self._contacts))
+            self.peer = RunPeer(recipe, self._role, home, contacts=self._contacts, listener=self._say_at_start)
+            undo.enter_context(self.peer)
+            if not self.peer.contacts and self._role != "monitor":
+                err.print("no first contact is given, so this peer begins a network of its own; others join it")
             undo.enter_context(stop_on_signals(self.stop, on_first=self._first_signal))
             self._exit = undo.pop_all()
         return self
 
+    def _say_at_start(self, event: Event) -> None:
+        """What people should know before there is a view that shows it."""
+        if isinstance(event, Noticed) and self._watch is None:
+            err.print(printable(event.text), soft_wrap=True)
+
     def _first_signal(self, number: signal.Signals) -> None:
         self._interrupted = number == signal.SIGINT
+        self.peer.outcome = "stopped by Ctrl-C" if self._interrupted else "asked to stop"
         err.print("stopping after the current step; once more to stop at once")
 
     def show(self, web_port: int | None = None, web_host: str = "127.0.0.1") -> RunWatch:
         """Shows the run: on the terminal, and on a dashboard if a port is given. How to join it goes to stdout."""
-        watch = RunWatch(self.peer, self.peer.join_line(str(self._recipe_path)))
+        watch = self._watch = RunWatch(self.peer, self._join_line())
         self._exit.callback(watch.close)
         address = ""
         if web_port is not None:
@@ -84,9 +100,25 @@ class Session:
         self._exit.enter_context(LiveView(watch.status, self.peer.events, console=err, clock=time.time))
         return watch
 
+    def _join_line(self) -> str:
+        """The command with which others join through this peer; what they have to override likewise is in it."""
+        shared = [word for word in self._overrides if not word.startswith(OWN_KEYS)]
+        addresses = self.peer.dht.get_visible_addresses()[:1]
+        words = ["swarm", "join", str(self._recipe_path)]
+        words += [part for word in shared for part in ("--set", word)]
+        return shlex.join([*words, *(part for address in addresses for part in ("--peer", address))])
+
+    def _farewell(self) -> str:
+        summary = self.peer.summary
+        work = f" after {summary.samples:,} samples" if self._role == "trainer" else ""
+        return f"left at epoch {summary.epoch}{work}; my files are in {self.peer.home.path}"
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._exit.close()
-        if kind is None and self._interrupted:
-            raise typer.Exit(INTERRUPTED)
+        finished = self._watch is not None and self._watch.state == "finished"
+        self._exit.__exit__(kind, error, trace)
+        if kind is None:
+            err.print(self._farewell(), soft_wrap=True)
+            if self._interrupted and not finished:
+                raise typer.Exit(INTERRUPTED)

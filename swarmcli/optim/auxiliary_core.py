@@ -115,7 +115,7 @@ class AuxiliaryCore:
         await self._group.close()
         self._group.open(self.standing)
         self.presence.announce()
-        _, seconds = self.ledger.end_epoch(_now())
+        _, seconds = self.ledger.end_epoch(_now(), self.standing.epoch)
         self._events.emit(
             EpochAdvanced(
                 epoch=self.standing.epoch,

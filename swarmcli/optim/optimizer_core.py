@@ -199,6 +199,7 @@ class OptimizerCore:
 
     def _start_over(self) -> None:
         """The parameters are others than those that the gradients belong to."""
+        self.ledger.forget_losses()
         self._begin_epoch()
         self._tell_epoch(samples=0, own_samples=0, peers=0, averaging_seconds=0.0)
 
@@ -208,7 +209,7 @@ class OptimizerCore:
             self.tracker.update_epoch(self.standing.epoch)
 
     def _tell_epoch(self, samples: int, own_samples: int, peers: int, averaging_seconds: float) -> None:
-        loss, seconds = self.ledger.end_epoch(_now())
+        loss, seconds = self.ledger.end_epoch(_now(), self.replica.standing.epoch)
         self.presence.announce()
         self._events.emit(
             EpochAdvanced(

@@ -10,7 +10,7 @@ import pydantic
 from pydantic import ConfigDict, Field
 
 from swarmcli.dht import OwnedSubkey
-from swarmcli.optim.ledger import LastOutcome, Ledger
+from swarmcli.optim.ledger import MAX_RECENT, LastOutcome, Ledger
 from swarmcli.optim.lineage import Claim, Standing
 
 if TYPE_CHECKING:
@@ -41,6 +41,16 @@ class PeerDescription:
     device: str = "cpu"
 
 
+class ReportedLoss(pydantic.BaseModel):
+    """One epoch of a peer: the mean loss over its samples, and all its samples since it started."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    epoch: _Count
+    loss: _Finite
+    samples: _Count
+
+
 class PeerReport(pydantic.BaseModel):
     """Signed by the peer it is about. Everything in it is a claim, and its texts are a stranger's."""
 
@@ -59,6 +69,9 @@ class PeerReport(pydantic.BaseModel):
     client_mode: bool
     addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # where it can be dialed, empty in client mode
     loss: _Finite | None  # mean over this peer's last epoch; None: it computes none, or the loss was not finite
+    recent: list[ReportedLoss] = Field(
+        default_factory=list, max_length=MAX_RECENT
+    )  # of the latest epochs, oldest first
     last_outcome: LastOutcome
     last_reason: str = Field(max_length=MAX_REASON)
     time: float = Field(ge=0.0, allow_inf_nan=False)  # swarm time
@@ -99,6 +112,7 @@ def describe(
         client_mode=node.client_mode,
         addresses=[] if node.client_mode else list(node.endpoint.info.addresses)[:MAX_ADDRESSES],
         loss=ledger.last_loss,
+        recent=[ReportedLoss(**each._asdict()) for each in ledger.recent],
         last_outcome=ledger.last_outcome,
         last_reason=ledger.last_reason[:MAX_REASON],
         time=node.endpoint.clock.now(),

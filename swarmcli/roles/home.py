@@ -1,7 +1,7 @@
 """The directory of one peer on this machine: identity, journal, checkpoints, summary.
 
 Several peers may run on one machine from one recipe. Each takes the first home that no other process holds:
-`<output_dir>/trainer-1`, `trainer-2`, … A home that was used before is taken up again, with its identity.
+`<output_dir>/<run_id>/trainer-1`, `trainer-2`, … A home that was used before is taken up again, with its identity.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from json import dumps
 from types import TracebackType
@@ -12,7 +12,7 @@ from types import TracebackType
 import swarmcli
 from swarmcli.dht import DHT
 from swarmcli.errors import NetworkError
-from swarmcli.events import Events
+from swarmcli.events import Event, Events
 from swarmcli.journal import Journal, RunDescription
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import Optimizer, PeerDescription
@@ -35,11 +35,22 @@ class RunPeer:
     gives everything back, whatever happened inside.
     """
 
-    def __init__(self, recipe: Recipe, role: Role, home: Home, *, contacts: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        role: Role,
+        home: Home,
+        *,
+        contacts: Sequence[str] = (),
+        listener: Callable[[Event], None] | None = None,
+    ) -> None:
+        """`listener` hears this peer's events from the first on, those of joining included."""
         self.recipe = recipe
         self.role: Role = role
         self.home = home
         self.contacts = tuple(contacts) or recipe.network.initial_peers
+        self.outcome = "done"  # how this peer's part in the run ended, for the journal
+        self._listener = listener
         self._exit = ExitStack()
 
     @property
@@ -73,14 +84,15 @@ class RunPeer:
         name = local.name or self.peer_id.short
         self.description = PeerDescription(role=self.role, name=name, device=local.device)
         self.summary = Summary(recipe.run_id, self.role, name, self.peer_id.text)
-        self.journal = undo.enter_context(
-            Journal.open(
-                self.home.journal,
-                run=RunDescription(recipe.run_id, self.role, self.peer_id.text, name, swarmcli.__version__),
-                clock=time.time,
-            )
+        self.journal = Journal.open(
+            self.home.journal,
+            run=RunDescription(recipe.run_id, self.role, self.peer_id.text, name, swarmcli.__version__),
+            clock=time.time,
         )
+        undo.push(self._close_journal)
         self.journal.listen(self.events)
+        if self._listener is not None:
+            undo.callback(self.events.subscribe(self._listener))
         undo.callback(self.events.subscribe(self.summary.note))
         self.dht.run_in_background(await_ready=True)
         self.dht.run_coroutine(self._ask_for_admission(fingerprint))
@@ -95,6 +107,11 @@ class RunPeer:
             except NetworkError:
                 continue  # the DHT met at least one of them, and keeps probing the others
         await admission.ask(met)
+
+    def _close_journal(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.journal.close(self.outcome if kind is None else f"failed: {error}"[:300])
 
     def tell(self, dashboard: str = "") -> None:
         """Leaves word in the home, while this peer lives, of how it can be reached: for scripts on this machine."""
@@ -115,13 +132,7 @@ class RunPeer:
         except OSError as error:
             logger.warning("%s was not written: %s", self.home.summary, error.strerror)
 
-    def join_line(self, recipe_path: str) -> str:
-        """The command with which others on the network join through this peer."""
-        addresses = self.dht.get_visible_addresses()
-        peer = f" --peer {addresses[0]}" if addresses else ""
-        return f"swarm join {recipe_path}{peer}"
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._exit.close()
+        self._exit.__exit__(kind, error, trace)

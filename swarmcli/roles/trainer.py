@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from swarmcli.events import Noticed
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
@@ -28,6 +29,9 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
             compute=collaboration.compute,
             on_loss=optimizer.note_loss,
         )
+        optimizer.load_state_from_peers()
+        if recipe.max_epochs is not None and optimizer.local_epoch >= recipe.max_epochs:
+            peer.events.emit(Noticed("info", f"this run has reached its last epoch, {recipe.max_epochs}, already"))
         result = loop.run(stop)
         if result.reason == "max_epochs":
             watch.state = "finished"

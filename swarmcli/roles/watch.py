@@ -28,6 +28,7 @@ class RunWatch:
         self.join_line = join_line
         self._optimizer: Optimizer | None = None
         self._unsubscribe: Callable[[], None] | None = None
+        self._recorded: dict[PeerID, int] = {}  # the last epoch of each peer that the journal has
         self.state: State | None = None  # what the role says that it does; None: told from the optimizer
 
     def follow(self, optimizer: Optimizer) -> None:
@@ -45,28 +46,32 @@ class RunWatch:
         if optimizer is None:
             return
         if isinstance(event, EpochAdvanced):
-            self._record(self._peer.peer_id, optimizer.report(), epoch=event.epoch, loss=event.loss)
+            self._record(self._peer.peer_id, optimizer.report())
         elif isinstance(event, PeerSeen) and not event.left:
             peer = PeerID.parse(event.peer)
             if report := optimizer.peers().get(peer):
-                self._record(peer, report, epoch=report.epoch, loss=report.loss)
+                self._record(peer, report)
 
-    def _record(self, peer: PeerID, report: PeerReport, *, epoch: int, loss: float | None) -> None:
-        """This peer's own epochs come by the event, before its report of them is out."""
+    def _record(self, peer: PeerID, report: PeerReport) -> None:
+        """Every epoch that this report tells of and none before did: reports are read less often than epochs end."""
         if report.role != "trainer":
             return
-        self._peer.journal.report(
-            ReportRecord(
-                time=time.time(),
-                peer=peer.text,
-                epoch=epoch,
-                loss=loss,
-                samples=report.samples,
-                samples_per_second=report.samples_per_second,
-                outcome=report.last_outcome,
-                reason=report.last_reason,
-            )
-        )
+        known = self._recorded.get(peer, -1)
+        for ended in report.recent:
+            if ended.epoch > known:
+                self._recorded[peer] = ended.epoch
+                self._peer.journal.report(
+                    ReportRecord(
+                        time=time.time(),
+                        peer=peer.text,
+                        epoch=ended.epoch,
+                        loss=ended.loss,
+                        samples=ended.samples,
+                        samples_per_second=report.samples_per_second,
+                        outcome=report.last_outcome,
+                        reason=report.last_reason,
+                    )
+                )
 
     # this moment
 

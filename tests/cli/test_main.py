@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.cli import main as command
-from swarmcli.errors import BootstrapError, DataError, FingerprintError, RecipeError
+from swarmcli.errors import AddressError, BootstrapError, DataError, FingerprintError, RecipeError
 
 
 def swarm(*words: str) -> subprocess.CompletedProcess[str]:
@@ -37,6 +37,7 @@ def test_importing_the_package_loads_neither_transformers_nor_a_web_server() -> 
     ("error", "code"),
     [
         (RecipeError("x"), 2),
+        (AddressError("x"), 2),
         (BootstrapError("x"), 3),
         (FingerprintError("x"), 4),
         (DataError("x"), 1),

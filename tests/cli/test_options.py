@@ -12,9 +12,9 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 
 
 def test_choices_become_the_same_as_set() -> None:
-    choices = LocalChoices("on: the sofa", "127.0.0.1", 0, ["tcp://203.0.113.7:31330"], True)
+    choices = LocalChoices("on: the sofa 🚀", "127.0.0.1", 0, ["tcp://203.0.113.7:31330"], True)
     local = load_recipe(RECIPE, choices.overrides()).local
-    assert (local.name, local.host, local.port, local.client_mode) == ("on: the sofa", "127.0.0.1", 0, True)
+    assert (local.name, local.host, local.port, local.client_mode) == ("on: the sofa 🚀", "127.0.0.1", 0, True)
     assert local.announce_addresses == ("tcp://203.0.113.7:31330",)
 
 

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from swarmcli.cli.session import Session
+from swarmcli.errors import AddressError
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
+
+
+def join_line(overrides: list[str], addresses: list[str]) -> list[str]:
+    session = Session("monitor", Path("a recipe.yaml"), overrides, [], None)
+    session.peer = cast(Any, SimpleNamespace(dht=SimpleNamespace(get_visible_addresses=lambda: addresses)))
+    return shlex.split(session._join_line())
+
+
+def test_the_join_line_can_be_typed_as_it_is() -> None:
+    words = join_line([], ["tcp://127.0.0.1:31330/abc", "tcp://10.0.0.1:31330/abc"])
+    assert words == ["swarm", "join", "a recipe.yaml", "--peer", "tcp://127.0.0.1:31330/abc"]
+
+
+def test_what_others_must_override_likewise_is_in_the_join_line() -> None:
+    overrides = ["max_epochs=9", "local.threads=1", "output_dir=/tmp", "optimizer.betas=[0.9, 0.95]"]
+    words = join_line(overrides, [])
+    assert words == ["swarm", "join", "a recipe.yaml", "--set", "max_epochs=9", "--set", "optimizer.betas=[0.9, 0.95]"]
+
+
+def test_an_address_that_cannot_be_read_is_refused_before_a_home_is_made(tmp_path: Path) -> None:
+    overrides = [f"output_dir={tmp_path / 'runs'}"]
+    with (
+        pytest.raises(AddressError, match=r"127\.0\.0\.1:31330"),
+        Session("trainer", RECIPE, overrides, ["127.0.0.1:31330"], None),
+    ):
+        raise AssertionError("the session must not begin")
+    assert not (tmp_path / "runs").exists()
