@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import os
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ClassVar, ParamSpec, TypeVar
@@ -25,6 +26,35 @@ class SwarmFuture(concurrent.futures.Future[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         return asyncio.wrap_future(self).__await__()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Resolves names in threads of their own, which the end of the loop and of the interpreter does not wait for.
+
+    A name server that is out of reach takes up to half a minute to fail, and nothing can interrupt the wait for it.
+    """
+
+    async def getaddrinfo(
+        self,
+        host: bytes | str | None,
+        port: bytes | str | int | None,
+        *,
+        family: int = 0,
+        type: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[Any]:
+        found: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+        found.set_running_or_notify_cancel()  # whoever gives up waiting does not disturb the thread
+
+        def resolve() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(host, port, family, type, proto, flags))
+            except Exception as error:
+                found.set_exception(error)
+
+        threading.Thread(target=resolve, name="swarm-names", daemon=True).start()
+        return await asyncio.wrap_future(found)
 
 
 class LoopThread:
@@ -115,7 +145,7 @@ class LoopThread:
 
     def _main(self, started: threading.Event) -> None:
         # Closing the runner cancels and awaits every task, then ends asynchronous generators and the executor.
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
             self.loop = runner.get_loop()
             self.loop.set_default_executor(_make_executor())
             self._stop = asyncio.Event()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,40 @@ def test_shutdown_ends_everything_and_may_be_repeated() -> None:
 def test_shutdown_in_the_middle_of_a_start() -> None:
     dht = DHT(["tcp://127.0.0.1:1"], start=True, host="127.0.0.1", await_ready=False)
     dht.shutdown()
+    assert swarm_threads() == []
+
+
+def test_shutdown_does_not_wait_for_a_first_contact_that_stays_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dht = DHT([f"tcp://127.0.0.1:{silent.getsockname()[1]}"], start=True, host="127.0.0.1", await_ready=False)
+        silent.settimeout(10)
+        incoming, _ = silent.accept()  # it is being dialed now, and hears nothing
+        started = time.monotonic()
+        dht.shutdown()
+        incoming.close()
+    assert time.monotonic() - started < 1.0 and swarm_threads() == []
+
+
+def test_shutdown_does_not_wait_for_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, released = threading.Event(), threading.Event()
+    answers: list[bool] = []
+    resolve = socket.getaddrinfo
+
+    def hang(host: Any, *arguments: Any) -> Any:
+        if host != "slow.example":
+            return resolve(host, *arguments)
+        asked.set()
+        answers.append(released.wait(10))
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    dht = DHT(["tcp://slow.example:1"], start=True, host="127.0.0.1", await_ready=False)
+    assert asked.wait(10)
+    dht.shutdown()
+    assert answers == [], "it is still being asked"
+    (waiting,) = [thread for thread in threading.enumerate() if thread.name == "swarm-names"]
+    released.set()
+    waiting.join(10)
     assert swarm_threads() == []
 
 
