@@ -118,7 +118,7 @@ function createRound({ round, why }) {
   const numbers = [
     ["Epoch", round.epoch >= 0 ? count(round.epoch) : "–"],
     ["Took", duration(round.seconds)],
-    ["Peers", round.contributors === round.members ? count(round.members) : `${round.contributors} of ${round.members}`],
+    ["Peers", round.contributors === round.members ? count(round.members) : `${count(round.contributors)} contributed, ${plural(round.members, "member")}`],
     ["Sent, received", `${bytes(round.bytes_sent)}, ${bytes(round.bytes_received)}`],
   ];
   const node = row(time, outcome, ...numbers.map(([label, text]) => {

@@ -50,11 +50,20 @@ def epoch_line(record: EpochRecord) -> str:
     return "  ".join(parts)
 
 
+def _all_contributed(record: RoundRecord) -> bool:
+    return len(record.contributors) == len(record.members)
+
+
+def peers_of(record: RoundRecord) -> str:
+    """A member that contributed nothing is no failure: an auxiliary only reduces."""
+    if _all_contributed(record):
+        return str(len(record.members))
+    return f"{len(record.contributors)} contributed, {plural(len(record.members), 'member')}"
+
+
 def round_line(record: RoundRecord) -> str:
     where = f" of epoch {record.epoch}" if record.epoch >= 0 else ""
-    peers = plural(len(record.contributors), "peer")
-    if len(record.contributors) != len(record.members):
-        peers = f"{len(record.contributors)} of {plural(len(record.members), 'peer')}"
+    peers = plural(len(record.members), "peer") if _all_contributed(record) else peers_of(record)
     moved = f"{megabytes(record.bytes_sent)} sent, {megabytes(record.bytes_received)} received"
     why = f": {printable(record.reason)}" if record.reason else ""
     return f"round{where} {record.outcome}{why}  {peers}  {duration(record.took)}  {moved}"

@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmcli.cli.console import printable
-from swarmcli.cli.lines import day, duration, number, plural
+from swarmcli.cli.lines import day, duration, number, peers_of, plural
 from swarmcli.journal import EpochRecord, EventRecord, JournalReader, PeerRecord, RoundRecord, RunRecord, megabytes
 
 ALIVE_SECONDS = 15.0  # a journal without an end whose last sign of life is younger than this belongs to a live process
+SILENT_SECONDS = 60.0  # a peer that was seen last so long before the journal's last sign of life may well be gone
 MOST_REASONS = 5
 MOST_PEERS = 8
 
@@ -57,7 +58,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("time", lambda record: day(record.time)),
         Column("epoch", lambda record: str(record.epoch) if record.epoch >= 0 else "–", right=True),
         Column("outcome", lambda record: printable(record.outcome), style=_outcome_style),
-        Column("peers", lambda record: f"{len(record.contributors)}/{len(record.members)}", right=True),
+        Column("peers", peers_of, right=True),
         Column("took", lambda record: duration(record.took), right=True),
         Column("sent", lambda record: megabytes(record.bytes_sent), right=True),
         Column("received", lambda record: megabytes(record.bytes_received), right=True),
@@ -126,7 +127,7 @@ def print_summary(console: Console, reader: JournalReader, runs: Sequence[RunRec
         ("state", _state(run, now)),
         *_epoch_facts(reader, run.run_id),
         *_round_facts(reader, run.run_id),
-        *_peer_facts(reader, run.run_id),
+        *_peer_facts(reader, run, now),
     ]
     for label, text in facts:
         console.print(Text(f"  {label:<8} ", style="dim").append(text, style="not dim"), soft_wrap=True)
@@ -142,9 +143,13 @@ def _started(run: RunRecord, runs: Sequence[RunRecord]) -> str:
 def _state(run: RunRecord, now: float) -> str:
     if run.finished is not None:
         return f"ended {day(run.finished)} after {duration(run.finished - run.started)}: {printable(run.outcome)}"
-    if abs(now - run.last_seen) < ALIVE_SECONDS:
+    if _goes_on(run, now):
         return f"running for {duration(max(0.0, now - run.started))} (process {run.pid})"
     return f"stopped without closing the journal; its last sign of life is of {day(run.last_seen)}"
+
+
+def _goes_on(run: RunRecord, now: float) -> bool:
+    return run.finished is None and abs(now - run.last_seen) < ALIVE_SECONDS
 
 
 def _epoch_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
@@ -174,15 +179,29 @@ def _round_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
     return facts
 
 
-def _peer_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
-    peers = reader.peers(run_id)
-    here = sum(not peer.left for peer in peers)
-    facts = [("peers", f"{plural(len(peers), 'peer')} seen, {here} still there at the end" if peers else "none seen")]
+def _peer_facts(reader: JournalReader, run: RunRecord, now: float) -> list[tuple[str, str]]:
+    peers = reader.peers(run.run_id)
+    if not peers:
+        return [("peers", "none seen")]
+    here = sum(not _gone(peer, run) for peer in peers)
+    facts = [("peers", f"{plural(len(peers), 'peer')} seen, {here} there {_as_of(run, now)}")]
     for peer in peers[:MOST_PEERS]:
-        left = ", left" if peer.left else ""
-        facts.append(
-            ("", f"{printable(peer.name or peer.peer[:10], 40)}, {printable(peer.role, 20)}, epoch {peer.epoch}{left}")
-        )
+        name = printable(peer.name or peer.peer[:10], 40)
+        facts.append(("", f"{name}, {printable(peer.role, 20)}, epoch {peer.epoch}{_gone(peer, run)}"))
     if len(peers) > MOST_PEERS:
         facts.append(("", f"and {len(peers) - MOST_PEERS} more (--peers)"))
     return facts
+
+
+def _gone(peer: PeerRecord, run: RunRecord) -> str:
+    """Who was killed does not sign off, and if the journal's owner was away then, nobody noted that the peer left."""
+    if peer.left:
+        return ", left"
+    silent = run.last_seen - peer.last_seen > SILENT_SECONDS
+    return f", not heard of since {day(peer.last_seen)}" if silent else ""
+
+
+def _as_of(run: RunRecord, now: float) -> str:
+    if run.finished is not None:
+        return "at the end"
+    return "now" if _goes_on(run, now) else "when it was last written"

@@ -36,7 +36,7 @@ def test_an_epoch_without_loss_or_samples_says_what_it_knows() -> None:
 def test_a_round_says_who_was_in_it_and_why_it_failed() -> None:
     assert round_line(ROUND) == "round of epoch 2 committed  2 peers  0.2 s  2.0 MB sent, 999 B received"
     failed = replace(ROUND, outcome="failed", reason="b\x1b died", contributors=("a",), epoch=-1)
-    assert round_line(failed) == "round failed: b died  1 of 2 peers  0.2 s  2.0 MB sent, 999 B received"
+    assert round_line(failed) == "round failed: b died  1 contributed, 2 members  0.2 s  2.0 MB sent, 999 B received"
 
 
 def test_only_what_is_not_usual_is_marked() -> None:

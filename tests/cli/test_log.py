@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from swarmcli.cli.lines import day
 from swarmcli.cli.log import log
 from swarmcli.cli.log_show import Selection, find_journal, followed, show
 from swarmcli.errors import JournalError
@@ -87,7 +89,7 @@ def test_the_summary_says_how_it_went(path: Path) -> None:
         "11 committed, 1 failed, 0 undecided",
         "1 × bob was killed",
         "24.0 MB sent, 12.0 MB received",
-        "1 peer seen, 1 still there",
+        "1 peer seen, 1 there at the end",
         ": done",
     ):
         assert expected in text
@@ -96,9 +98,22 @@ def test_the_summary_says_how_it_went(path: Path) -> None:
 def test_a_run_that_goes_on_and_one_that_was_killed_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = write_run(path, close=False)
-    assert "running for" in printed(path, now=START + 40)
-    assert "stopped without closing the journal" in printed(path, now=START + 4000)
+    running, killed = printed(path, now=START + 40), printed(path, now=START + 4000)
+    assert "running for" in running and "1 peer seen, 1 there now" in running
+    assert "stopped without closing the journal" in killed and "1 there when it was last written" in killed
     journal.close()
+
+
+def test_a_peer_that_was_killed_while_the_journals_owner_was_away_is_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    for moment, peer in ((START, BOB), (START + 1000, "c" * 52)):
+        run = RunDescription("stdlib-lm", "trainer", ALICE, "alice", "0.1.0")
+        with Journal.open(path, run=run, clock=partial(float, moment)) as journal:
+            journal.record(PeerSeen(peer, peer[:3], "trainer", 7, 10, 12.5, False))
+    text = printed(path, now=START + 1010)
+    assert "2 peers seen, 1 there at the end" in text
+    assert f"bbb, trainer, epoch 7, not heard of since {day(START)}\n" in text
+    assert "ccc, trainer, epoch 7\n" in text
 
 
 @pytest.mark.parametrize(
@@ -115,6 +130,11 @@ def test_each_list_shows_its_rows(path: Path, name: str, expected: list[str], te
     text = printed(path, Selection((name,)), terminal=terminal)
     for words in expected:
         assert words in text
+
+
+def test_members_that_contributed_nothing_do_not_read_as_failures(path: Path) -> None:
+    lines = printed(path, Selection(("rounds",))).splitlines()
+    assert sum("  1 contributed, 2 members  " in line for line in lines) == 1
 
 
 def test_in_a_pipe_columns_stand_in_line_and_nothing_is_cut(path: Path) -> None:

@@ -62,6 +62,12 @@ def test_the_epoch_rises_on_an_open_page(serve: Serve, open_page: Open) -> None:
     assert page.locator("#rounds tr").first.locator("td").nth(2).inner_text() == "41"
 
 
+def test_members_that_contributed_nothing_do_not_read_as_failures(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(FakeRun(finished_epochs=5)).url)  # somebody is left out of the fifth round
+    peers = page.locator("#rounds tr").first.locator("td").nth(4).inner_text()
+    assert re.fullmatch(r"(\d+) contributed, (\d+) members", peers)
+
+
 def test_peers_show_what_they_do(serve: Serve, open_page: Open) -> None:
     run = FakeRun(finished_epochs=41)
     page = open_page(serve(run).url)
