@@ -37,12 +37,14 @@ _EXPECTED = {
     "float_": "a number",
     "bool_": "true or false",
     "string_type": "text",
+    "string_unicode": "text in whole characters",
     "path_": "a path",
     "finite_number": "a finite number",
     "tuple_type": "a list like [a, b]",
     "list_type": "a list like [a, b]",
     "model_": "a section: keys indented below it",
     "dict_type": "a section: keys indented below it",
+    "mapping_type": "a section: keys indented below it",
     "is_instance_of": "a section: keys indented below it",
 }
 
@@ -106,7 +108,13 @@ def _expected(details: ErrorDetails) -> str:
         return f"at most {context.get('max_length')} characters long"
     if kind == "string_pattern_mismatch":
         return "of another form"
-    return next((words for start, words in _EXPECTED.items() if kind.startswith(start)), details["msg"])
+    return next((words for start, words in _EXPECTED.items() if kind.startswith(start)), _as_end(details["msg"]))
+
+
+def _as_end(sentence: str) -> str:
+    """What pydantic says in a sentence of its own, so that it goes on from our "should be"."""
+    _, found, end = sentence.partition("should be ")
+    return end if found else f"valid ({sentence})"
 
 
 def _shown(details: ErrorDetails) -> str:
@@ -130,14 +138,15 @@ def _how_to_add(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
 
 
 def _how_to_fix(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
+    """The field and, behind a colon, what its description says: that may be a sentence or only a few words."""
     info = _field(path, model) if path else None
     while info is None and len(path) > 1:
         path = path[:-1]
         info = _field(path, model)
     if info is None:
         return "see docs/recipes.md"
-    usual = "" if info.default in (PydanticUndefined, None, ...) else f", usually {as_written(info.default)}"
-    return f"{path[-1]} is {info.description}{usual}" if info.description else "see docs/recipes.md"
+    usual = "" if info.default in (PydanticUndefined, None, ...) else f" (usually {as_written(info.default)})"
+    return f"{path[-1]}: {info.description}{usual}" if info.description else "see docs/recipes.md"
 
 
 def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from swarmcli.recipe import Recipe
-from swarmcli.recipe.problems import all_keys, as_written
+from swarmcli.recipe.problems import _as_end, all_keys, as_written
 
 from .recipes import SMALL, refused
 
@@ -32,9 +32,35 @@ def test_everything_that_is_wrong_is_said_at_once_each_with_its_line() -> None:
     assert refused(text).splitlines() == [
         "small.yaml:1: run_id is missing; add `run_id: …` (the name of the run: up to 64 letters, digits, dots, "
         "dashes, underscores)",
-        "small.yaml:8: sequence_len should be a whole number, not 'long'; sequence_len is tokens per sample",
+        "small.yaml:8: sequence_len should be a whole number, not 'long'; sequence_len: tokens per sample",
         "small.yaml:11: unknown key local.prot; did you mean port?",
     ]
+
+
+@pytest.mark.parametrize("key", [key for key in all_keys(Recipe) if key.count(".") < 2 and "datasets" not in key])
+def test_whatever_is_wrong_with_a_field_reads_as_a_sentence(key: str) -> None:
+    name, description = key.rpartition(".")[2], all_keys(Recipe)[key].description
+    said = refused(SMALL, f"{key}=[[1]]")  # fits no field, not even one that is a list
+    assert "Input" not in said
+    for line in said.splitlines():
+        assert f"; {name}: {description}" in line or " should be " not in line
+
+
+def test_a_description_that_is_a_sentence_stands_behind_a_colon() -> None:
+    assert refused(SMALL, "max_epochs=soon") == (
+        "--set max_epochs=soon: max_epochs should be a whole number, not 'soon'; "
+        "max_epochs: the run ends behind this epoch; null: when it is stopped"
+    )
+    assert refused(SMALL, "local.port=x").endswith("; port: the port to listen on; 0: any free one (usually 0)")
+
+
+def test_a_sentence_of_pydantics_goes_on_from_ours() -> None:
+    assert _as_end("Input should be a valid date") == "a valid date"
+    assert _as_end("Decimal input has too many digits") == "valid (Decimal input has too many digits)"
+
+
+def test_text_that_is_no_text_is_told_in_our_words() -> None:
+    assert "local.name should be text in whole characters, not" in refused(SMALL, 'local.name="\\udcff"')
 
 
 def test_values_in_messages_are_cut() -> None:
