@@ -23,7 +23,10 @@ SHARE_EPOCHS = 10  # that a peer's share is taken over
 ROLES = ("trainer", "auxiliary", "monitor")
 
 
-def peer_row(peer: LivePeer, live: LiveStatus, now: float, share: float | None) -> PeerRow:
+def peer_row(
+    peer: LivePeer, live: LiveStatus, now: float, share: float | None, epoch_seconds: float | None = None
+) -> PeerRow:
+    """`epoch_seconds` is what an epoch takes at present, if that is known."""
     failed = peer.round_outcome in ("failed", "undecided")
     return PeerRow(
         peer_id=peer.peer_id,
@@ -39,16 +42,18 @@ def peer_row(peer: LivePeer, live: LiveStatus, now: float, share: float | None) 
         share=share,
         loss=finite(peer.loss),
         last_seen=now - peer.seen_seconds_ago,
-        health=health(peer, live),
+        health=health(peer, live, epoch_seconds),
         trouble=f"its last round was {peer.round_outcome}: {peer.round_reason}" if failed else "",
     )
 
 
-def health(peer: LivePeer, live: LiveStatus) -> Health:
-    """One epoch behind is what a report on its way looks like, so it counts as in step."""
+def health(peer: LivePeer, live: LiveStatus, epoch_seconds: float | None = None) -> Health:
+    """A report on its way looks like one epoch behind, and an old one like the epochs that have passed since: both
+    count as in step."""
+    passed = peer.seen_seconds_ago / epoch_seconds if epoch_seconds else 0.0
     if peer.seen_seconds_ago >= SILENT_SECONDS:
         return "silent"
-    if peer.epoch < live.epoch - 1:
+    if peer.epoch < live.epoch - 1 - math.ceil(passed):
         return "behind"
     unlike = peer.epoch == live.epoch and peer.lineage and live.lineage and peer.lineage != live.lineage
     return "behind" if unlike else "in step"

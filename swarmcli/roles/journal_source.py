@@ -80,7 +80,8 @@ class JournalSource:
         live = self._live()
         self._refresh(live)
         now = self._journal.clock()
-        rows = [rows_of.peer_row(peer, live, now, self._shares.get(peer.peer_id)) for peer in live.peers]
+        pace = next((row.seconds for row in reversed(self._epochs.values()) if row.seconds), None)
+        rows = [rows_of.peer_row(peer, live, now, self._shares.get(peer.peer_id), pace) for peer in live.peers]
         present = {peer.peer_id for peer in live.peers}
         for peer in self._known.values():
             if peer.left and peer.peer not in present and now - peer.last_seen < GONE_SECONDS:

@@ -119,3 +119,10 @@ def test_thinning_keeps_the_bound_the_order_and_the_last(count: int, limit: int)
     assert len(kept) == min(count, limit)
     assert [row.epoch for row in kept] == sorted({row.epoch for row in kept})
     assert not rows or kept[-1] == rows[-1]
+
+
+def test_an_old_report_of_a_quick_run_does_not_make_a_peer_look_behind() -> None:
+    old = replace(PEER, epoch=LIVE.epoch - 4, seen_seconds_ago=2.5)
+    assert health(old, LIVE, epoch_seconds=1.0) == "in step"
+    assert health(old, LIVE, epoch_seconds=10.0) == "behind"
+    assert health(replace(old, epoch=LIVE.epoch - 5), LIVE, epoch_seconds=1.0) == "behind"
