@@ -129,9 +129,19 @@ class DemoRun:
         self._wait_for_epoch(self._plan.newcomer_at)
         self._say("trainer-3 joins in the middle of the run")
         self._start("trainer-3", "join", "--peer", contact, "--host", "127.0.0.1", "--name", "trainer-3")
-        self._wait(lambda: len(self._contributions("trainer-3")) >= CONTRIBUTED_EPOCHS, "trainer-3 to contribute")
+        self._wait(self._newcomer_has_contributed, "trainer-3 to contribute")
         first = self._contributions("trainer-3")[0]
         self._say(f"trainer-3 has downloaded the state and contributes since epoch {first.epoch}")
+
+    def _newcomer_has_contributed(self) -> bool:
+        if len(self._contributions("trainer-3")) >= CONTRIBUTED_EPOCHS:
+            return True
+        if self._epoch() >= self._plan.last:
+            raise SwarmError(
+                "the run was over before trainer-3 had found its place; give it more epochs, for example "
+                f"--set max_epochs={4 * self._plan.last}"
+            )
+        return False
 
     def _kill_one(self) -> None:
         self._actors["trainer-2"].kill()

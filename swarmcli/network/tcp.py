@@ -130,7 +130,7 @@ class TCPTransport:
         while True:
             await self._wait_for_room()
             try:
-                incoming, _ = await loop.sock_accept(listener)
+                incoming = await _accept_one(listener)
                 await loop.connect_accepted_socket(make_connection, incoming)
             except OSError as error:
                 logger.warning("a connection could not be accepted: %s", error)
@@ -296,3 +296,25 @@ def _listen_advice(error: OSError, host: str) -> str:
         case errno.EADDRNOTAVAIL:
             return f"this machine has no address {host}; use 0.0.0.0 for all interfaces"
     return error.strerror or str(error)
+
+
+async def _accept_one(listener: socket.socket) -> socket.socket:
+    """The next connection. Not loop.sock_accept: cancelled while one is waiting, Python 3.11's loses it and reports
+    an invalid state."""
+    while True:
+        try:
+            incoming, _ = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            await _readable(listener)
+            continue
+        incoming.setblocking(False)
+        return incoming
+
+
+async def _readable(listener: socket.socket) -> None:
+    loop, ready, number = asyncio.get_running_loop(), asyncio.Event(), listener.fileno()
+    loop.add_reader(number, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(number)

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.processes
 
 def write_recipe(directory: Path, max_epochs: int) -> Path:
     recipe = directory / "recipe.yaml"
-    recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=1024))
+    recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=2048))
     (directory / "text").mkdir()
     (directory / "text" / "lines.txt").write_text(TEXT)
     return recipe
 
 
 def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
-    plan, told = Plan.for_epochs(60), []
+    plan, told = Plan.for_epochs(100), []
     recipe = write_recipe(tmp_path, plan.last)
     stage = tmp_path / "stage"
     stage.mkdir()

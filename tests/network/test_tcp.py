@@ -9,7 +9,7 @@ import random
 import socket
 import struct
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -391,8 +391,7 @@ def test_accepting_survives_a_system_without_file_descriptors(
     monkeypatch.setattr(tcp, "_ACCEPT_RETRY", 0)
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        accept: Callable[[socket.socket], Awaitable[Any]] = loop.sock_accept
+        accept = tcp._accept_one
         failures = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "gone again")]
 
         async def fail_at_first(listener: socket.socket) -> Any:
@@ -400,12 +399,29 @@ def test_accepting_survives_a_system_without_file_descriptors(
                 raise failures.pop(0)
             return await accept(listener)
 
-        monkeypatch.setattr(loop, "sock_accept", fail_at_first)
+        monkeypatch.setattr(tcp, "_accept_one", fail_at_first)
         async with peer() as listener:
             await still_works(listener)
 
     asyncio.run(main())
     assert "Too many open files" in caplog.text
+
+
+def test_an_accept_that_is_cancelled_while_a_connection_waits_reports_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            accepting = asyncio.create_task(tcp._accept_one(listener))
+            await asyncio.sleep(0)
+            with socket.create_connection(listener.getsockname()):
+                asyncio.get_running_loop().call_soon(accepting.cancel)
+                await asyncio.wait([accepting])
+                assert accepting.cancelled()
+                incoming = await tcp._accept_one(listener)
+                incoming.close()
+
+    asyncio.run(main())
+    assert caplog.text == ""
 
 
 def test_accepting_survives_whoever_takes_the_connections(caplog: pytest.LogCaptureFixture) -> None:
