@@ -45,7 +45,7 @@ class FileSource:
             raise DataError(f"{path} does not exist; put the text files there, or correct `path` in the recipe")
         try:
             files = [file for file in path.glob(pattern) if file.is_file() and not _hidden(file, path)]
-        except (OSError, ValueError, NotImplementedError) as error:
+        except (OSError, ValueError, NotImplementedError) as error:  # the last is what pathlib says to an absolute glob
             raise DataError(f"{path}: the files {pattern!r} cannot be listed ({error}); correct `glob`") from error
         if not files:
             raise DataError(f"{path} holds no files that fit {pattern!r}; put text files there, or correct `glob`")
