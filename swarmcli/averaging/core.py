@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from swarmcli.averaging.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.archive import RoundArchive
 from swarmcli.averaging.chronicle import Chronicle
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
@@ -62,7 +63,8 @@ class AveragerCore:
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
         self._layout = Layout.of(self._tensors)
-        self._service = AllreduceService(node.endpoint, config.prefix)
+        self.archive = RoundArchive(node.endpoint, config.prefix)
+        self._service = AllreduceService(node.endpoint, config.prefix, self.archive)
         self._finder = GroupFinder(
             node, config, self._layout.numel, self._own_terms(), unheard=self._unheard, parted=self._parted
         )
@@ -77,6 +79,7 @@ class AveragerCore:
         """Begins to answer others. Raises ValueError if the endpoint has an averager of this prefix already."""
         self._finder.start()
         self._service.start()
+        self.archive.start()
         self._sharing.start()
         self._running = True
 
@@ -86,6 +89,7 @@ class AveragerCore:
             self._running = False
             await self._rounds.close()
             self._service.close()
+            await self.archive.close()
             await self._sharing.stop()
             await self._finder.stop()
 
@@ -228,10 +232,12 @@ class AveragerCore:
             raise
         try:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
+                await self.archive.written()  # or the results of two rounds would be in memory at once
                 round_ = Allreduce(self._service, group, self._tensors, weight=weight, options=self.config.allreduce)
                 result = await round_.run()
                 if result.total_weight > 0 and result.averages:
                     await on_executor(self._layout.nbytes, self._apply, result.averages)
+                    self.archive.keep(group.group_id, group.tag, result)
         finally:
             self._lock.release()
         return group, result

@@ -42,7 +42,12 @@ class AllreduceResult:
 
 def result_digest(averages: Sequence[Average]) -> bytes:
     """SHA-256 over the reducers' hashes of all parts, in order."""
-    return hashlib.sha256(b"swarm result" + b"".join(average.digest for average in averages)).digest()
+    return digest_of_parts(b"".join(average.digest for average in averages))
+
+
+def digest_of_parts(digests: bytes) -> bytes:
+    """The same for hashes that lie one behind the other."""
+    return hashlib.sha256(b"swarm result" + digests).digest()
 
 
 def contributions(group: Group, averages: Sequence[Average]) -> tuple[dict[PeerID, float], dict[PeerID, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from swarmcli.averaging.archive import RoundArchive
 from swarmcli.averaging.messages import AbsenceNotice, Noted, OpenExchange, OutcomeAnswer, OutcomeQuestion, VoteMessage
 from swarmcli.averaging.outcome import Decision, Vote
 from swarmcli.averaging.tasks import Bell
@@ -33,8 +34,10 @@ class Round(Protocol):
 class AllreduceService:
     """Serves the rounds of one averager. All peers that average with each other use the same prefix."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str) -> None:
+    def __init__(self, endpoint: Endpoint, prefix: str, archive: RoundArchive | None = None) -> None:
+        """`archive`: where a member that was late may get what its group committed."""
         self.endpoint = endpoint
+        self.archive = archive
         self._prefix = prefix
         self._rounds: dict[bytes, Round] = {}
         self._outcomes: OrderedDict[bytes, Decision | None] = OrderedDict()  # of rounds that were here

@@ -26,6 +26,11 @@ class TaskOwner:
         task.add_done_callback(self._ended)
         return task
 
+    async def join(self) -> None:
+        """Waits until no task is left, of those too that are started meanwhile. Cancels nothing."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
     async def close(self) -> None:
         """Cancels and awaits all tasks, those too that others start while they end."""
         own = asyncio.current_task()
