@@ -6,7 +6,7 @@ seconds since 1970, durations seconds, sizes bytes. Numbers are finite or None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -22,6 +22,7 @@ Health = Literal["in step", "behind", "silent", "left"]
 
 SILENT_SECONDS = 60.0  # a peer not heard of for this long is shown as silent
 SHORT_ID = 10  # characters of a peer id that people are shown
+MOST_MEMBERS = 12  # of a round's group, that are named on the page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +148,21 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """Somebody in a round's group, by name or short id."""
+
+    name: str
+    contributed: bool  # its tensors are in the average
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
-    """One round of averaging. `id` grows with time."""
+    """One round of averaging. `id` grows with time.
+
+    group    those of its members who fit on a page, the leader first; `members` counts all
+    seconds  from when there was a group
+    stages   what this peer did, in order → seconds
+    """
 
     id: int
     time: float
@@ -161,6 +175,8 @@ class RoundRow:
     contributors: int
     left_out: tuple[LeftOut, ...]
     seconds: float
+    group: tuple[GroupMember, ...] = ()
+    stages: Mapping[str, float] = field(default_factory=dict)
     bytes_sent: int
     bytes_received: int
 

@@ -89,11 +89,18 @@ export function hiddenPeers(peers) {
   return Math.max(0, peers.length - MOST_PEERS);
 }
 
-// ---- rounds, newest first; what went wrong stands in a row of its own under the round
+// ---- rounds, newest first; what went wrong stands under the round, and who and how long once it is opened
+
+const opened = new Set(); // ids of rounds
 
 export function showRounds(parent, rounds) {
-  const rows = rounds.flatMap((round) => (explanation(round) ? [{ round }, { round, why: explanation(round) }] : [{ round }]));
-  reconcile(parent, rows, (each) => `${each.round.id}${each.why ? "why" : ""}`, createRound, () => {});
+  const rows = rounds.flatMap((round) => [
+    { round, kind: "" },
+    ...(explanation(round) ? [{ round, kind: "why" }] : []),
+    ...(opened.has(round.id) ? [{ round, kind: "detail" }] : []),
+  ]);
+  const show = () => showRounds(parent, rounds);
+  reconcile(parent, rows, (each) => `${each.round.id}${each.kind}`, createRow, (node, each) => updateRow(node, each, show));
 }
 
 function explanation(round) {
@@ -101,17 +108,39 @@ function explanation(round) {
   return [round.outcome === "committed" ? "" : round.reason || "no reason given", ...left].filter(Boolean).join(" · ");
 }
 
-function createRound({ round, why }) {
-  if (why) {
-    const text = cell("Why", "why");
-    text.colSpan = 6;
-    text.append(element("bdi", "", why));
-    const node = row(text);
-    node.className = "explanation";
-    return node;
-  }
+function createRow({ round, kind }) {
+  if (kind === "why") return underneath("Why", "why", element("bdi", "", explanation(round)));
+  if (kind === "detail") return underneath("Group", "detail", ...detail(round));
+  return createRound(round);
+}
+
+function underneath(label, className, ...children) {
+  const text = cell(label, className);
+  text.colSpan = 6;
+  text.append(...children);
+  const node = row(text);
+  node.className = "explanation";
+  return node;
+}
+
+function detail(round) {
+  const stages = Object.entries(round.stages).map(([stage, seconds]) => `${stage} ${duration(seconds)}`);
+  const names = round.group.map((member, index) => {
+    const notes = [index === 0 ? "led" : "", member.contributed ? "" : "no tensors"].filter(Boolean).join(", ");
+    return element("bdi", "", notes ? `${member.name} (${notes})` : member.name);
+  });
+  const more = round.members - round.group.length;
+  if (more > 0) names.push(`${count(more)} more`);
+  const group = element("span", "line", names.length ? "" : "No group came about.");
+  names.forEach((name, index) => group.append(index ? ", " : "", name));
+  return stages.length ? [group, element("span", "line", stages.join(" · "))] : [group];
+}
+
+function createRound(round) {
   const time = cell("Time", "time");
-  time.append(element("time", "", clock(round.time)));
+  const button = element("button", "opener", element("time", "", clock(round.time)));
+  button.type = "button";
+  time.append(button);
   time.title = day(round.time);
   const outcome = cell("Outcome", "outcome");
   outcome.append(element("span", `badge ${round.outcome}`, round.outcome));
@@ -127,8 +156,21 @@ function createRound({ round, why }) {
     return each;
   }));
   node.title = `${round.purpose}, led by ${round.leader || "nobody"}`;
-  if (explanation(round)) node.className = "explained";
   return node;
+}
+
+function updateRow(node, { round, kind }, show) {
+  const open = opened.has(round.id);
+  if (kind === "why") node.classList.toggle("explained", open);
+  if (kind) return;
+  node.classList.toggle("explained", open || explanation(round) !== "");
+  const button = node.querySelector(".opener");
+  button.setAttribute("aria-expanded", String(open));
+  button.setAttribute("aria-label", `${clock(round.time)}: who took part and how long it took`);
+  node.onclick = () => {
+    if (!opened.delete(round.id)) opened.add(round.id);
+    show();
+  };
 }
 
 export function roundsNote(rounds) {

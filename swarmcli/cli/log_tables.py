@@ -59,6 +59,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("epoch", lambda record: str(record.epoch) if record.epoch >= 0 else "–", right=True),
         Column("outcome", lambda record: printable(record.outcome), style=_outcome_style),
         Column("peers", peers_of, right=True),
+        Column("finding", lambda record: duration(record.stages.get("looking for group", 0.0)), right=True),
         Column("took", lambda record: duration(record.took), right=True),
         Column("sent", lambda record: megabytes(record.bytes_sent), right=True),
         Column("received", lambda record: megabytes(record.bytes_received), right=True),

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from coordinator_web.source import (
+    MOST_MEMBERS,
     SHORT_ID,
     SILENT_SECONDS,
     EpochRow,
     EventRow,
+    GroupMember,
     Health,
     LeftOut,
     LivePeer,
@@ -122,6 +124,11 @@ def round_row(record: RoundRecord, names: Mapping[str, str]) -> RoundRow:
         contributors=len(record.contributors),
         left_out=tuple(LeftOut(peer_id=peer, name=called(peer), reason=why) for peer, why in record.left_out.items()),
         seconds=record.took,
+        group=tuple(
+            GroupMember(name=called(peer), contributed=peer in record.contributors)
+            for peer in record.members[:MOST_MEMBERS]
+        ),
+        stages=record.stages,
         bytes_sent=record.bytes_sent,
         bytes_received=record.bytes_received,
     )

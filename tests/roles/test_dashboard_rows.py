@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator_web.source import SILENT_SECONDS, LivePeer, LiveStatus
+from coordinator_web.source import MOST_MEMBERS, SILENT_SECONDS, GroupMember, LivePeer, LiveStatus
 from swarmcli.journal import EpochRecord, PeerRecord, ReportRecord, RoundRecord, SwarmLoss
 from swarmcli.roles.dashboard_rows import (
     departed,
@@ -110,6 +110,9 @@ def test_a_round_names_whom_it_knows() -> None:
     row = round_row(record, {ALICE: "alice", BOB: ""})
     assert (row.leader, row.left_out[0].name, row.left_out[0].reason) == ("alice", "b" * 10, "y")
     assert (row.members, row.contributors) == (2, 1)
+    assert [(member.name, member.contributed) for member in row.group] == [("alice", True), ("b" * 10, False)]
+    crowd = round_row(replace(record, members=tuple("c" * 30)), {})
+    assert crowd.group == (GroupMember(name="c", contributed=False),) * MOST_MEMBERS and crowd.members == 30
 
 
 @given(st.integers(0, 300), st.integers(1, 60))

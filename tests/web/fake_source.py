@@ -11,6 +11,7 @@ from coordinator_web.source import (
     Contribution,
     EpochRow,
     EventRow,
+    GroupMember,
     LeftOut,
     PeerRow,
     RoundRow,
@@ -190,6 +191,11 @@ def round_row(number: int) -> RoundRow:
         contributors=members - len(left),
         left_out=left,
         seconds=draw.uniform(0.28, 0.44) if not failed else 4.1,
+        group=tuple(
+            GroupMember(name=name, contributed=name != "relay-fra" and not (short and name == "garage"))
+            for name in ("attic-3090", "garage", "lab-17", "relay-fra", "büro-mac")[:members]
+        ),
+        stages={"looking for group": 1.3, "awaiting trigger": 0.02, "running all-reduce": draw.uniform(0.28, 0.44)},
         bytes_sent=draw.randrange(38_000_000, 43_000_000),
         bytes_received=draw.randrange(38_000_000, 43_000_000),
     )

@@ -68,6 +68,22 @@ def test_members_that_contributed_nothing_do_not_read_as_failures(serve: Serve, 
     assert re.fullmatch(r"(\d+) contributed, (\d+) members", peers)
 
 
+def test_a_round_opens_to_show_who_took_part_and_how_long_each_stage_took(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=4)
+    page = open_page(serve(run).url)
+    opener = page.locator("#rounds .opener").first
+    opener.focus()
+    page.keyboard.press("Enter")
+    expect_text(page, "#rounds .detail .line >> nth=0", "attic-3090 (led), garage, lab-17, relay-fra (no tensors)")
+    stages = page.locator("#rounds .detail .line").nth(1).inner_text()
+    assert re.fullmatch(r"looking for group 1\.3 s · awaiting trigger 20 ms · running all-reduce 0\.\d s", stages)
+    run.finished_epochs = 5
+    expect_text(page, "#epoch", "5")
+    assert page.locator("#rounds .detail").count() == 1  # news do not close what somebody reads
+    page.locator("#rounds tr:has(.opener[aria-expanded=true]) td").nth(3).click()
+    assert page.locator("#rounds .detail").count() == 0
+
+
 def test_peers_show_what_they_do(serve: Serve, open_page: Open) -> None:
     run = FakeRun(finished_epochs=41)
     page = open_page(serve(run).url)
