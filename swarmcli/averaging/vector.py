@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from swarmcli.averaging.layout import Layout, Part, Segment
+from swarmcli.averaging.memory import fresh_memory
 from swarmcli.compression.base import all_finite
 
 
@@ -40,7 +41,7 @@ class Results:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        memory = torch.empty(layout.nbytes, dtype=torch.uint8)
+        memory = fresh_memory(layout.nbytes)
         self._segments = {each.dtype: memory[each.offset : each.end].view(each.dtype) for each in layout.segments}
 
     def part(self, part: Part) -> torch.Tensor:

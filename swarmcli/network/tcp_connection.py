@@ -284,7 +284,7 @@ class TCPConnection(asyncio.BufferedProtocol):
 
     def _read_record(self) -> int:
         if self._reader.rest:
-            count = self._engine.read(self._reader.rest)
+            count = self._engine.fill(self._reader.rest)
             self._reader.filled(count)
         else:
             count = self._engine.read(self._shared.decrypted)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from typing import cast
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -64,6 +65,7 @@ class TLSEngine:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._read = cast(Callable[[int, memoryview], int], self._ssl.read)  # the count, for it is given a buffer
         self.feed = self._incoming.write  # takes encrypted bytes from the network
         self.output = self._outgoing.read  # gives encrypted bytes for the network
 
@@ -87,14 +89,32 @@ class TLSEngine:
     def read(self, into: memoryview) -> int:
         """Decrypts at most one record (16 KiB) into `into`; 0 when nothing is there. EOFError after a close_notify."""
         try:
-            count = self._ssl.read(len(into), into)
+            count = self._read(len(into), into)
         except ssl.SSLWantReadError:
             return 0
         except ssl.SSLZeroReturnError as error:
             raise EOFError from error
         if not count:
             raise EOFError
-        return int(count)
+        return count
+
+    def fill(self, memory: memoryview) -> int:
+        """Decrypts records until `memory` is full or nothing more is there; EOFError when it ends before that.
+
+        This is the loop that runs once for every 16 KiB received, so it does nothing else.
+        """
+        read, size, filled = self._read, memory.nbytes, 0
+        try:
+            while filled < size:
+                count = read(size - filled, memory[filled:])
+                if not count:
+                    raise EOFError
+                filled += count
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError as error:
+            raise EOFError from error
+        return filled
 
     def write(self, data: memoryview | bytes) -> None:
         """Encrypts all of `data`, which may be reused afterwards."""

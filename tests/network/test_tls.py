@@ -64,6 +64,30 @@ def test_bytes_pass_in_records_and_end_in_order() -> None:
         listener.read(memory)
 
 
+def test_memory_is_filled_over_records_and_no_further() -> None:
+    dialer, listener = engines()
+    data = os.urandom(60_000)
+    dialer.write(data)
+    encrypted = dialer.output()
+    memory = memoryview(bytearray(50_000))
+    listener.feed(encrypted[:20_000])
+    assert listener.fill(memory) == 16384, "only one record is there as a whole"
+    listener.feed(encrypted[20_000:])
+    assert listener.fill(memory[16384:]) == 50_000 - 16384
+    assert bytes(memory) == data[:50_000]
+    assert listener.fill(memory) == 10_000 and bytes(memory[:10_000]) == data[50_000:]
+    assert listener.fill(memory) == 0
+
+
+def test_an_end_in_the_middle_of_what_is_to_be_filled_is_told() -> None:
+    dialer, listener = engines()
+    dialer.write(b"early")
+    dialer.close_notify()
+    listener.feed(dialer.output())
+    with pytest.raises(EOFError):
+        listener.fill(memoryview(bytearray(10)))
+
+
 def test_making_a_context_leaves_neither_a_file_nor_a_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
