@@ -7,18 +7,9 @@ written by the executor, once the round has ended, and used again for later roun
 from __future__ import annotations
 
 import logging
-import mmap
-import os
-import shutil
-import tempfile
-import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
-
-import torch
 
 from swarmcli.averaging.donor import StateDonor
 from swarmcli.averaging.kept_round import (
@@ -31,17 +22,11 @@ from swarmcli.averaging.kept_round import (
 )
 from swarmcli.averaging.layout import Layout, Plan
 from swarmcli.averaging.results import AllreduceResult
-from swarmcli.averaging.snapshot import ChunkLayout, Snapshot
-from swarmcli.compression import TensorDescriptor
-from swarmcli.compression.base import tensor_memory
+from swarmcli.averaging.snapshot import Snapshot
+from swarmcli.averaging.stored_round import RoundFile, StoredRound, usual_directory
 from swarmcli.events import Noticed
-from swarmcli.network import Endpoint, PeerID, wire
+from swarmcli.network import Endpoint, PeerID
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.network.thread import offload
-
-_ANY_CHUNK = 1 << 20  # chunks do not matter for where tensors lie
-_WRITE = 8 << 20  # bytes in one call of the system
-_LEAVE_FREE = 1 << 30  # bytes of the disk that are not ours to take
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +35,13 @@ class RoundArchive:
     """The last `keep` rounds that one averager committed."""
 
     def __init__(self, endpoint: Endpoint, prefix: str, keep: int = 2, directory: Path | None = None) -> None:
-        """`directory` is for the files; None: TMPDIR, or /var/tmp, since /tmp is memory on many machines."""
+        """`directory` is for the files; None: the usual one."""
         self._endpoint, self._prefix, self._keep = endpoint, prefix, keep
-        self._directory = directory or _default_directory()
+        self._directory = directory or usual_directory()
         self._donor = StateDonor(endpoint, replay_prefix(prefix), self._provide)
         self._tasks = TaskOwner()
-        self._rounds: deque[_StoredRound] = deque()  # oldest first
-        self._spare: list[_File] = []
+        self._rounds: deque[StoredRound] = deque()  # oldest first
+        self._spare: list[RoundFile] = []
         self._said = False  # that rounds are not kept
 
     def start(self) -> None:
@@ -113,12 +98,11 @@ class RoundArchive:
         )
 
     async def _store(self, group_id: bytes, tag: bytes, result: AllreduceResult) -> None:
-        file: _File | None = None
+        file: RoundFile | None = None
         try:
-            file = self._spare.pop() if self._spare else _File(self._directory)
+            file = self._spare.pop() if self._spare else RoundFile(self._directory)
             record = RoundRecord.of(group_id, tag, result)
-            layout = await offload(_write, file, result.averages)
-            self._rounds.append(_StoredRound(record, layout, file))
+            self._rounds.append(await StoredRound.write(record, result.averages, file))
             file = None
         except (OSError, ValueError) as error:
             self._tell(str(error))
@@ -128,7 +112,7 @@ class RoundArchive:
         while len(self._rounds) > self._keep:
             self._recycle(self._rounds.popleft().file)
 
-    def _recycle(self, file: _File) -> None:
+    def _recycle(self, file: RoundFile) -> None:
         if file.in_use:
             file.close()  # the mapping of whoever is still being served outlives that
         else:
@@ -142,75 +126,8 @@ class RoundArchive:
             self._endpoint.events.emit(Noticed("warning", text))
 
     async def _provide(self, version: bytes) -> Snapshot | None:
+        await self.written()  # who has just committed a round is asked for it at once
         for stored in reversed(self._rounds):
             if version in (version_of_group(stored.record.group_id), version_of_tag(stored.record.tag)):
                 return stored.snapshot(version)
         return None
-
-
-class _File:
-    """A temporary file without a name."""
-
-    def __init__(self, directory: Path) -> None:
-        """Raises OSError."""
-        self._directory = directory
-        self._file: IO[bytes] = tempfile.TemporaryFile("w+b", 0, dir=directory)  # noqa: SIM115  # closed by its owner
-        self._mapping: weakref.ref[mmap.mmap] | None = None
-
-    @property
-    def in_use(self) -> bool:
-        """Whether somebody reads what is in it."""
-        return self._mapping is not None and self._mapping() is not None
-
-    def resize(self, nbytes: int) -> None:
-        """Raises OSError if the disk is too full for that."""
-        more = nbytes - os.fstat(self._file.fileno()).st_size
-        if more > 0 and shutil.disk_usage(self._directory).free < more + _LEAVE_FREE:
-            raise OSError(f"{self._directory} has no room for another {more >> 20} MiB")
-        if more != 0:
-            os.ftruncate(self._file.fileno(), nbytes)
-
-    def write(self, offset: int, content: memoryview) -> None:
-        """Raises OSError."""
-        while content:
-            written = os.pwrite(self._file.fileno(), content[:_WRITE], offset)
-            content, offset = content[written:], offset + written
-
-    def map(self, nbytes: int) -> torch.Tensor:
-        """What is in it, as bytes that nobody changes while the tensor is alive."""
-        mapping = self._mapping() if self._mapping is not None else None
-        if mapping is None:
-            # Private and writable only because torch warns of memory that is read-only; nobody writes there.
-            mapping = mmap.mmap(self._file.fileno(), nbytes, access=mmap.ACCESS_COPY)
-            self._mapping = weakref.ref(mapping)
-        return torch.frombuffer(mapping, dtype=torch.uint8)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-@dataclass(frozen=True)
-class _StoredRound:
-    record: RoundRecord
-    layout: ChunkLayout
-    file: _File
-
-    def snapshot(self, version: bytes) -> Snapshot:
-        memory = self.file.map(self.layout.nbytes) if self.layout.nbytes else torch.empty(0, dtype=torch.uint8)
-        return Snapshot(version, wire.encode(self.record), self.layout.tensors(memory))
-
-
-def _write(file: _File, averages: Sequence[torch.Tensor]) -> ChunkLayout:
-    layout = ChunkLayout({str(index): TensorDescriptor.of(each) for index, each in enumerate(averages)}, _ANY_CHUNK)
-    file.resize(layout.nbytes)
-    for offset, tensor in zip(layout.offsets, averages, strict=False):
-        file.write(offset, tensor_memory(tensor))
-    return layout
-
-
-def _default_directory() -> Path:
-    named = os.environ.get("TMPDIR")
-    usual = Path("/var/tmp")
-    if not named and usual.is_dir() and os.access(usual, os.W_OK):
-        return usual
-    return Path(tempfile.gettempdir())

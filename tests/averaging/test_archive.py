@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmcli.averaging import archive as archive_module
+from swarmcli.averaging import stored_round as stored_round_module
 from swarmcli.averaging.archive import RoundArchive
 from swarmcli.averaging.kept_round import KeptRound, replay_prefix
 from swarmcli.averaging.layout import Layout, Plan
@@ -162,7 +162,7 @@ def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.M
                 raise OSError(errno.ENOSPC, "No space left on device")
 
             with monkeypatch.context() as patch:
-                patch.setattr(archive_module.os, "pwrite", full)
+                patch.setattr(stored_round_module.os, "pwrite", full)
                 await keepers.round()
                 await keepers.round()
             assert keepers.archives[0].group_ids == ()
@@ -177,7 +177,7 @@ def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.M
 def test_the_disk_is_not_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with Keepers() as keepers:
-            monkeypatch.setattr(archive_module, "_LEAVE_FREE", 1 << 60)
+            monkeypatch.setattr(stored_round_module, "_LEAVE_FREE", 1 << 60)
             await keepers.round()
             assert keepers.archives[0].group_ids == ()
 
