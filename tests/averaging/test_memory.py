@@ -1,39 +1,54 @@
-"""Large memory comes in huge pages where the system has them, and from torch everywhere else."""
+"""What a round takes in memory beside the tensors, in real processes: at most 1.3 times the tensors and 64 MiB."""
 
 from __future__ import annotations
 
-import mmap
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-import torch
 
-from swarmcli.averaging import memory as memory_module
-from swarmcli.averaging.memory import fresh_memory
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 5000, (4 << 20) + 3])
-def test_memory_of_any_size_can_be_written_and_viewed(nbytes: int) -> None:
-    memory = fresh_memory(nbytes)
-    assert memory.dtype is torch.uint8 and memory.shape == (nbytes,)
-    memory.fill_(7)
-    assert int(memory.sum()) == 7 * nbytes
-    assert memory[: nbytes // 4 * 4].view(torch.float32).shape == (nbytes // 4,)
+MIB = 1 << 20
+TENSORS = 256  # MiB; large beside what else moves in a process
+PEERS = 2
 
 
-def test_views_keep_it_alive() -> None:
-    view = fresh_memory(5 << 20)[3 << 20 :]
-    view.fill_(9)
-    fresh_memory(5 << 20).fill_(1)
-    assert int(view.to(torch.int64).sum()) == 9 * (2 << 20)
+@contextmanager
+def peers(prefix: str, codec: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that average with each other; none of them outlives the block."""
+    started: list[subprocess.Popen[str]] = []
+    contacts: list[str] = []
+    try:
+        for _ in range(PEERS):
+            command = [sys.executable, "-m", "tests.averaging.memory_process", str(TENSORS), prefix, codec, *contacts]
+            started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            contacts = contacts or [_line(started[0]).strip()]
+        _line(started[1])
+        yield started
+        for process in started:
+            process.communicate(timeout=60)
+        assert [process.returncode for process in started] == [0] * PEERS
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
-def test_a_system_without_huge_pages_does_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing(mmap.mmap):
-        def madvise(self, *args: int) -> None:
-            raise OSError("no such advice")
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the process ended with {process.wait()}"
+    return line
 
-    monkeypatch.setattr(memory_module.mmap, "mmap", Refusing)
-    assert fresh_memory(5 << 20).shape == (5 << 20,)
-    monkeypatch.delattr(memory_module.mmap, "MADV_HUGEPAGE", raising=False)
-    monkeypatch.delattr(memory_module.mmap, "mmap")
-    assert fresh_memory(5 << 20).shape == (5 << 20,)
+
+@pytest.mark.parametrize("codec", ["none", "float16"])
+def test_the_peak_of_a_round(codec: str) -> None:
+    with peers("memory", codec) as processes:
+        told = [json.loads(_line(process)) for process in processes]
+    assert all(each["members"] == [PEERS] * 3 for each in told)
+    beside = [each["peak"] / MIB for each in told]
+    print(f"{codec}: {beside} MiB beside tensors of {TENSORS} MiB")
+    assert max(beside) <= 1.3 * TENSORS + 64
+    assert min(beside) > 0.5 * TENSORS  # the measurement sees the averages that lie beside the inputs
