@@ -202,15 +202,7 @@ class Allreduce:
         empty = [average.part.index for average in averages if not average.senders]
         if empty and len(empty) < len(averages):
             raise RoundFailed(f"nobody's tensors arrived for part {empty[0]}")
-        if not self._auxiliary and not empty:
-            await on_executor(self._plan.layout.nbytes, self._check_finite)
         return averages
-
-    def _check_finite(self) -> None:
-        for part in self._plan.parts:
-            if not self._results.is_finite(part):
-                suspect = self._peer(part.reducer)
-                raise RoundFailed(f"reducer {suspect.short} sent NaN or infinity", (suspect,))
 
     @forgetful
     async def _exchange(self, reducer: int) -> list[Average]:

@@ -214,8 +214,8 @@ class Reducer:
         if not all_finite(mean):
             raise RoundFailed(f"the average of part {part.index} is beyond the range of {part.segment.dtype}")
         message = self._codec.compress(mean.to(part.segment.dtype))
-        if self._results is not None:
-            self._codec.extract(message, out=self._results.part(part))
+        if self._results is not None and not all_finite(self._codec.extract(message, out=self._results.part(part))):
+            raise RoundFailed(f"the average of part {part.index} is beyond the range of codec {self._codec.name}")
         return message
 
 

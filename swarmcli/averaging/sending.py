@@ -12,7 +12,7 @@ from swarmcli.averaging.reducer import MAX_WEIGHT, MIN_WEIGHT, Average
 from swarmcli.averaging.tasks import beside, forgetful, on_executor, unless_silent
 from swarmcli.averaging.vector import Inputs, Results
 from swarmcli.compression import NoCompression, TensorMessage
-from swarmcli.compression.base import tensor_memory
+from swarmcli.compression.base import all_finite, tensor_memory
 from swarmcli.errors import CompressionError, NetworkError, ProtocolViolation
 from swarmcli.network import Stream
 
@@ -97,9 +97,11 @@ class PartSender:
 
     def _decode(self, part: Part, message: TensorMessage) -> None:
         try:
-            self._plan.codec.extract(message, out=self._results.part(part))
+            values = self._plan.codec.extract(message, out=self._results.part(part))
         except CompressionError as error:
             raise ProtocolViolation(f"the average of part {part.index} cannot be decoded: {error}") from error
+        if not all_finite(values):  # now, while it lies in the processor's cache
+            raise ProtocolViolation(f"the average of part {part.index} holds NaN or infinity")
 
     def _check(self, header: AverageHeader) -> None:
         senders, weights = header.senders, header.weights

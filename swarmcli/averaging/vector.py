@@ -57,9 +57,6 @@ class Results:
                 views[index] = flat[start:stop].view(self._layout.descriptors[index].shape)
         return [views[index] for index in range(len(views))]
 
-    def is_finite(self, part: Part) -> bool:
-        return all_finite(self.part(part))
-
     def release(self) -> None:
         """Lets go of the memory; nothing is read or written here any more."""
         self._segments.clear()
