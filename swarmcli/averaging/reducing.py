@@ -106,8 +106,8 @@ class PartReceiver:
     async def _collect(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         try:
             await self._take_parts(member, terms, stream)
-        except InputRefused as error:
-            self._refuse(member, str(error))
+        except (InputRefused, ProtocolViolation) as error:
+            self._refuse(member, str(error)[:MAX_WORDS])
         except TimeoutError:
             self._reducer.leave_out(member, "it fell silent")
         except NetworkError as error:
@@ -127,6 +127,8 @@ class PartReceiver:
             async with unless_silent(stream, silence):
                 header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
             await self._reducer.add(member, TensorMessage(header.tensor, (payload,)))
+        with suppress(EndOfStream):
+            await stream.receive(PartHeader, _one_part_too_many)
 
     def _memory_for(self, position: int, scratch: memoryview) -> Callable[[PartHeader, int], memoryview]:
         def into(header: PartHeader, size: int) -> memoryview:
@@ -149,3 +151,7 @@ class PartReceiver:
                 await stream.send(header, () if message is None else message.payload)
         async with asyncio.timeout(self._options.for_reducer):
             await stream.send(Farewell(self.left_out))
+
+
+def _one_part_too_many(header: PartHeader, size: int) -> memoryview:
+    raise InputRefused("it sent more parts than the plan provides for")

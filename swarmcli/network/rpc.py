@@ -31,7 +31,7 @@ from swarmcli.network.messages import BulkDenied, BulkWanted, Hello
 from swarmcli.network.methods import Methods
 from swarmcli.network.streams import Stream, StreamBlock
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.network.traffic import EndpointStatistics, Traffic
+from swarmcli.network.traffic import EndpointStatistics, Refusals, Traffic
 from swarmcli.network.transport import Connection, PeerInfo, Purpose, Transport
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class Endpoint:
         self._announce = tuple(announce)
         self._book = AddressBook(self.limits.max_known_peers)
         self._traffic = Traffic(self.limits.max_known_peers)
+        self._refusals = Refusals(self.limits.max_known_peers)
+        self.events.subscribe(self._refusals.hear)
         self._connections = Connections(self, self._book)
         self._pool = BulkPool(self, self._connections, self._book)
         self._tasks = TaskOwner()
@@ -212,6 +214,8 @@ class Endpoint:
             traffic=total,
             traffic_by_peer=by_peer,
             violations=dict(self._traffic.violations),
+            refusals=dict(self._refusals.by_kind),
+            refusals_by_peer=dict(self._refusals.by_peer),
         )
 
     # What channels need of their endpoint

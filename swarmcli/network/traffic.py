@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from swarmcli.errors import ProtocolViolation
+from swarmcli.events import Event, PeerRefused
 from swarmcli.network.identity import PeerID
 from swarmcli.network.transport import Connection
 
@@ -38,6 +39,8 @@ class EndpointStatistics:
     traffic: Volume  # all of it
     traffic_by_peer: Mapping[PeerID, Volume]
     violations: Mapping[str, int]  # name of the broken rule → connections closed for it
+    refusals: Mapping[str, int]  # what was refused (tensors, state, group, …) → how often
+    refusals_by_peer: Mapping[str, int]  # peer → how often something of it was refused
 
     @property
     def bytes_sent(self) -> int:
@@ -75,6 +78,23 @@ class Traffic:
             total += _volume(connection)
             by_peer[connection.peer_id] = by_peer.get(connection.peer_id, Volume()) + _volume(connection)
         return total, by_peer
+
+
+class Refusals:
+    """Counts the PeerRefused events of an endpoint, whoever emits them. `by_peer` is bounded, the oldest go first."""
+
+    def __init__(self, max_peers: int) -> None:
+        self._max_peers = max_peers
+        self.by_kind: Counter[str] = Counter()
+        self.by_peer: OrderedDict[str, int] = OrderedDict()
+
+    def hear(self, event: Event) -> None:
+        """A listener for `Events`."""
+        if isinstance(event, PeerRefused):
+            self.by_kind[event.what] += 1
+            self.by_peer[event.peer] = self.by_peer.pop(event.peer, 0) + 1
+            if len(self.by_peer) > self._max_peers:
+                self.by_peer.popitem(last=False)
 
 
 def _volume(connection: Connection) -> Volume:

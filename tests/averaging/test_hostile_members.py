@@ -98,6 +98,28 @@ async def a_huge_part(stream: Stream, plan: Plan) -> None:
     await stream.send(PartHeader(TensorHeader("none", "float32", (1 << 20,))), bytes(4 << 20))
 
 
+async def infinite_parts(stream: Stream, plan: Plan) -> None:
+    await stream.send(SenderTerms(plan.fingerprint, 1.0))
+    part = next(iter(plan.by_reducer.values()))[0]
+    tensor = torch.ones(part.descriptor.numel)
+    tensor[-1] = -math.inf
+    await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
+
+
+async def another_dtype(stream: Stream, plan: Plan) -> None:
+    await stream.send(SenderTerms(plan.fingerprint, 1.0))
+    part = next(iter(plan.by_reducer.values()))[0]
+    tensor = torch.ones(part.descriptor.numel, dtype=torch.bfloat16)
+    await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
+
+
+async def parts_of_no_weight(stream: Stream, plan: Plan) -> None:
+    await stream.send(SenderTerms(plan.fingerprint, 0.0))
+    part = next(iter(plan.by_reducer.values()))[0]
+    tensor = torch.ones(part.descriptor.numel)
+    await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
+
+
 async def garbage(stream: Stream, plan: Plan) -> None:
     await stream.send(OutcomeQuestion(bytes(32)))
 
@@ -115,6 +137,9 @@ SENDERS = {
     "negative weight": (with_weight(-1.0), "its weight is -1.0"),
     "infinite weight": (with_weight(math.inf), "its weight is inf"),
     "no number": (with_weight(math.nan), "its weight is nan"),
+    "infinity": (infinite_parts, "holds NaN or infinity"),
+    "another type": (another_dtype, "another shape or type"),
+    "parts of no weight": (parts_of_no_weight, "more parts than the plan"),
     "another shape": (another_shape, "another shape or type|bytes"),
     "another codec": (another_codec, "cannot be decoded"),
     "a huge part": (a_huge_part, "bytes"),
@@ -138,6 +163,32 @@ def test_a_hostile_sender_is_left_out_by_name(script: Script, words: str) -> Non
             reasons = {result.left_out[culprit] for result in holders}
             refusals = {event.reason for event in swarm.events if isinstance(event, PeerRefused)}
             assert re.search(words, " ".join(reasons | refusals))
+
+    virtual_time.run(main())
+
+
+def test_a_part_too_many_is_refused_and_counted() -> None:
+    async def main() -> None:
+        async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)]) as swarm:
+            reducers = {peer.peer_id: index for index, peer in enumerate(swarm.peers)}
+
+            async def one_more(stream: Stream, plan: Plan) -> None:
+                await stream.send(SenderTerms(plan.fingerprint, 1.0))
+                parts = plan.by_reducer[reducers[stream.peer]]
+                for part in (*parts, parts[-1]):
+                    tensor = torch.zeros(part.descriptor.numel)
+                    await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
+
+            culprit = swarm.peers[3]
+            culprit.before = culprit.tensors = [torch.zeros_like(tensor) for tensor in culprit.tensors]
+            outcomes = await swarm.round(scripts={3: hostile_sender(swarm, one_more)})
+            assert len(swarm.check(outcomes)) == 3  # what it sent before is in the average, and named
+            for peer in swarm.peers[:3]:
+                statistics = peer.endpoint.statistics()
+                assert statistics.refusals == {"tensors": 1}
+                assert statistics.refusals_by_peer == {culprit.peer_id.text: 1}
+            refusals = {event.reason for event in swarm.events if isinstance(event, PeerRefused)}
+            assert refusals == {"it sent more parts than the plan provides for"}
 
     virtual_time.run(main())
 
