@@ -1,5 +1,11 @@
 """How a tensor becomes bytes and comes back."""
 
+from swarmcli.compression.adaptive import (
+    AdaptiveCompressionBase,
+    PerTensorCompression,
+    RoleAdaptiveCompression,
+    SizeAdaptiveCompression,
+)
 from swarmcli.compression.base import (
     CompressionBase,
     CompressionInfo,
@@ -9,18 +15,29 @@ from swarmcli.compression.base import (
     TensorMessage,
     TensorRole,
 )
-from swarmcli.compression.floats import Float16Compression
+from swarmcli.compression.blockwise import BlockwiseQuantization
+from swarmcli.compression.floats import BFloat16Compression, Float16Compression, ScaledFloat16Compression
+from swarmcli.compression.quantization import Quantile8BitQuantization, Uniform8BitQuantization
 from swarmcli.compression.registry import codec_named, extract
 
 __all__ = [
+    "AdaptiveCompressionBase",
+    "BFloat16Compression",
+    "BlockwiseQuantization",
     "CompressionBase",
     "CompressionInfo",
     "Float16Compression",
     "NoCompression",
+    "PerTensorCompression",
+    "Quantile8BitQuantization",
+    "RoleAdaptiveCompression",
+    "ScaledFloat16Compression",
+    "SizeAdaptiveCompression",
     "TensorDescriptor",
     "TensorHeader",
     "TensorMessage",
     "TensorRole",
+    "Uniform8BitQuantization",
     "codec_named",
     "extract",
 ]

@@ -79,9 +79,11 @@ class CompressionInfo:
 
     @classmethod
     def of(
-        cls, tensor: torch.Tensor, *, key: int | str | None = None, role: TensorRole = TensorRole.UNSPECIFIED
+        cls, tensor: torch.Tensor, key: int | str | None = None, role: TensorRole = TensorRole.UNSPECIFIED
     ) -> CompressionInfo:
         return cls(TensorDescriptor.of(tensor), key, role)
+
+    from_tensor = of  # as hivemind calls it
 
 
 class TensorHeader(msgspec.Struct, frozen=True):
@@ -118,15 +120,31 @@ class TensorMessage:
 
 
 class CompressionBase(ABC):
-    """A codec. Instances hold no state between calls and may be used from several threads."""
+    """A codec. Instances hold no state between calls and may be used from several threads.
 
-    name: ClassVar[str]  # what headers call the codec
+    name         what headers call the codec, with all that its messages cannot be read without
+    by_content   whether an element's error depends on the others in its message. What is averaged is then cut at the
+                 ends of tensors, so that small numbers do not share a message with those of a larger tensor.
+    """
+
+    name: str
+    by_content: ClassVar[bool] = False
+
+    @property
+    def description(self) -> str:
+        """The codec with all its parameters. Peers that average together compare it."""
+        return self.name
+
+    def codec_for(self, info: CompressionInfo) -> CompressionBase:
+        """The codec that a tensor of this kind is really sent with, which may be chosen tensor by tensor."""
+        return self
 
     @abstractmethod
     def compress(self, tensor: torch.Tensor, info: CompressionInfo | None = None) -> TensorMessage:
         """Encodes a tensor. The message may be a view of it: it must not change until the message is used up.
 
-        Tensors that the codec is not for (integers, to a codec of floating point numbers) are sent unchanged.
+        Tensors that the codec is not for (integers, to a codec of floating point numbers) are sent unchanged. Raises
+        CompressionError for NaN and infinity if the codec cannot stand for them.
         """
 
     @abstractmethod
@@ -134,7 +152,8 @@ class CompressionBase(ABC):
         """Decodes a message, into `out` if given (same number of elements, contiguous).
 
         Without `out` the result may share memory with the payload. Raises CompressionError if the header does not
-        fit the payload or `out`; memory beyond the payload is allocated only after that check.
+        fit the payload or `out`, before memory is allocated for what it promises, and for a payload that no encoder
+        makes; `out` may hold anything then.
         """
 
     @abstractmethod
@@ -209,12 +228,22 @@ def read_payload(message: TensorMessage, dtype: torch.dtype, numel: int) -> torc
     expected = numel * dtype.itemsize
     if message.payload_size != expected:
         raise CompressionError(f"expected a payload of {expected} bytes, got {message.payload_size}")
-    if numel == 0:
-        return torch.empty(0, dtype=dtype)
+    return read_numbers(payload_memory(message), dtype, numel)
+
+
+def payload_memory(message: TensorMessage) -> Buffer:
+    """The payload in one piece that may be written to: a copy only if it is not that already."""
     pieces = [memoryview(piece) for piece in message.payload]
-    if len(pieces) > 1 or pieces[0].readonly:
-        return torch.frombuffer(bytearray().join(pieces), dtype=dtype)
-    return torch.frombuffer(pieces[0], dtype=dtype)
+    if len(pieces) == 1 and not pieces[0].readonly:
+        return pieces[0]
+    return bytearray().join(pieces)
+
+
+def read_numbers(memory: Buffer, dtype: torch.dtype, count: int, offset: int = 0) -> torch.Tensor:
+    """A flat tensor on `count` numbers that begin `offset` bytes into the memory, which is large enough."""
+    if count == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
 
 
 def deliver(values: torch.Tensor, descriptor: TensorDescriptor, out: torch.Tensor | None) -> torch.Tensor:

@@ -5,17 +5,34 @@ from __future__ import annotations
 import torch
 
 from swarmcli.compression.base import CompressionBase, NoCompression, TensorMessage
-from swarmcli.compression.floats import Float16Compression
+from swarmcli.compression.blockwise import BlockwiseQuantization
+from swarmcli.compression.floats import BFloat16Compression, Float16Compression, ScaledFloat16Compression
+from swarmcli.compression.quantization import Quantile8BitQuantization, Uniform8BitQuantization
 from swarmcli.errors import CompressionError
 
-_CODECS: dict[str, CompressionBase] = {codec.name: codec for codec in (NoCompression(), Float16Compression())}
+MAX_NAME = 40  # characters of a codec's name
+
+_CODECS: dict[str, CompressionBase] = {
+    codec.name: codec
+    for codec in (
+        NoCompression(),
+        Float16Compression(),
+        BFloat16Compression(),
+        ScaledFloat16Compression(),
+        Uniform8BitQuantization(),
+        Quantile8BitQuantization(),
+    )
+}
 
 
 def codec_named(name: str) -> CompressionBase:
     """Raises CompressionError for a name that no codec has."""
     codec = _CODECS.get(name)
     if codec is None:
-        raise CompressionError(f"unknown codec {name[:40]!r}")
+        try:
+            codec = BlockwiseQuantization.named(name[: MAX_NAME + 1])
+        except ValueError as error:
+            raise CompressionError(f"unknown codec {name[:MAX_NAME]!r}") from error
     return codec
 
 

@@ -1,0 +1,104 @@
+"""One byte per element, and for each block of elements its largest magnitude."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import torch
+
+from swarmcli.compression.base import TensorDescriptor, all_finite, read_numbers, tensor_memory
+from swarmcli.compression.numeric import FloatCodec, keep_within_, not_finite, working_type
+from swarmcli.errors import CompressionError
+from swarmcli.network.transport import Buffer
+
+Code = Literal["dynamic", "linear"]
+
+MIN_BLOCK, MAX_BLOCK = 16, 1 << 20  # elements
+
+_HIGHEST = 127  # codes are −127 to 127, so that zero is among them
+
+
+class BlockwiseQuantization(FloatCodec):
+    """8-bit codes relative to the largest magnitude of their block (after arXiv 2110.02861, section 2.1).
+
+    1 byte per element and one number per block, in float32 (float64 for float64 tensors). Blocks run along the
+    flattened tensor, so an outlier makes only its own block coarser. Zeros stay zeros.
+
+    block_size   elements per block
+    code         linear: equal steps. Error per element: at most m / 254, m being the largest magnitude in its block.
+                 dynamic: steps that grow with the square root of the magnitude, so that small elements keep more of
+                 their digits. Error per element x: at most √(|x|·m) / 127 + m / 64516.
+
+    On top of that comes rounding, at most 4 eps of the tensor's type times m. NaN and infinity are refused
+    (CompressionError).
+    """
+
+    by_content = True
+
+    def __init__(self, block_size: int = 4096, code: Code = "dynamic") -> None:
+        if not (isinstance(block_size, int) and MIN_BLOCK <= block_size <= MAX_BLOCK):
+            raise ValueError(f"block_size must be {MIN_BLOCK} to {MAX_BLOCK} elements, got {block_size!r}")
+        if code not in get_args(Code):
+            raise ValueError(f'code must be "dynamic" or "linear", got {code!r}')
+        self.block_size, self.code = block_size, code
+        self.name = f"blockwise_8bit/{block_size}/{code}"
+
+    @classmethod
+    def named(cls, name: str) -> BlockwiseQuantization:
+        """The codec whose name this is. Raises ValueError for any other text."""
+        family, size, code = name.split("/")
+        codec = cls(int(size), code)  # type: ignore[arg-type]  # it is checked
+        if family != "blockwise_8bit" or codec.name != name:
+            raise ValueError(f"no blockwise codec has the name {name!r}")
+        return codec
+
+    def _encode(self, tensor: torch.Tensor) -> Sequence[Buffer]:
+        values = tensor.to(working_type(tensor.dtype)).reshape(-1)
+        scales = torch.cat([block.abs().amax(dim=1) for block, _ in self._blocks(values, None)])
+        if not all_finite(scales):
+            raise not_finite(self.name)
+        codes = torch.empty(values.numel(), dtype=torch.int8)
+        for (block, scale), (target, _) in zip(self._blocks(values, scales), self._blocks(codes, None), strict=True):
+            target.copy_(self._quantize(block, scale))
+        return tensor_memory(scales), tensor_memory(codes)
+
+    def _quantize(self, block: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """(blocks, elements) and (blocks, 1): whole numbers from −127 to 127."""
+        divisor = torch.where(scale > 0, scale, 1.0)
+        if self.code == "linear":
+            return (block / divisor).mul_(_HIGHEST).round_()
+        # The roots first: unlike quotients of the smallest numbers and products with them they keep all digits.
+        return block.abs().sqrt_().mul_(_HIGHEST / divisor.sqrt()).round_().copysign_(block)
+
+    def _decode(self, payload: Buffer, descriptor: TensorDescriptor, values: torch.Tensor) -> None:
+        count = self._count(descriptor)
+        scales = read_numbers(payload, values.dtype, count)
+        codes = read_numbers(payload, torch.int8, descriptor.numel, count * values.dtype.itemsize)
+        largest = float(scales.max())
+        if not (float(scales.min()) >= 0 and largest <= torch.finfo(descriptor.dtype).max):
+            raise CompressionError("a block whose largest magnitude is negative or not finite")
+        if int(codes.min()) < -_HIGHEST:
+            raise CompressionError(f"code {int(codes.min())} is none of −{_HIGHEST} to {_HIGHEST}")
+        values.copy_(codes)
+        for block, scale in self._blocks(values, scales):
+            if self.code == "linear":
+                block.div_(_HIGHEST).mul_(scale)
+            else:
+                block.mul_(scale.sqrt().div_(_HIGHEST)).mul_(block.abs())
+        keep_within_(values, descriptor.dtype, largest)
+
+    def _size(self, descriptor: TensorDescriptor) -> int:
+        return self._count(descriptor) * working_type(descriptor.dtype).itemsize + descriptor.numel
+
+    def _count(self, descriptor: TensorDescriptor) -> int:
+        return -(-descriptor.numel // self.block_size)
+
+    def _blocks(self, flat: torch.Tensor, scales: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """All whole blocks as (blocks, elements), then the shorter one at the end, each with its scales (blocks, 1)."""
+        whole = flat.numel() // self.block_size
+        numbers = torch.empty(0) if scales is None else scales.unsqueeze(1)
+        if whole:
+            yield flat[: whole * self.block_size].view(whole, self.block_size), numbers[:whole]
+        if whole * self.block_size < flat.numel():
+            yield flat[whole * self.block_size :].unsqueeze(0), numbers[whole:]

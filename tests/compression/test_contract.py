@@ -1,0 +1,182 @@
+"""What holds for every codec: the round trip within its bound, exact sizes, and no silent garbage."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from swarmcli.compression import (
+    CompressionBase,
+    CompressionInfo,
+    TensorMessage,
+    codec_named,
+    extract,
+)
+from swarmcli.errors import CompressionError
+from tests.compression.codecs import ADAPTIVE, CODECS, FLOATS, PLAIN, WHOLE, error_bound, received, restore
+
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.description)
+every_plain_codec = pytest.mark.parametrize("codec", PLAIN, ids=lambda codec: codec.description)
+
+shapes = st.one_of(
+    st.lists(st.integers(0, 7), max_size=4).map(tuple),
+    st.tuples(st.integers(1, 3), st.integers(60, 140)),
+    st.tuples(st.integers(250, 260)),
+    st.tuples(st.sampled_from([4095, 4096, 4097, 9000])),
+)
+kinds = st.sampled_from(["normal", "outlier", "offset", "constant", "sparse", "extremes"])
+
+
+def draw(kind: str, shape: tuple[int, ...], dtype: torch.dtype, exponent: int, seed: int) -> torch.Tensor:
+    """Numbers of about 2 ** exponent: subnormals at the one end, at the other what the type can just hold."""
+    limit = torch.finfo(dtype).max
+    values = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    flat = values.view(-1)
+    match kind:
+        case "outlier":
+            flat[:1] = 1e6
+        case "offset":
+            values += 1000
+        case "constant":
+            values.fill_(values.sum() + 0.1)
+        case "sparse":
+            values *= values > 1
+        case "extremes":
+            return (values * math.inf).clamp(-limit, limit).nan_to_num(nan=limit).to(dtype)
+    return (values * 2.0**exponent).clamp(-limit, limit).to(dtype)
+
+
+@every_plain_codec
+@given(kinds, shapes, st.sampled_from(FLOATS), st.integers(-150, 128), st.integers(0, 2**31))
+@example("normal", (300,), torch.float64, -1065, 0)
+@example("normal", (300,), torch.float64, 1022, 0)
+@example("extremes", (300,), torch.float64, 0, 0)
+@example("extremes", (5000,), torch.float32, 0, 1)
+@example("outlier", (300,), torch.float32, -149, 0)
+@example("constant", (4097,), torch.float32, -148, 0)
+def test_the_error_stays_within_its_bound(
+    codec: CompressionBase, kind: str, shape: tuple[int, ...], dtype: torch.dtype, exponent: int, seed: int
+) -> None:
+    tensor = draw(kind, shape, dtype, exponent, seed)
+    message = codec.compress(tensor, CompressionInfo.of(tensor))
+    restored = codec.extract(received(message))
+    assert (restored.shape, restored.dtype) == (tensor.shape, tensor.dtype)
+    assert restored.isfinite().all()
+    # Halves: the difference of the two ends of float64 is beyond its range.
+    error = (restored.double() / 2 - tensor.double() / 2).abs()
+    assert (error <= error_bound(codec, tensor) / 2 + 5e-324).all()
+    assert torch.equal(extract(received(message)), restored)  # with nothing but what the message names
+
+
+@every_codec
+@given(shape=shapes, dtype=st.sampled_from(FLOATS + WHOLE))
+def test_sizes_are_known_before(codec: CompressionBase, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor = torch.ones(shape, dtype=dtype)
+    info = CompressionInfo.of(tensor, key="w")
+    resolved, message = codec.codec_for(info), codec.compress(tensor, info)
+    assert message.header.codec == resolved.name
+    assert message.payload_size == resolved.payload_bound(info.descriptor) <= codec.payload_bound(info.descriptor)
+    if tensor.numel():
+        assert codec.estimate_compression_ratio(info) == message.payload_size / tensor.nbytes
+    else:
+        assert message.payload_size == 0
+        assert codec.estimate_compression_ratio(info) == 1.0
+
+
+@every_codec
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_whole_numbers_travel_unchanged(codec: CompressionBase, dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    restored = restore(codec, tensor, CompressionInfo.of(tensor, key="w"))
+    assert torch.equal(restored, tensor) and restored.dtype == dtype
+    assert codec.estimate_compression_ratio(CompressionInfo.of(tensor, key="w")) == 1.0
+
+
+@every_codec
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (300,), (5000,)], ids=str)
+def test_zeros_and_simple_constants_come_back_as_they_were(
+    codec: CompressionBase, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    for value in (0.0, -2.25, 1.0):
+        tensor = torch.full(shape, value, dtype=dtype)
+        restored = restore(codec, tensor, CompressionInfo.of(tensor, key="w"))
+        assert (restored.shape, restored.dtype) == (tensor.shape, dtype)
+        torch.testing.assert_close(restored, tensor, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+@every_codec
+@pytest.mark.parametrize("size", [7, 300, 5000])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_nan_and_infinity_are_kept_or_refused(codec: CompressionBase, size: int, dtype: torch.dtype) -> None:
+    for value in (math.nan, math.inf, -math.inf):
+        for place in (0, size // 2, size - 1):
+            tensor = torch.arange(size).remainder(50).to(dtype)
+            tensor[place] = value
+            info = CompressionInfo.of(tensor, key="w")
+            if codec.codec_for(info).by_content:
+                with pytest.raises(CompressionError, match="NaN or infinity"):
+                    codec.compress(tensor, info)
+            else:
+                torch.testing.assert_close(restore(codec, tensor, info), tensor, equal_nan=True, rtol=0, atol=0)
+
+
+@every_codec
+def test_strided_tensors_and_those_with_gradients(codec: CompressionBase) -> None:
+    base = torch.arange(24.0).reshape(4, 6).requires_grad_()
+    tensor = base.t()[::2]
+    info = CompressionInfo.of(tensor, key="w")
+    restored = restore(codec, tensor, info)
+    assert not restored.requires_grad
+    torch.testing.assert_close(restored, tensor.detach(), rtol=0.1, atol=0.1)
+    assert torch.equal(restored, restore(codec, tensor.detach().contiguous(), info))
+
+
+@every_codec
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_extract_writes_where_it_is_told(codec: CompressionBase, dtype: torch.dtype) -> None:
+    tensor, out = torch.arange(600.0).reshape(2, 300).to(dtype), torch.empty(600, dtype=dtype)
+    message = codec.compress(tensor, CompressionInfo.of(tensor, key="w"))
+    assert codec.extract(received(message), out) is out
+    assert torch.equal(out, codec.extract(received(message)).reshape(-1))
+    for wrong in (torch.empty(601, dtype=dtype), torch.empty(600, dtype=torch.int32)):
+        with pytest.raises(CompressionError, match="expected"):
+            codec.extract(received(message), wrong)
+
+
+@every_codec
+def test_encoding_and_decoding_leave_their_sources_alone(codec: CompressionBase) -> None:
+    for size in (40, 5000):
+        tensor = torch.randn(size, generator=torch.Generator().manual_seed(3))
+        before = tensor.clone()
+        message = received(codec.compress(tensor, CompressionInfo.of(tensor, key="w")))
+        content = bytes(message.payload[0])
+        codec.extract(message, torch.empty(size))
+        assert torch.equal(tensor, before) and bytes(message.payload[0]) == content
+        assert torch.equal(codec.extract(TensorMessage(message.header, (content,))), codec.extract(message))
+
+
+@every_codec
+def test_what_was_decoded_is_stable_when_sent_on(codec: CompressionBase) -> None:
+    """A second trip may not add errors of its own beyond the bound of one."""
+    tensor = torch.randn(5000, generator=torch.Generator().manual_seed(5))
+    info = CompressionInfo.of(tensor, key="w")
+    once = restore(codec, tensor, info)
+    assert ((restore(codec, once, info) - once).abs() <= error_bound(codec.codec_for(info), once)).all()
+
+
+@every_plain_codec
+def test_a_name_says_all_that_reading_needs(codec: CompressionBase) -> None:
+    assert codec_named(codec.name).name == codec.name
+    assert type(codec_named(codec.name)) is type(codec)
+    info = CompressionInfo.of(torch.zeros(3))
+    assert codec.codec_for(info) is codec
+
+
+def test_unlike_codecs_have_unlike_descriptions() -> None:
+    assert len({codec.description for codec in CODECS}) == len(CODECS)
+    assert all(codec.name in codec.description for codec in ADAPTIVE)
