@@ -64,12 +64,14 @@ class DecentralizedAverager:
         declare_state_period: float = 30.0,
         client_mode: bool | None = None,
         shutdown_timeout: float = 5.0,
+        daemon: bool = True,
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
         `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and `compression` default to the
         DHT's mode and to none. `allow_state_sharing`: others may download from here what `get_current_state` gives;
-        unless given, a peer that can be dialed and is no auxiliary shares.
+        unless given, a peer that can be dialed and is no auxiliary shares. `daemon=False` keeps the process alive, when
+        its main thread has ended, until somebody calls `shutdown`.
 
         Raises ValueError and TypeError for arguments that make no sense.
         """
@@ -94,7 +96,9 @@ class DecentralizedAverager:
             declare_state_period=declare_state_period,
         )
         self._state_sharing_priority = 0.0
-        self._runner: CoreRunner[AveragerCore] = CoreRunner(f"the averager of {prefix!r}", float(shutdown_timeout))
+        self._runner: CoreRunner[AveragerCore] = CoreRunner(
+            f"the averager of {prefix!r}", float(shutdown_timeout), daemon=daemon
+        )
         if start:
             self.run_in_background()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -24,9 +25,12 @@ C = TypeVar("C", bound=Core)
 class CoreRunner(Generic[C]):
     """Starts one core, calls it from any thread, and ends it. `name` is for people."""
 
-    def __init__(self, name: str, shutdown_timeout: float) -> None:
+    def __init__(self, name: str, shutdown_timeout: float, *, daemon: bool = True) -> None:
+        """`daemon`: the end of the main thread ends this too; otherwise the process lives until `shutdown`."""
         self._name = name
         self._shutdown_timeout = shutdown_timeout
+        self._daemon = daemon
+        self._over = threading.Event()
         self._thread: LoopThread | None = None
         self._starting: SwarmFuture[C] | None = None
         self._closed = False
@@ -46,6 +50,8 @@ class CoreRunner(Generic[C]):
             raise RuntimeError(f"{self._name} {'has been shut down' if self._closed else 'has been started already'}")
         self._thread = LoopThread.acquire()
         self._starting = self._thread.submit(make())
+        if not self._daemon:
+            threading.Thread(target=self._over.wait, name="swarm-keeps-the-process", daemon=False).start()
         if not wait:
             return
         try:
@@ -84,6 +90,7 @@ class CoreRunner(Generic[C]):
         except TimeoutError:
             logger.warning("%s did not end within %g s", self._name, self._shutdown_timeout)
         finally:
+            self._over.set()
             self._thread.release()
 
     async def _core(self) -> C:

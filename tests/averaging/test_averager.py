@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,6 +41,31 @@ def average(averagers: list[DecentralizedAverager], **options: Any) -> list[Any]
 def first_values(averager: DecentralizedAverager) -> list[float]:
     with averager.get_tensors() as tensors:
         return [float(tensor.flatten()[0]) for tensor in tensors]
+
+
+LIVES_ON = """
+import sys, threading, torch, swarmcli
+dht = swarmcli.DHT(start=True, host="127.0.0.1")
+averager = swarmcli.DecentralizedAverager([torch.ones(3)], dht, start=True, prefix="x", daemon={daemon})
+def later():
+    threading.main_thread().join()
+    print("alive" if averager.is_alive else "gone", flush=True)
+    sys.stdin.readline()
+    averager.shutdown()
+threading.Thread(target=later, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(("daemon", "words"), [(False, "alive"), (True, "")])
+def test_daemon_false_keeps_the_process_until_shutdown(daemon: bool, words: str) -> None:
+    command = [sys.executable, "-c", LIVES_ON.format(daemon=daemon)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        if words:
+            assert process.stdout.readline().strip() == words
+            assert process.poll() is None
+        process.stdin.close()
+        assert process.wait(60) == 0
 
 
 def test_three_peers_one_of_them_behind_a_firewall() -> None:
