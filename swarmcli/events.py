@@ -106,6 +106,16 @@ class StateDonated(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RoundsReplayed(Event):
+    """This peer stepped with averages of rounds that it had missed, and is now at `epoch`."""
+
+    epoch: int
+    lineage: str
+    rounds: int
+    reason: str  # why it was needed
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointWritten(Event):
     epoch: int
     path: str

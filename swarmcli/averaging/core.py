@@ -111,6 +111,11 @@ class AveragerCore:
             yield self._tensors
 
     @property
+    def layout(self) -> Layout:
+        """The shapes and types of the tensors."""
+        return self._layout
+
+    @property
     def total_size(self) -> int:
         """Elements in all tensors together."""
         return self._layout.numel

@@ -55,6 +55,15 @@ class RoundRecord(msgspec.Struct, frozen=True):
         if sum(count for count, _, _ in self.runs) * _HASH != len(self.digests):
             raise ValueError("digests of other parts than those that are named")
 
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self.weights)
+
+    @property
+    def samples(self) -> int:
+        """The total weight, where weights are numbers of samples."""
+        return round(self.total_weight)
+
     @classmethod
     def of(cls, group_id: bytes, tag: bytes, result: AllreduceResult) -> RoundRecord:
         digests = b"".join(average.digest for average in result.parts)
@@ -72,10 +81,6 @@ class KeptRound:
     @property
     def group_id(self) -> bytes:
         return self.record.group_id
-
-    @property
-    def total_weight(self) -> float:
-        return math.fsum(self.record.weights)
 
     def parts(self, plan: Plan) -> list[Average]:
         """What a member of the round, whose plan this is, would hold. Raises ValueError if they do not fit each other.

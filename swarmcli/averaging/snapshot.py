@@ -31,8 +31,8 @@ MAX_METADATA = 4 << 20  # bytes
 MAX_MANIFEST = 16 << 20  # bytes
 
 _ALIGNMENT = 64
-_CHUNK = 1 << 20  # bytes, unless the state is so large that the hashes would be too many
-_MAX_CHUNK = 8 << 20
+_MIN_CHUNK, _USUAL_CHUNK, _MAX_CHUNK = 1 << 16, 1 << 20, 8 << 20  # bytes
+_FEW_CHUNKS = 256  # so many at least, where that leaves them above the least size: little is fetched twice
 _MAX_CHUNKS = 1 << 15
 _HASH = 32
 
@@ -175,8 +175,9 @@ def chunk_is_intact(manifest: Manifest, chunk: int, content: memoryview) -> bool
 
 
 def _chunk_size(nbytes: int) -> int:
-    size = _CHUNK
-    while size < _MAX_CHUNK and nbytes > size * _MAX_CHUNKS // 2:
+    """The same for equal states everywhere."""
+    size = _MIN_CHUNK
+    while (size < _USUAL_CHUNK and nbytes > size * _FEW_CHUNKS) or (size < _MAX_CHUNK and nbytes > size * _MAX_CHUNKS):
         size *= 2
     return size
 

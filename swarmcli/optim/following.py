@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Events, Noticed
+from swarmcli.network.identity import PeerID
 from swarmcli.optim.lineage import Claim, Standing, lineage_to_follow
 from swarmcli.optim.presence import Presence
+from swarmcli.optim.replaying import Replayer
 from swarmcli.optim.state_exchange import StateExchange
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts to download
@@ -28,12 +30,14 @@ class LineageFollower:
         self,
         presence: Presence,
         exchange: StateExchange,
+        replayer: Replayer,
         standing: Callable[[], Standing],
         events: Events,
         load_state_timeout: float,
     ) -> None:
         self._presence = presence
         self._exchange = exchange
+        self._replayer = replayer
         self._standing = standing
         self._events = events
         self._load_state_timeout = load_state_timeout
@@ -45,32 +49,42 @@ class LineageFollower:
         return not self.settled or self._leading(self._presence.claims()) != self._standing()
 
     async def catch_up(self, reason: str) -> bool:
-        """Settles on the lineage that leads. Returns whether a state was downloaded for it.
+        """Settles on the lineage that leads. Returns whether this peer's state is another one for it.
+
+        Rounds that were missed are replayed where that is enough; otherwise the state is downloaded.
 
         A newcomer that gets the state from nobody within `load_state_timeout` raises StateDownloadError, which names
         what failed with each donor; a settled peer gives up earlier, says so, and stays on its own lineage.
         """
         deadline = _now() + self._load_state_timeout
         give_up_at = min(deadline, _now() + PATIENCE_WITH_CLAIMS) if self.settled else deadline
-        downloaded, pause = False, FIRST_PAUSE
+        changed, pause = False, FIRST_PAUSE
         while True:
             answers = await self._presence.survey()
             wanted = self._leading(answers.values())
             if wanted == self._standing():
                 self.settled = True
                 self._presence.announce()
-                return downloaded
+                return changed
             holders = [peer for peer, claim in answers.items() if claim.standing.lineage == wanted.lineage]
             donors = self._presence.by_convenience(holders)
             try:
-                await self._exchange.download(wanted, donors, timeout=max(0.0, deadline - _now()), reason=reason)
-                downloaded, pause = True, FIRST_PAUSE
+                await self._take_over(wanted, donors, max(0.0, deadline - _now()), reason)
+                changed, pause = True, FIRST_PAUSE
             except StateDownloadError as error:
                 logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
                 if _now() + pause >= give_up_at:
                     self._give_up_on(wanted, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _take_over(self, wanted: Standing, donors: Sequence[PeerID], timeout: float, reason: str) -> None:
+        """Brings this peer to `wanted`, and on from there if a download took longer than an epoch."""
+        if await self._replayer.bridge(wanted, donors, timeout=timeout, reason=reason):
+            return
+        async with self._replayer.collecting(wanted, donors) as collection:
+            await self._exchange.download(wanted, donors, timeout=timeout, reason=reason)
+            await self._replayer.replay(collection, "epochs ended during the download")
 
     def _leading(self, claims: Iterable[Claim]) -> Standing:
         return lineage_to_follow(Claim(self._standing(), self.settled), claims)

@@ -50,6 +50,10 @@ class Standing:
     samples: int  # in all epochs so far, by everyone
     lineage: bytes
 
+    def after(self, round_id: bytes, samples: int) -> Standing:
+        """Once the round `round_id` with so many samples was committed on it."""
+        return Standing(self.epoch + 1, self.samples + samples, next_lineage(self.lineage, round_id))
+
     def beats(self, other: Standing) -> bool:
         """The rule for lineages that parted: higher epoch, then more samples, then the smaller id."""
         return self.order > other.order

@@ -22,6 +22,7 @@ from swarmcli.optim.following import LineageFollower
 from swarmcli.optim.ledger import Ledger
 from swarmcli.optim.lineage import Standing
 from swarmcli.optim.presence import Presence
+from swarmcli.optim.replaying import Replayer
 from swarmcli.optim.replica import Replica
 from swarmcli.optim.report import PeerReport, Phase, describe
 from swarmcli.optim.standing_group import Committed, StandingGroup
@@ -69,8 +70,9 @@ class OptimizerCore:
         self._averager = AveragerCore(self.replica.gradients.averaged, node, averager_config)
         self._group = StandingGroup(self._averager, config.target_batch_size, config.fingerprint, self._tasks)
         self._exchange = StateExchange(node.endpoint, config.run_id, self.replica)
+        replayer = Replayer(self._averager, self.replica, events)
         self._lineage = LineageFollower(
-            self.presence, self._exchange, lambda: self.standing, events, config.load_state_timeout
+            self.presence, self._exchange, replayer, lambda: self.standing, events, config.load_state_timeout
         )
         self._end = SynchronousEnd(
             node.peer_id,
@@ -130,23 +132,23 @@ class OptimizerCore:
         return self.standing != before
 
     async def join(self) -> bool:
-        """Sees to it that this peer is on the lineage that leads; returns whether it downloaded a state for that.
+        """Sees to it that this peer is on the lineage that leads; returns whether its state changed for that.
 
         Cheap while nothing points to the contrary. Raises StateDownloadError if a newcomer gets no state, and
         FingerprintError, which names the keys, if the others refuse this peer.
         """
         reason = self._reason_to_look()
-        downloaded = False
+        changed = False
         if reason:
             await self._group.close()
             self._end.left_behind = False
-            downloaded = await self._lineage.catch_up(reason)
+            changed = await self._lineage.catch_up(reason)
             self.phase = "following" if self.config.description.role == "monitor" else "training"
-            if downloaded:
+            if changed:
                 self._start_over()
         self._group.open(self.standing)
         self._group.report(self.replica.samples)
-        return downloaded
+        return changed
 
     @property
     def is_averaging(self) -> bool:

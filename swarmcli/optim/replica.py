@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from swarmcli.averaging.tasks import on_executor
 from swarmcli.optim.accumulator import GradientAccumulator
@@ -49,6 +51,16 @@ class Replica:
         """Steps with what is in `gradients.averaged`; what was accumulated is used up."""
         async with self._lock:
             await on_executor(self._nbytes, self._step, round_id, samples)
+
+    async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
+        """Steps with the averages of a round that this peer missed; gradients of the former parameters are dropped."""
+        async with self._lock:
+            await on_executor(self._nbytes, self._replay, averages, round_id, samples)
+
+    def _replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
+        for mean, average in zip(self.gradients.averaged, averages, strict=True):
+            mean.copy_(average)
+        self._step(round_id, samples)
 
     def _step(self, round_id: bytes, samples: int) -> None:
         with self.gradients.averaged_as_gradients():

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from swarmcli.optim.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors, next_lineage
+from swarmcli.optim.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors
 from swarmcli.optim.plain_values import fit, to_plain
 
 MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
@@ -84,8 +84,7 @@ class TrainingState:
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
-        old = self.standing
-        self.standing = Standing(old.epoch + 1, old.samples + samples, next_lineage(old.lineage, round_id))
+        self.standing = self.standing.after(round_id, samples)
 
     def capture(self) -> CapturedState:
         """The state as it is now. Its tensors are the live ones: clone before they may change."""

@@ -71,7 +71,7 @@ class Keepers:
 
 def assert_is(kept: KeptRound, result: AllreduceResult) -> None:
     assert kept.record.digest == result.digest
-    assert kept.record.contributors == result.contributors and kept.total_weight == result.total_weight
+    assert kept.record.contributors == result.contributors and kept.record.total_weight == result.total_weight
     for own, other in zip(kept.averages, result.averages, strict=True):
         assert torch.equal(own, other)
 

@@ -22,7 +22,7 @@ CHUNK = 4096
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "_CHUNK", CHUNK)
+    monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", CHUNK)
 
 
 def make_state(seed: int = 0, size: int = 30_000) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from swarmcli.averaging.snapshot import PinnedState, Snapshot, chunk_is_intact, 
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot_module, "_CHUNK", 4096)
+        patch.setattr(snapshot_module, "_MIN_CHUNK", 4096)
         yield
 
 

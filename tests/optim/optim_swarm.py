@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -94,6 +94,7 @@ class Trainer:
         make: Callable[..., torch.optim.Optimizer] = momentum,
         scheduler: Callable[..., Any] = decay,
         role: Role = "trainer",
+        extra_tensors: Sequence[torch.Tensor] = (),
         **options: Any,
     ) -> None:
         self.node, self.batch_size, self.pace = node, batch_size, pace
@@ -104,7 +105,7 @@ class Trainer:
         self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
         config = OptimizerConfig("run", target, description=PeerDescription(role), **options)
         optimizer = make([self.weights])
-        self.core = OptimizerCore(node, config, averager_config(config), optimizer, scheduler(optimizer))
+        self.core = OptimizerCore(node, config, averager_config(config), optimizer, scheduler(optimizer), extra_tensors)
 
     @property
     def epoch(self) -> int:
