@@ -67,7 +67,8 @@ class ScaledFloat16Compression(_SixteenBits):
 
     Error per element: at most 2⁻¹¹ of its distance from the row's mean plus 2⁻²⁴ of the row's standard deviation, and
     on top of that rounding, at most 4 eps of the tensor's type times the row's largest magnitude. So numbers far too
-    small or too large for half precision keep their digits. NaN and infinity are refused (CompressionError).
+    small or too large for half precision keep their digits. (A row whose sum is beyond the type's range counts as one
+    with the mean 0.) NaN and infinity are refused (CompressionError).
     """
 
     name = "scaled_float16"
@@ -78,10 +79,9 @@ class ScaledFloat16Compression(_SixteenBits):
         means = rows.mean(dim=1, keepdim=True)
         deviations = rows - means
         furthest = deviations.abs().amax(dim=1, keepdim=True)
-        if not all_finite(
-            furthest
-        ):  # the sum or a difference is beyond the type's range; or some element is not finite
-            means, deviations = torch.zeros_like(means), rows
+        if not all_finite(furthest):  # a sum or a difference is beyond the type's range, or an element is not finite
+            means = torch.where(furthest.isfinite(), means, 0.0)
+            deviations = rows - means
             furthest = deviations.abs().amax(dim=1, keepdim=True)
             if not all_finite(furthest):
                 raise not_finite(self.name)

@@ -46,7 +46,7 @@ QUANTIZING = [codec for codec in PLAIN if codec.by_content]
 def error_bound(codec: CompressionBase, tensor: torch.Tensor) -> torch.Tensor:
     """The largest error allowed, element by element."""
     exact, limits = tensor.double(), torch.finfo(tensor.dtype)
-    if not tensor.numel() or codec.payload_bound(CompressionInfo.of(tensor).descriptor) == tensor.nbytes:
+    if not tensor.numel() or codec.codec_for(CompressionInfo.of(tensor)).name == "none":
         return torch.zeros_like(exact)
     # Four roundings of the type, and of its smallest number: a sum of several is near zero one of each.
     rounding = 4 * limits.eps * exact.abs().max() + 4 * limits.tiny * limits.eps

@@ -57,6 +57,7 @@ def draw(kind: str, shape: tuple[int, ...], dtype: torch.dtype, exponent: int, s
 @example("extremes", (300,), torch.float64, 0, 0)
 @example("extremes", (5000,), torch.float32, 0, 1)
 @example("outlier", (300,), torch.float32, -149, 0)
+@example("outlier", (2, 64), torch.float32, 264, 1)  # the sum of one row only is beyond the range
 @example("constant", (4097,), torch.float32, -148, 0)
 def test_the_error_stays_within_its_bound(
     codec: CompressionBase, kind: str, shape: tuple[int, ...], dtype: torch.dtype, exponent: int, seed: int
