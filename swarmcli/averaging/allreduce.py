@@ -59,8 +59,8 @@ class Allreduce:
         self._options = options if options is not None else AllreduceOptions()
         self._me = group.index_of(self._endpoint.peer_id)
         self._tensors, self._weight = tensors, weight
-        layout = Layout.of(tensors)
-        self._plan = Plan.make(layout, group.part_shares, self._options.compression, self._options.part_size_bytes)
+        layout = Layout.of(tensors, self._options.compression, self._options.tensor_infos)
+        self._plan = Plan.make(layout, group.part_shares, self._options.part_size_bytes)
         self._senders = [index for index, member in enumerate(group.members) if not member.auxiliary]
         self._streams: list[Stream] = []
         self._visits = {reducer: _Visit() for reducer in self._plan.by_reducer if not group.members[reducer].listening}

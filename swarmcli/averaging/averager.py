@@ -15,7 +15,7 @@ from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.shell import CoreRunner
-from swarmcli.compression import CompressionBase, NoCompression
+from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht import DHT
 from swarmcli.errors import AveragingError, StateDownloadError
 from swarmcli.network.identity import PeerID
@@ -57,6 +57,7 @@ class DecentralizedAverager:
         sender_timeout: float | None = None,
         reducer_timeout: float | None = None,
         compression: CompressionBase | None = None,
+        tensor_infos: Sequence[CompressionInfo] | None = None,
         bandwidth: float | None = None,
         min_vector_size: int = 0,
         auxiliary: bool = False,
@@ -69,7 +70,8 @@ class DecentralizedAverager:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
         `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and `compression` default to the
-        DHT's mode and to none. `allow_state_sharing`: others may download from here what `get_current_state` gives;
+        DHT's mode and to none. `tensor_infos`: key and role of each tensor, by which an adaptive `compression` chooses;
+        unless given, keys are indices. `allow_state_sharing`: others may download what `get_current_state` gives;
         unless given, a peer that can be dialed and is no auxiliary shares. `daemon=False` keeps the process alive, when
         its main thread has ended, until somebody calls `shutdown`.
 
@@ -80,12 +82,13 @@ class DecentralizedAverager:
         hidden = dht.client_mode if client_mode is None else client_mode
         patience = next_chunk_timeout if sender_timeout is None else sender_timeout
         codec = NoCompression() if compression is None else compression
+        infos = None if tensor_infos is None else tuple(tensor_infos)
         self.dht = dht
         self._tensors = list(averaged_tensors)
         self.config = AveragerConfig(
             prefix=prefix,
             matchmaking=MatchmakingOptions(target_group_size, min_group_size, min_matchmaking_time, request_timeout),
-            allreduce=AllreduceOptions(codec, part_size_bytes, allreduce_timeout, patience, reducer_timeout),
+            allreduce=AllreduceOptions(codec, infos, part_size_bytes, allreduce_timeout, patience, reducer_timeout),
             initial_group_bits=initial_group_bits,
             averaging_alpha=averaging_alpha,
             min_vector_size=min_vector_size,

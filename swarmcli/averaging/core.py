@@ -19,7 +19,7 @@ from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult
 from swarmcli.averaging.download import DownloadedState
 from swarmcli.averaging.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
-from swarmcli.averaging.layout import Layout
+from swarmcli.averaging.layout import Layout, compression_term
 from swarmcli.averaging.leaving import decline, note_absence
 from swarmcli.averaging.service import AllreduceService
 from swarmcli.averaging.sharing import StateOffer, StateSharing
@@ -62,7 +62,7 @@ class AveragerCore:
         self.node = node
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
-        self._layout = Layout.of(self._tensors)
+        self._layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
         self.archive = RoundArchive(node.endpoint, config.prefix)
         self._service = AllreduceService(node.endpoint, config.prefix, self.archive)
         self._finder = GroupFinder(
@@ -158,7 +158,7 @@ class AveragerCore:
         options = self.config.allreduce
         return {
             "averaging.tensors": self._layout.schema_hash.hex()[:16],
-            "averaging.compression": options.compression.name,
+            "averaging.compression": compression_term(options.compression, self._layout),
             "averaging.part_size_bytes": str(options.part_size_bytes),
         }
 

@@ -1,34 +1,40 @@
 """How a list of tensors is laid out as one vector, and how that vector is cut into parts.
 
     tensors    t0 (float32)   t1 (bfloat16)   t2 (float32)
-    segments   |---- t0 ----- float32 ---- t2 ----|-- bfloat16: t1 --|  one per type
+    segments   |---- t0 ----- float32 ---- t2 ----|-- bfloat16: t1 --|  one per type and codec
     parts      |  p0  |  p1  |  p2  |   p3   | p4 |   p5   |   p6    |  of at most part_size_bytes on the wire
     reducers   |----- member 0 -----|---------- member 2 -----------|  in proportion to their shares
 
-Everyone computes the same plan from the tensors' types, the group's shares and the options that must agree; a hash
-over all that is compared before data moves.
+Where the error of a codec depends on the content of its message, parts end where tensors end: the numbers of a small
+layer do not lose their digits to a large neighbour.
+
+Everyone computes the same plan from the tensors' types and codecs, the group's shares and the options that must
+agree; a hash over all that is compared before data moves.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 
 import torch
 
-from swarmcli.compression import CompressionBase, CompressionInfo, TensorDescriptor
+from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression, TensorDescriptor
 
 _ALIGNMENT = 64  # bytes; each segment begins at a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """All tensors of one dtype, one behind the other."""
+    """All tensors of one dtype that travel with one codec, one behind the other."""
 
+    index: int
     dtype: torch.dtype
+    codec: CompressionBase
     tensors: tuple[int, ...]  # their indices
     starts: tuple[int, ...]  # where each tensor begins, in elements of this segment, and where the last one ends
     offset: int  # of the segment in flat memory, in bytes
@@ -44,28 +50,45 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """The shapes and types of the tensors that are averaged together."""
+    """The shapes and types of the tensors that are averaged together, and the codec that each travels with."""
 
     descriptors: tuple[TensorDescriptor, ...]
+    codecs: tuple[CompressionBase, ...]
 
     @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> Layout:
-        """Raises ValueError for tensors that have no mean: everything but real floating point numbers."""
+    def of(
+        cls,
+        tensors: Sequence[torch.Tensor],
+        compression: CompressionBase | None = None,
+        infos: Sequence[CompressionInfo] | None = None,
+    ) -> Layout:
+        """`infos`: what `compression` may choose by; unless given, tensors have their index as key and no role.
+
+        Raises ValueError for tensors that have no mean (everything but real floating point numbers), for infos of
+        other tensors, and for a tensor that `compression` has no codec for.
+        """
         for index, tensor in enumerate(tensors):
             if not tensor.is_floating_point():
                 raise ValueError(f"tensor {index} is of type {tensor.dtype}; only floating point tensors are averaged")
-        return cls(tuple(TensorDescriptor.of(tensor) for tensor in tensors))
+        descriptors = tuple(TensorDescriptor.of(tensor) for tensor in tensors)
+        if infos is None:
+            infos = [CompressionInfo(descriptor, index) for index, descriptor in enumerate(descriptors)]
+        if tuple(info.descriptor for info in infos) != descriptors:
+            raise ValueError("tensor_infos: expected one for each averaged tensor, with its shape and type")
+        codec = NoCompression() if compression is None else compression
+        return cls(descriptors, tuple(codec.codec_for(info) for info in infos))
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for index, descriptor in enumerate(self.descriptors):
-            by_dtype.setdefault(descriptor.dtype, []).append(index)
+        alike: dict[tuple[torch.dtype, str], list[int]] = {}
+        for index, (descriptor, codec) in enumerate(zip(self.descriptors, self.codecs, strict=True)):
+            alike.setdefault((descriptor.dtype, codec.description), []).append(index)
         segments: list[Segment] = []
         offset = 0
-        for dtype, indices in by_dtype.items():
+        for (dtype, _), indices in alike.items():
             starts = accumulate((self.descriptors[index].numel for index in indices), initial=0)
-            segments.append(Segment(dtype, tuple(indices), tuple(starts), offset))
+            codec = self.codecs[indices[0]]
+            segments.append(Segment(len(segments), dtype, codec, tuple(indices), tuple(starts), offset))
             offset = -(-segments[-1].end // _ALIGNMENT) * _ALIGNMENT
         return tuple(segments)
 
@@ -74,6 +97,12 @@ class Layout:
         """32 bytes; equal for equal shapes and types in equal order."""
         text = ";".join(f"{descriptor.dtype}{descriptor.shape}" for descriptor in self.descriptors)
         return hashlib.sha256(b"swarm schema" + text.encode()).digest()
+
+    @cached_property
+    def codecs_hash(self) -> bytes:
+        """32 bytes; equal if all tensors travel with equal codecs."""
+        text = ";".join(codec.description for codec in self.codecs)
+        return hashlib.sha256(b"swarm codecs" + text.encode()).digest()
 
     @property
     def numel(self) -> int:
@@ -99,23 +128,31 @@ class Part:
     def descriptor(self) -> TensorDescriptor:
         return TensorDescriptor((self.stop - self.start,), self.segment.dtype)
 
+    @property
+    def codec(self) -> CompressionBase:
+        return self.segment.codec
+
+    @property
+    def payload_bound(self) -> int:
+        """The largest payload in bytes that a message with this part can have."""
+        return self.codec.payload_bound(self.descriptor)
+
 
 @dataclass(frozen=True)
 class Plan:
     """Who reduces which part. Parts are numbered along the vector, so each reducer's are consecutive."""
 
     layout: Layout
-    codec: CompressionBase
     parts: tuple[Part, ...]
     fingerprint: bytes  # 32 bytes; members with unlike ones cannot average with each other
 
     @classmethod
-    def make(cls, layout: Layout, shares: Sequence[float], codec: CompressionBase, part_size_bytes: int) -> Plan:
+    def make(cls, layout: Layout, shares: Sequence[float], part_size_bytes: int) -> Plan:
         """`shares`: one per member, not all zero."""
-        parts = tuple(_cut(layout, shares, codec, part_size_bytes))
-        terms = f"{codec.name};{part_size_bytes};{[float(share).hex() for share in shares]}"
-        fingerprint = hashlib.sha256(b"swarm plan" + layout.schema_hash + terms.encode()).digest()
-        return cls(layout, codec, parts, fingerprint)
+        parts = tuple(_cut(layout, shares, part_size_bytes))
+        terms = f"{part_size_bytes};{[float(share).hex() for share in shares]}"
+        fingerprint = hashlib.sha256(b"swarm plan" + layout.schema_hash + layout.codecs_hash + terms.encode()).digest()
+        return cls(layout, parts, fingerprint)
 
     @cached_property
     def by_reducer(self) -> dict[int, tuple[Part, ...]]:
@@ -123,17 +160,40 @@ class Plan:
         return {reducer: tuple(parts) for reducer, parts in groupby(self.parts, key=lambda part: part.reducer)}
 
 
-def _cut(layout: Layout, shares: Sequence[float], codec: CompressionBase, part_size_bytes: int) -> list[Part]:
+def compression_term(compression: CompressionBase, layout: Layout) -> str:
+    """What peers compare before they form a group: the codec with its parameters, in at most 200 characters.
+
+    Where tensors travel with several codecs a hash over all of them follows.
+    """
+    description = compression.description
+    if {codec.description for codec in layout.codecs} <= {description} and len(description) <= 200:
+        return description
+    return f"{description[:180]} {layout.codecs_hash.hex()[:16]}"
+
+
+def _cut(layout: Layout, shares: Sequence[float], part_size_bytes: int) -> list[Part]:
+    most = [_elements_per_part(segment, part_size_bytes) for segment in layout.segments]
     parts: list[Part] = []
     for reducer, begin, end in _ranges(layout.numel, shares):
         passed = 0  # elements in the segments before
         for segment in layout.segments:
             start, stop = max(begin - passed, 0), min(end - passed, segment.numel)
-            most = _elements_per_part(segment.dtype, codec, part_size_bytes)
-            for position in range(start, stop, most):
-                parts.append(Part(len(parts), reducer, segment, position, min(position + most, stop)))
+            for first, last in _stretches(segment, start, stop):
+                for position in range(first, last, most[segment.index]):
+                    end_of_part = min(position + most[segment.index], last)
+                    parts.append(Part(len(parts), reducer, segment, position, end_of_part))
             passed += segment.numel
     return parts
+
+
+def _stretches(segment: Segment, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """What of `start` to `stop - 1` parts may span."""
+    if start >= stop:
+        return
+    between: tuple[int, ...] = ()
+    if segment.codec.by_content:
+        between = segment.starts[bisect_right(segment.starts, start) : bisect_left(segment.starts, stop)]
+    yield from ((first, last) for first, last in pairwise((start, *between, stop)) if first < last)
 
 
 def _ranges(numel: int, shares: Sequence[float]) -> list[tuple[int, int, int]]:
@@ -149,6 +209,13 @@ def _ranges(numel: int, shares: Sequence[float]) -> list[tuple[int, int, int]]:
     return ranges
 
 
-def _elements_per_part(dtype: torch.dtype, codec: CompressionBase, part_size_bytes: int) -> int:
-    info = CompressionInfo(TensorDescriptor((1,), dtype))
-    return max(1, int(part_size_bytes / (dtype.itemsize * codec.estimate_compression_ratio(info))))
+def _elements_per_part(segment: Segment, part_size_bytes: int) -> int:
+    """How many make a payload of at most so many bytes, and at least one."""
+    fits, too_many = 1, part_size_bytes + 1  # no codec takes less than a byte for each
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if segment.codec.payload_bound(TensorDescriptor((middle,), segment.dtype)) <= part_size_bytes:
+            fits = middle
+        else:
+            too_many = middle
+    return fits

@@ -6,7 +6,7 @@ import logging
 import math
 from dataclasses import dataclass
 
-from swarmcli.compression import CompressionBase, NoCompression
+from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +19,10 @@ _ROUND_TRIPS = 20.0  # and so many round trips on top
 
 @dataclass(frozen=True, slots=True)
 class AllreduceOptions:
-    """Options of a round that members must agree on (the first two), and upper bounds in seconds.
+    """Options of a round that members must agree on (the first three), and upper bounds in seconds.
 
     compression        codec of parts and averages on the wire
+    tensor_infos       key and role of each tensor, by which that may choose another codec; None: indices and no roles
     part_size_bytes    of a part on the wire
     allreduce_timeout  for the whole round; then the leader gives it up
     sender_timeout     for a sender's silence, after which it is left out from that part on
@@ -29,12 +30,15 @@ class AllreduceOptions:
     """
 
     compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
+    tensor_infos: tuple[CompressionInfo, ...] | None = None
     part_size_bytes: int = 524288
     allreduce_timeout: float | None = None
     sender_timeout: float | None = None
     reducer_timeout: float | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.compression, CompressionBase):
+            raise TypeError(f"compression must be a codec such as Float16Compression(), got {self.compression!r}")
         if not 0 < self.part_size_bytes <= MAX_PART_BYTES:
             raise ValueError(f"part_size_bytes must be 1 to {MAX_PART_BYTES}, got {self.part_size_bytes}")
         for name in ("allreduce_timeout", "sender_timeout", "reducer_timeout"):

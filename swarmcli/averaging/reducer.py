@@ -62,7 +62,6 @@ class Reducer:
     def __init__(self, plan: Plan, me: int, senders: Iterable[int], inputs: Inputs | None, results: Results | None):
         """`senders`: member indices, this one too if it sends. `inputs` and `results`: None for an auxiliary."""
         self.parts = plan.by_reducer.get(me, ())
-        self._codec = plan.codec
         self._inputs, self._results, self._me = inputs, results, me
         self._senders = {sender: _Sender() for sender in senders}
         self._sums: dict[int, torch.Tensor] = {}
@@ -169,7 +168,7 @@ class Reducer:
         try:
             if message.header.descriptor() != part.descriptor:
                 raise InputRefused(f"part {part.index} has another shape or type than planned")
-            values = self._codec.extract(message)
+            values = part.codec.extract(message)
         except CompressionError as error:
             raise InputRefused(f"part {part.index} cannot be decoded: {error}") from error
         if not all_finite(values):
@@ -213,9 +212,9 @@ class Reducer:
         mean = self._sums.pop(position).div_(total_weight / (self._scale or 1.0))
         if not all_finite(mean):
             raise RoundFailed(f"the average of part {part.index} is beyond the range of {part.segment.dtype}")
-        message = self._codec.compress(mean.to(part.segment.dtype))
-        if self._results is not None and not all_finite(self._codec.extract(message, out=self._results.part(part))):
-            raise RoundFailed(f"the average of part {part.index} is beyond the range of codec {self._codec.name}")
+        message = part.codec.compress(mean.to(part.segment.dtype))
+        if self._results is not None and not all_finite(part.codec.extract(message, out=self._results.part(part))):
+            raise RoundFailed(f"the average of part {part.index} is beyond the range of codec {part.codec.name}")
         return message
 
 

@@ -139,7 +139,7 @@ class PartReceiver:
         return into
 
     def _payload_bound(self, position: int) -> int:
-        return self._plan.codec.payload_bound(self._reducer.parts[position].descriptor)
+        return self._reducer.parts[position].payload_bound
 
     async def _distribute(self, stream: Stream) -> None:
         for position in range(len(self._reducer.parts)):

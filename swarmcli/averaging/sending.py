@@ -66,7 +66,7 @@ class PartSender:
             return  # what it means for the round shows in what comes back: a reducer may also just want no more
 
     def _encode(self, part: Part) -> TensorMessage:
-        return self._plan.codec.compress(self._mine.inputs.part(part))
+        return part.codec.compress(self._mine.inputs.part(part))
 
     async def _receive(self, parts: Sequence[Part], stream: Stream) -> FromReducer:
         got = FromReducer()
@@ -87,9 +87,9 @@ class PartSender:
         """Where the payload of an average goes: where it belongs at once, if it needs no decoding."""
 
         def into(header: AverageHeader, size: int) -> memoryview:
-            if header.tensor is None or size > self._plan.codec.payload_bound(part.descriptor):
+            if header.tensor is None or size > part.payload_bound:
                 raise ProtocolViolation(f"the average of part {part.index} has {size} bytes")
-            if isinstance(self._plan.codec, NoCompression) and size == part.descriptor.nbytes:
+            if isinstance(part.codec, NoCompression) and size == part.descriptor.nbytes:
                 return tensor_memory(self._results.part(part))
             return memoryview(bytearray(size))
 
@@ -97,7 +97,7 @@ class PartSender:
 
     def _decode(self, part: Part, message: TensorMessage) -> None:
         try:
-            values = self._plan.codec.extract(message, out=self._results.part(part))
+            values = part.codec.extract(message, out=self._results.part(part))
         except CompressionError as error:
             raise ProtocolViolation(f"the average of part {part.index} cannot be decoded: {error}") from error
         if not all_finite(values):  # now, while it lies in the processor's cache

@@ -39,10 +39,11 @@ class Inputs:
 class Results:
     """Memory for all averages, beside the inputs."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, memory: torch.Tensor | None = None) -> None:
+        """`memory`: (layout.nbytes,) of uint8, to write all of it into; None: fresh."""
         self._layout = layout
-        memory = fresh_memory(layout.nbytes)
-        self._segments = {each.dtype: memory[each.offset : each.end].view(each.dtype) for each in layout.segments}
+        memory = memory if memory is not None else fresh_memory(layout.nbytes)
+        self._segments = [memory[each.offset : each.end].view(each.dtype) for each in layout.segments]
 
     def part(self, part: Part) -> torch.Tensor:
         """The flat tensor that a part occupies."""
@@ -62,4 +63,4 @@ class Results:
         self._segments.clear()
 
     def _segment(self, segment: Segment) -> torch.Tensor:
-        return self._segments[segment.dtype]
+        return self._segments[segment.index]

@@ -17,7 +17,6 @@ from swarmcli.averaging.kept_round import KeptRound, replay_prefix
 from swarmcli.averaging.layout import Layout, Plan
 from swarmcli.averaging.results import AllreduceResult
 from swarmcli.averaging.snapshot import Snapshot
-from swarmcli.compression import NoCompression
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Event, Noticed, PeerRefused
 from swarmcli.network import PeerID, virtual_time
@@ -66,7 +65,7 @@ class Keepers:
     @property
     def plan(self) -> Plan:
         options = self.swarm.options
-        return Plan.make(self.layout, self.group.part_shares, NoCompression(), options.part_size_bytes)
+        return Plan.make(self.layout, self.group.part_shares, options.part_size_bytes)
 
 
 def assert_is(kept: KeptRound, result: AllreduceResult) -> None:

@@ -28,7 +28,7 @@ from swarmcli.averaging.messages import (
 from swarmcli.averaging.outcome import Committed
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.results import AllreduceResult
-from swarmcli.compression import NoCompression, TensorHeader
+from swarmcli.compression import TensorHeader
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
 from swarmcli.events import PeerRefused
@@ -41,7 +41,7 @@ Script = Callable[[Stream, Plan], Awaitable[None]]
 
 def plan_of(swarm: Swarm, group: Group) -> Plan:
     layout = Layout.of(swarm.peers[0].tensors)
-    return Plan.make(layout, group.part_shares, NoCompression(), swarm.options.part_size_bytes)
+    return Plan.make(layout, group.part_shares, swarm.options.part_size_bytes)
 
 
 def hostile_sender(swarm: Swarm, script: Script) -> Callable[[Peer, Group], Awaitable[None]]:

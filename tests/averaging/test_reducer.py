@@ -17,7 +17,7 @@ from swarmcli.averaging import tasks as tasks_module
 from swarmcli.averaging.layout import Layout, Plan
 from swarmcli.averaging.reducer import Average, Reducer
 from swarmcli.averaging.vector import Inputs, Results
-from swarmcli.compression import CompressionBase, Float16Compression, NoCompression, TensorMessage
+from swarmcli.compression import CompressionBase, Float16Compression, NoCompression, TensorMessage, extract
 from swarmcli.errors import InputRefused, RoundFailed
 
 NONE = NoCompression()
@@ -35,14 +35,15 @@ class Bench:
         auxiliary: bool = False,
     ) -> None:
         self.tensors = tensors
-        self.plan = Plan.make(Layout.of([tensors[0]]), [1.0], codec, part_size)
+        self.plan = Plan.make(Layout.of([tensors[0]], codec), [1.0], part_size)
         self.inputs = [Inputs([tensor]) for tensor in tensors]
         self.results = None if auxiliary else Results(self.plan.layout)
         senders = range(1 if auxiliary else 0, len(tensors))
         self.reducer = Reducer(self.plan, 0, senders, None if auxiliary else self.inputs[0], self.results)
 
     def message(self, sender: int, position: int) -> TensorMessage:
-        sent = self.plan.codec.compress(self.inputs[sender].part(self.plan.parts[position]))
+        part = self.plan.parts[position]
+        sent = part.codec.compress(self.inputs[sender].part(part))
         return TensorMessage(sent.header, (bytearray(b"".join(bytes(piece) for piece in sent.payload)),))
 
     async def deliver(self, sender: int, weight: float, *, parts: int | None = None, seed: int = 0) -> None:
@@ -55,8 +56,8 @@ class Bench:
         return [await self.reducer.average(position) for position in range(len(self.plan.parts))]
 
     def mean(self, averages: list[Average]) -> torch.Tensor:
-        codec = self.plan.codec
-        return torch.cat([codec.extract(average.message) for average in averages if average.message is not None])
+        messages = [average.message for average in averages if average.message is not None]
+        return torch.cat([extract(message) for message in messages])
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
