@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -101,7 +101,7 @@ class Roll:
         if known is not None and known.candidate.search == candidate.search:
             known.expires = max(known.expires, now + lifetime)
             if direct:
-                known.passed_until, known.failures = 0.0, 0
+                self.heard(peer)
             return False
         if not direct and self._is_old(candidate, known):
             return False
@@ -127,17 +127,34 @@ class Roll:
             entry.passed_until = max(entry.passed_until, until)
 
     def fail(self, peer: PeerID, now: float, pause: float) -> None:
-        """This peer could not be reached: it is passed over for `pause` seconds, and longer every further time."""
+        """This peer could not be reached: it is passed over for `pause` seconds, and longer every further time.
+        Those who were said to follow it have to find somebody else."""
         entry = self.entries.get(peer)
         if entry is not None:
             self.pass_over(peer, now + pause * 2**entry.failures)
             entry.failures = min(entry.failures + 1, MAX_BACKOFF)
+        for other in self.entries.values():
+            if other.follows == peer:
+                other.follows_until = now
+
+    def heard(self, peer: PeerID) -> None:
+        """This peer has spoken, so it can be reached."""
+        entry = self.entries.get(peer)
+        if entry is not None:
+            entry.passed_until, entry.failures = 0.0, 0
+
+    def is_out_of_reach(self, peer: PeerID, now: float) -> bool:
+        """Whether this peer was lost here, and has not been heard since."""
+        entry = self.entries.get(peer)
+        return entry is not None and entry.failures > 0 and entry.passed_until > now
 
     def names_leader(self, peer: PeerID, leader: PeerID, until: float) -> None:
-        """This peer follows another one, or itself: then it is a leader."""
+        """This peer follows another one, or itself. Whoever is followed leads, whatever was said of him before."""
         entry = self.entries.get(peer)
         if entry is not None:
             entry.follows, entry.follows_until = leader, until if leader != peer else 0.0
+        if leader in self.entries:
+            self.entries[leader].follows_until = 0.0
 
     def drop_expired(self, now: float) -> None:
         for peer in [peer for peer, entry in self.entries.items() if entry.expires <= now]:
@@ -172,26 +189,84 @@ class Plan:
     dealt: dict[PeerID, PeerID]  # follower → leader
     crowded: bool  # there is more than one group
 
+    @property
+    def usual_size(self) -> float:
+        """Members of a group, with its leader."""
+        return (len(self.leaders) + len(self.dealt)) / max(1, len(self.leaders))
+
+    def nearest(self, peer: PeerID) -> list[PeerID]:
+        """The leaders in the order in which this peer should ask them: its own, then those of the chunks before it."""
+        own = peer if peer in self.leaders else self.dealt.get(peer)
+        if own is None:
+            return list(self.leaders)
+        start = self.leaders.index(own)
+        return self.leaders[start::-1] + self.leaders[start + 1 :]
+
 
 def make_plan(
     me: Candidate | None, own_rank: Rank | None, others: Sequence[Entry], sizes: GroupSizes, now: float
 ) -> Plan:
-    """The best ranked candidates lead, the others are dealt to them in turn. `others` come by rank.
+    """The candidates in order of rank, cut into chunks of even size, each led by its first. `others` come by rank.
 
-    Dealing in turn spreads the listening peers, which come first in the order, over all groups; each group needs
-    some to reduce. Everyone with the same knowledge asks the right leader at once, without a herd of refusals.
-    Whoever is known to follow somebody else is no leader.
+    Listening peers and the others are cut apart and each chunk gets its share of both, since a group needs some who
+    reduce. Everyone with the same knowledge asks the right leader at once, without a herd of refusals; where
+    knowledge differs by a few peers, the ends of the chunks move by as few places, and a follower at a wrong door is
+    sent next door. Whoever is known to follow somebody else leads nobody.
     """
     ranked = [(entry.rank, entry.candidate, entry.follows_until <= now) for entry in others]
     if me is not None and own_rank is not None:
         ranked = sorted([*ranked, (own_rank, me, True)], key=lambda item: item[0])
-    able = [candidate.peer_id for _, candidate, free in ranked if candidate.listening and free]
+    able = {candidate.peer_id for _, candidate, free in ranked if candidate.listening and free}
     groups = count_groups(len(ranked), len(able), sizes.target_group_size, sizes.min_group_size)
-    leaders = able[:groups]
-    leading = set(leaders)
-    rest = [candidate.peer_id for _, candidate, _ in ranked if candidate.peer_id not in leading]
-    dealt = {peer: leaders[position % len(leaders)] for position, peer in enumerate(rest)} if leaders else {}
+    chunks = _cut([(candidate.peer_id, candidate.listening) for _, candidate, _ in ranked], groups)
+    leaders: list[PeerID] = []
+    dealt: dict[PeerID, PeerID] = {}
+    for chunk in chunks:
+        leader = next((peer for peer in chunk if peer in able), None)
+        if leader is None and leaders:
+            leader = leaders[-1]  # all of this chunk are on their way elsewhere
+        if leader is None:
+            continue
+        if leader in chunk:
+            leaders.append(leader)
+        dealt.update((peer, leader) for peer in chunk if peer != leader)
     return Plan(leaders, dealt, crowded=groups > 1)
+
+
+def _cut(ranked: Sequence[tuple[PeerID, bool]], groups: int) -> list[list[PeerID]]:
+    """Chunks of candidates given with whether they listen: even in size, and even in listening members."""
+    listening = [peer for peer, listens in ranked if listens]
+    clients = [peer for peer, listens in ranked if not listens]
+    chunks: list[list[PeerID]] = []
+    first, second = 0, 0
+    for size, share in zip(_even(len(ranked), groups), _even(len(listening), groups), strict=True):
+        chunks.append(listening[first : first + share] + clients[second : second + size - share])
+        first, second = first + share, second + size - share
+    return chunks
+
+
+def _even(total: int, parts: int) -> list[int]:
+    """`total` in so many parts that differ by at most one, the larger ones first."""
+    least, more = divmod(total, parts)
+    return [least + (part < more) for part in range(parts)]
+
+
+def leader_of_the_rest(
+    roll: Roll, here: Container[PeerID], sizes: GroupSizes, asker: PeerID, now: float
+) -> Candidate | None:
+    """Who should lead those for whom there is no room among the followers `here`; None if the asker itself."""
+    rest = [entry for entry in roll.present(now) if entry.candidate.peer_id not in here]
+    leader = make_plan(None, None, rest, sizes, now).dealt.get(asker)
+    return roll.entries[leader].candidate if leader is not None else None
+
+
+def why_nobody_leads(me: Candidate, others: Iterable[Entry], sizes: GroupSizes) -> str:
+    """Why no group can come together, if it is that nobody who is there can be dialed; otherwise empty."""
+    listening = [me.listening, *(entry.candidate.listening for entry in others)]
+    if any(listening) or len(listening) < sizes.min_group_size:
+        return ""
+    there = f"none of {len(listening)} peers that look for a group can be dialed"
+    return f"{there}, so nobody can reduce for the others"
 
 
 def differing_terms(ours: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from swarmcli.averaging.post import Post, Unheard
 from swarmcli.averaging.rendezvous import Rendezvous
 from swarmcli.averaging.seeking import Seeker
 from swarmcli.dht.node import DHTNode
-from swarmcli.errors import DHTError, MatchmakingError, NetworkError
+from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.network.transport import PeerInfo
@@ -63,6 +63,7 @@ class GroupFinder:
         self._newcomer = True
         self._board: DHTBoard | None = None
         self._started = 0.0
+        self._searched = 0.0  # swarm time of the last search
 
     def start(self) -> None:
         """Begins to answer others. Raises ValueError if this endpoint has an averager of the same prefix."""
@@ -95,8 +96,8 @@ class GroupFinder:
     async def find(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """A group for this round; waits until an earlier search has ended.
 
-        Raises MatchmakingError, also at `deadline` (loop time); NoReducerError when this peer leads and nobody can
-        reduce for all; FingerprintError when everyone else has other terms and was here first.
+        Raises MatchmakingError, also at `deadline` (loop time); NoReducerError when time is up and nobody of those
+        who are there can reduce for all; FingerprintError when the others have other terms and were here first.
         """
         async with self._turn:
             search = self._new_search(control)
@@ -108,7 +109,7 @@ class GroupFinder:
                     group = await seeker.run(lambda ready: self._draw_up(ready, offer))
             except TimeoutError:
                 if seeker.group is None:
-                    raise MatchmakingError(f"no group came together within {control.request.timeout:g} s") from None
+                    raise seeker.failure(f"no group came together within {control.request.timeout:g} s") from None
                 group = seeker.group  # it began in the last moment, and its members know
             except asyncio.CancelledError:
                 if seeker.group is not None:
@@ -124,7 +125,7 @@ class GroupFinder:
         loop_time = asyncio.get_running_loop().time()
         me = Candidate(
             self._endpoint.peer_id,
-            search_id(clock.now(), self._endpoint.random.randbytes(8)),
+            self._search_id(),
             request.tag,
             self.listening,
             self._endpoint.info.addresses if self.listening else (),
@@ -140,6 +141,11 @@ class GroupFinder:
             now=loop_time,
             connected=self._endpoint.is_connected,
         )
+
+    def _search_id(self) -> bytes:
+        """Ids grow from search to search even if the clock was set back: to others an older one is out of date."""
+        self._searched = max(self._endpoint.clock.now(), self._searched + 1e-5)
+        return search_id(self._searched, self._endpoint.random.randbytes(8))
 
     def _offer(self, request: RoundRequest, gathered: bytes) -> Offer:
         age = asyncio.get_running_loop().time() - self._started

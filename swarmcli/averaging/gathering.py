@@ -18,6 +18,10 @@ from swarmcli.averaging.meeting import Joining
 from swarmcli.network.identity import PeerID
 
 MIN_PATIENCE = 0.5  # seconds that even an impatient follower leaves the group open
+BEATS_PER_SECOND = 256.0  # that a leader sends to all of its followers together, while the group may soon begin …
+BEATS_AT_REST = 64.0  # … and while it stands
+BEATS_BEFORE_LOST = 4  # missed ones, after which a leader or a follower is taken for lost
+NEARLY = 0.75  # of a standing group's target, from which on it may soon begin
 MAX_GATHERED_TOTAL = 512 << 10  # bytes of gathered metadata in one group; it goes to every member
 
 
@@ -51,6 +55,7 @@ class Gathering:
         self.crew = frozenset(crew)
         self.absent = set(self.crew)  # those of the crew who may still come
         self.close_at = max(now, opens_at) + options.min_matchmaking_time
+        self.blocked = ""  # why these members cannot begin: none of them can reduce for all
         self._gathered = 0
         self._reached_at = math.inf
 
@@ -63,6 +68,7 @@ class Gathering:
         self.followers[candidate.peer_id] = Follower(candidate, joining, joining.progress)
         self._gathered += len(joining.gathered)
         self.absent.discard(candidate.peer_id)
+        self.blocked = ""
         self.close_at = min(self.close_at, now + max(joining.patience, MIN_PATIENCE))
 
     def remove(self, peer: PeerID) -> None:
@@ -86,6 +92,18 @@ class Gathering:
         return len(self) >= limit or self._gathered > MAX_GATHERED_TOTAL
 
     @property
+    def beat_interval(self) -> float:
+        """Seconds between two heartbeats to the same follower; more often when a lost member would delay a round."""
+        soon = self.target is None or self.total_progress >= NEARLY * self.target
+        rate = BEATS_PER_SECOND if soon else BEATS_AT_REST
+        return max(self.options.request_timeout / (12 if soon else 3), len(self.followers) / rate)
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a sign of life after which leader and followers give each other up."""
+        return BEATS_BEFORE_LOST * self.beat_interval
+
+    @property
     def total_progress(self) -> float:
         return self.own_progress + sum(follower.progress for follower in self.followers.values())
 
@@ -107,6 +125,8 @@ class Gathering:
         """
         if now < self.opens_at:
             return Decision(wake_at=self.opens_at)
+        if self.blocked and now < self.close_at:
+            return Decision(wake_at=self.close_at)
         missing = missing or asking or bool(self.absent)
         if self.crew and self.crew <= self.followers.keys():
             settled_at = now  # the last round's crew is back, so nobody has to be waited for

@@ -13,22 +13,24 @@ by the last moves has come. All times are those of the loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from swarmcli.averaging.candidates import Candidate, Entry, Plan, Roll, make_plan, rank_of
+from swarmcli.averaging.asking import Asking
+from swarmcli.averaging.candidates import Candidate, Entry, Plan, Roll, leader_of_the_rest, make_plan, rank_of
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.gathering import Gathering
-from swarmcli.averaging.meeting import Answer, Joining, Reply
+from swarmcli.averaging.inviting import expected_followers, hope, invite
+from swarmcli.averaging.meeting import MAX_GONE, Answer, Joining, Reply
 from swarmcli.averaging.moves import Goal, Moves
+from swarmcli.averaging.settling import Settling
 from swarmcli.network.identity import PeerID
 
 LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
 BELIEF = 2.0  # seconds that "I follow somebody else" or "my group is full" is believed
-MIN_SETTLE = 0.05  # seconds of quiet after which peers that start together have met …
-SETTLE_FACTOR = 3.0  # … and at least so many times as long as it took to declare and read
-MAX_INVITATIONS = 3  # to one search of one peer
-INVITATIONS_AT_ONCE = 16
-HEDGE = 1 / 6  # after this part of request_timeout without an answer the next in rank is asked as well
+MIN_HEDGE = 0.1  # seconds without an answer after which the next in rank is asked as well …
+HEDGE = 1 / 6  # … and the part of request_timeout that this is at most
+OVERDUE = 0.75  # seconds after the end of the time at which a leader that could have begun must have
+MAX_RENEWALS = 3  # times that a leader with too few members keeps its followers for another try
 TICK = 1.0  # seconds between looks at the clock when nothing happens
 
 
@@ -55,48 +57,54 @@ class Search:
         )
         self.leader: Candidate | None = None
         self.begun = False
+        self.asking = Asking()
+        crowd = options.target_group_size is not None
+        self.settling = Settling(now, crowd=crowd, patience=options.min_matchmaking_time)
         self._connected = connected
-        self._asking: dict[PeerID, float] = {}  # whose answer is awaited → since when
-        self._directed: PeerID | None = None  # a leader that somebody named, and that is asked before all others
-        self._full: dict[PeerID, float] = {}  # leader → until when it is believed to be full
         self._redirects: list[PeerID] = []
         self._leaves: list[PeerID] = []
-        self._has_read = False
-        self._settle = MIN_SETTLE
-        self._news_at = now
+        self._mates: tuple[PeerID, ...] = ()  # of the group that has begun, as far as they are known
         self._leader_until = math.inf  # the leader is silent if nothing is heard by then
+        self._leader_has = 1  # members in its group, as it last said
+        self._renewals = 0  # how often its time was up with too few members
 
     # What others say
 
     def learn(self, candidate: Candidate, now: float, *, direct: bool = False) -> None:
         """Somebody looks for a group: said by himself (`direct`), by the declarations or by a third peer."""
         if self.roll.learn(candidate, now, LIFETIME, direct=direct):
-            self._news_at = now
+            self.settling.news(now)
 
     def on_read(self, now: float, duration: float) -> None:
         """The declarations were read; it took `duration` seconds to declare and read."""
-        if not self._has_read:
-            self._has_read = True
-            self._news_at = now
-            # Two that start together learn of each other within the time that the slower takes for this.
-            self._settle = max(MIN_SETTLE, SETTLE_FACTOR * duration)
+        self.settling.on_read(now, duration)
 
     def on_join(self, candidate: Candidate, joining: Joining, now: float) -> Answer:
         """A peer asks to follow this one."""
         self.learn(candidate, now, direct=True)
+        peer = candidate.peer_id
         if self.begun:
-            return Answer("begun")
-        if rank_of(candidate) < self.rank:
+            return Answer("begun", gone=self._mates[:MAX_GONE])
+        if rank_of(candidate) < self.rank and not (joining.stranded and self._takes_in(peer)):
             return Answer("outranked", self.me)
         if self.leader is not None:
             return Answer("follow", self.me, self.leader)
         if not self.me.listening:
             return Answer("cannot_lead", self.me)
-        if candidate.peer_id not in self.gathering.followers and self.gathering.is_full:
-            return Answer("full", self.me, self._leader_of_the_rest(candidate.peer_id, now))
+        if peer not in self.gathering.followers:
+            if self.gathering.is_full:
+                return Answer(
+                    "full", self.me, leader_of_the_rest(self.roll, self.gathering.followers, self.options, peer, now)
+                )
+            if self.options.target_group_size is not None:
+                self.settling.news(now)  # whoever was turned away elsewhere gets the time to find this group
         self.gathering.add(candidate, joining, now)
-        self._news_at = now
-        return Answer("accepted", self.me)
+        return Answer("accepted", self.me, patience=self.gathering.patience)
+
+    def _takes_in(self, peer: PeerID) -> bool:
+        """Whether a stranded peer may come though it ranks before: only to one that leads others, and not to one
+        that asks it in turn, so that no two follow each other."""
+        return self.leader is None and bool(self.gathering.followers) and peer not in self.asking.since
 
     def on_invitation(self, sender: Candidate, to: Candidate, now: float) -> Reply:
         """A peer names a leader to ask: itself, or the one that it follows now together with its followers."""
@@ -104,16 +112,19 @@ class Search:
         self.learn(to, now, direct=to.peer_id == sender.peer_id)
         if self.begun:
             return Reply("begun")
-        self.roll.names_leader(sender.peer_id, to.peer_id, now + BELIEF)
+        lost = self.roll.is_out_of_reach(to.peer_id, now)
+        if not lost:
+            self.roll.names_leader(sender.peer_id, to.peer_id, now + BELIEF)
         if to.peer_id != sender.peer_id:
             if self.leader is not None and self.leader.peer_id == sender.peer_id:
                 self.leader = None
-            self._asked(sender.peer_id)  # its answer, if one is under way, is out of date
+            self.asking.answered(sender.peer_id)  # its answer, if one is under way, is out of date
         if self.leader is not None:
             return Reply("following", self.me, self.leader)
         if rank_of(to) > self.rank:
             return Reply("outranked", self.me)
-        self._directed = to.peer_id
+        if not lost:
+            self.asking.named = to.peer_id
         return Reply("coming", self.me)
 
     def on_progress(self, peer: PeerID, progress: float) -> bool:
@@ -123,41 +134,55 @@ class Search:
             follower.progress = max(follower.progress, progress)
         return follower is not None
 
-    def on_heartbeat(self, peer: PeerID, search: bytes, patience: float, now: float) -> bool:
-        """The leader lives and will be heard again within `patience` seconds. Returns whether it is followed."""
+    def on_heartbeat(self, peer: PeerID, search: bytes, patience: float, now: float, *, members: int = 1) -> bool:
+        """The leader of so many members lives and will be heard again within `patience` seconds. Returns whether it
+        is followed."""
+        if self.leader is None and peer in self.asking.since:
+            return True  # it has overtaken the answer to the request to join
         if self.leader is None or (self.leader.peer_id, self.leader.search) != (peer, search):
             return False
         self._leader_until = now + patience
+        self._leader_has = members
         return True
 
-    def on_begin(self, peer: PeerID, search: bytes) -> bool:
+    def on_begin(self, peer: PeerID, search: bytes, mates: Iterable[PeerID] = ()) -> bool:
         """A leader says that its group begins, with this peer's `search` in it. Returns whether that is so."""
         # The message may overtake the answer to the request to join.
-        awaited = self._asking if self.leader is None else (self.leader.peer_id,)
+        awaited = self.asking.since if self.leader is None else (self.leader.peer_id,)
         if self.begun or peer not in awaited or search != self.me.search:
             return False
-        self.begun = True
+        self._begin(mates)
+        return True
+
+    def _begin(self, mates: Iterable[PeerID]) -> None:
+        self.begun, self._mates = True, tuple(mates)
+
+    def reopen(self, why: str, now: float) -> bool:
+        """The group that was to begin cannot, for want of a reducer. Returns whether to wait for one to come."""
+        if self.gathering.target is not None or now >= self.gathering.close_at:
+            return False
+        self.begun, self.gathering.blocked = False, why
         return True
 
     @property
     def unanswered(self) -> list[PeerID]:
         """Peers that may count this one among their followers before it knows."""
-        return list(self._asking)
+        return list(self.asking.since)
 
     def on_leave(self, peer: PeerID, search: bytes, now: float) -> None:
         """A follower went, or the leader gave its group up: that search of it no longer counts on this peer."""
+        self.roll.heard(peer)
         follower = self.gathering.followers.get(peer)
         if follower is not None and follower.candidate.search == search:
             self.gathering.remove(peer)
         if self.leader is not None and (self.leader.peer_id, self.leader.search) == (peer, search):
             self.on_parted(peer, now)
-            self.roll.finish(peer)
 
     def on_parted(self, peer: PeerID, now: float) -> None:
         """The leader does not know this peer as its follower, or not any more; it may be asked again."""
         if self.leader is not None and self.leader.peer_id == peer:
             self.leader = None
-            self._news_at = now
+            self.settling.news(now)
 
     def on_lost(self, peer: PeerID, now: float) -> None:
         """The connection to this peer is gone, or it does not answer."""
@@ -170,35 +195,41 @@ class Search:
 
     def on_answer(self, peer: PeerID, answer: Answer, now: float) -> None:
         """The asked peer answered."""
-        awaited = self._asked(peer)
+        awaited = self.asking.answered(peer)
         self._learn_from(peer, answer.candidate, answer.to, now)
+        if answer.verdict != "accepted":
+            self.on_parted(peer, now)  # an acceptance that this peer had believed was out of date
         match answer.verdict:
             case "accepted" if answer.candidate is not None:
                 if awaited and not self.begun and self.leader is None:
-                    self._follow(answer.candidate, now)
+                    self._follow(answer.candidate, now, answer.patience)
                 else:
                     self._leaves.append(peer)
-            case "follow" if answer.to is not None and rank_of(answer.to) < self.rank:
-                self.roll.names_leader(peer, answer.to.peer_id, now + BELIEF)
+            case "follow" if answer.to is not None and answer.to.peer_id != self.me.peer_id:
+                if not (self._doubts(answer.to.peer_id, now) and self.asking.again(peer, now)):
+                    self.roll.names_leader(peer, answer.to.peer_id, now + BELIEF)
             case "full":
-                self._full[peer] = now + BELIEF
-                self._directed = answer.to.peer_id if answer.to is not None else None
+                self.asking.is_full(peer, now + BELIEF)
+                self.asking.named = answer.to.peer_id if answer.to is not None else None
             case "begun":
                 self.roll.finish(peer)
+                for mate in answer.gone:
+                    self.roll.pass_over(mate, now + BELIEF)
             case "outranked":
-                pass  # its true rank is known now
+                if answer.candidate is not None and rank_of(answer.candidate) > self.rank:
+                    self.asking.is_full(peer, now + BELIEF)  # it takes in nobody who is stranded
             case _:
                 self.roll.pass_over(peer, now + BELIEF)
 
     def on_refused(self, peer: PeerID) -> None:
         """The asked or invited peer has other terms, or looks for nothing: it is out until it begins anew."""
-        self._asked(peer)
+        self.asking.answered(peer)
         self.gathering.remove(peer)
         self.roll.finish(peer)
 
     def on_no_answer(self, peer: PeerID, now: float) -> None:
         """The asked or invited peer could not be reached or was silent for too long."""
-        self._asked(peer)
+        self.asking.answered(peer)
         self.on_lost(peer, now)
 
     def on_reply(self, peer: PeerID, reply: Reply, now: float) -> None:
@@ -208,15 +239,16 @@ class Search:
             self.gathering.absent.discard(peer)
             self.roll.finish(peer)
         elif reply.verdict == "coming" and peer in self.roll.entries:
-            self.roll.entries[peer].coming_until = now + self.options.request_timeout
-        elif reply.verdict == "following" and reply.to is not None and reply.to.peer_id != self.me.peer_id:
-            self.roll.names_leader(peer, reply.to.peer_id, now + BELIEF)
+            self.roll.entries[peer].coming_until = now + self.options.request_timeout / 2
+        elif reply.verdict == "following" and reply.to is not None:
+            if reply.to.peer_id != self.me.peer_id:
+                self.roll.names_leader(peer, reply.to.peer_id, now + BELIEF)
+            elif peer not in self.gathering.followers:
+                self._leaves.append(peer)  # it was given up here, and has to ask again
 
-    def _asked(self, peer: PeerID) -> bool:
-        """No answer of this peer is awaited any more. Returns whether one was."""
-        if self._directed == peer:
-            self._directed = None
-        return self._asking.pop(peer, None) is not None
+    def _doubts(self, leader: PeerID, now: float) -> bool:
+        """Whether a leader that somebody names is silent or unreachable, as seen from here."""
+        return leader in self.asking.since or self.roll.is_out_of_reach(leader, now)
 
     def _learn_from(self, peer: PeerID, own: Candidate | None, to: Candidate | None, now: float) -> None:
         if own is not None and own.peer_id == peer:
@@ -224,9 +256,11 @@ class Search:
         if to is not None:
             self.learn(to, now)
 
-    def _follow(self, leader: Candidate, now: float) -> None:
+    def _follow(self, leader: Candidate, now: float, patience: float) -> None:
         self.leader = leader
-        self._leader_until = now + self.options.request_timeout
+        self._leader_until = now + patience
+        self._leader_has, self._renewals = 1, 0
+        self.asking.forget_loyalty()
         self._redirects += self.gathering.clear()
 
     # What to do next
@@ -247,97 +281,79 @@ class Search:
         return moves
 
     def _watch_leader(self, leader: PeerID, now: float, moves: Moves) -> None:
-        until = self._leader_until
-        if self.gathering.target is None:
-            # A leader that sends heartbeats and never begins holds nobody for long.
-            until = min(until, self.gathering.close_at + 2 * self.options.request_timeout)
+        until = min(self._leader_until, self._overdue_at(now))
         moves.wake_at = min(moves.wake_at, until)
         if now >= until:
             self._leaves.append(leader)
             self.on_lost(leader, now)
 
+    def _overdue_at(self, now: float) -> float:
+        """When a leader that sends heartbeats and does not begin has held this peer for too long."""
+        if self.gathering.target is not None:
+            return math.inf
+        too_few = self.keep_looking and self._leader_has < self.options.min_group_size
+        if too_few and now >= self.gathering.close_at and self._renewals < MAX_RENEWALS:
+            self.gathering.renew(now)  # it looks on, and so does this peer
+            self._renewals += 1
+        return self.gathering.close_at + OVERDUE
+
     def _seek(self, now: float, moves: Moves) -> None:
-        hedged_at = [since + self._hedge for since in self._asking.values()]
+        hedged_at = [since + self._hedge for since in self.asking.since.values()]
         waiting = any(at > now for at in hedged_at)
         present = self.roll.present(now)
         if not waiting:
             # Whoever is slow to answer may still do so; meanwhile the next in rank is asked.
-            present = [entry for entry in present if entry.candidate.peer_id not in self._asking]
+            present = [entry for entry in present if entry.candidate.peer_id not in self.asking.since]
         plan = make_plan(self.me, self.rank, present, self.options, now)
-        expected = self._expected(plan, now)
-        if not waiting:
-            moves.ask = self._whom_to_ask(plan, now)
-            if moves.ask is not None:
-                self._asking[moves.ask.peer_id] = now
-                hedged_at.append(now + self._hedge)
-            else:
-                moves.invite = self._whom_to_invite(expected, now)
-        hopes = [self._hope(entry) for entry in expected]
+        expected = expected_followers(plan, self.roll, self.gathering.followers, now)
+        patience = self.options.request_timeout
+        hopes = [hope(entry, hedge=self._hedge, patience=patience) for entry in expected]
+        missing = any(until > now for until in hopes)
+        ready_at = self.settling.ready_at if self.asking.named is None else -math.inf
+        if not waiting and now >= ready_at:
+            waiting = self._reach_out(plan, expected, missing, now, moves)
         decision = self.gathering.decide(
-            now,
-            missing=any(until > now for until in hopes),
-            asking=waiting or moves.ask is not None,
-            settled_at=self._news_at + self._settle if self._has_read else math.inf,
-            keep_looking=self.keep_looking,
+            now, missing=missing, asking=waiting, settled_at=self.settling.settled_at, keep_looking=self.keep_looking
         )
-        self.begun = moves.begin = decision.begin
-        moves.give_up = decision.give_up
-        times = (moves.wake_at, decision.wake_at, *hopes, *hedged_at)
+        if decision.begin:
+            self._begin((self.me.peer_id, *self.gathering.followers))
+        moves.begin, moves.give_up = decision.begin, decision.give_up
+        times = (moves.wake_at, decision.wake_at, ready_at, *hopes, *hedged_at)
         moves.wake_at = min(time for time in times if time > now)
+
+    def _reach_out(self, plan: Plan, expected: list[Entry], missing: bool, now: float, moves: Moves) -> bool:
+        """Asks somebody, or else invites those who are expected. Returns whether this peer may come to follow."""
+        peer, at = self._whom_to_ask(plan, missing, now)
+        if peer is None:
+            pause = self.options.request_timeout / 2
+            chosen = invite(expected, pause=pause, connected=self._connected, now=now)
+            moves.invite = [entry.candidate for entry in chosen]
+            return False
+        if at > now:
+            moves.wake_at = min(moves.wake_at, at)
+            return True
+        candidate = moves.ask = self.roll.entries[peer].candidate
+        moves.stranded = rank_of(candidate) > self.rank
+        self.asking.ask(peer, now)
+        moves.wake_at = min(moves.wake_at, now + self._hedge)
+        return True
 
     @property
     def _hedge(self) -> float:
-        return HEDGE * self.options.request_timeout
+        """Seconds after which an answer is late: a few round trips, as the first reading has measured them."""
+        return min(HEDGE * self.options.request_timeout, max(MIN_HEDGE, self.settling.quiet))
 
-    def _hope(self, entry: Entry) -> float:
-        """Until when the group waits for this candidate."""
-        if entry.invitations:
-            # Whoever follows somebody else is brought along by him, or sent here.
-            return max(entry.coming_until, entry.follows_until, entry.invited_at + self._hedge)
-        patience = self.options.request_timeout
-        return entry.since + (patience if entry.candidate.listening else patience / 2)
-
-    def _whom_to_ask(self, plan: Plan, now: float) -> Candidate | None:
-        """The leader that this peer should follow; None if it should lead itself, or can only wait."""
-        if self.me.peer_id in plan.leaders or (plan.crowded and self.gathering.followers):
-            return None
-        first = plan.dealt.get(self.me.peer_id)
-        order = [self._directed] if self._directed is not None else []
-        if first is not None:
-            start = plan.leaders.index(first)
-            order += plan.leaders[start:] + plan.leaders[:start]
-        for peer in order:
-            entry = self.roll.entries.get(peer)
-            if entry is not None and entry.rank < self.rank and self._full.get(peer, 0.0) <= now:
-                return entry.candidate
-        return None
-
-    def _expected(self, plan: Plan, now: float) -> list[Entry]:
-        """Those who should come to this peer and are not here yet."""
-        here = self.gathering.followers
-        expected = [peer for peer, leader in plan.dealt.items() if leader == self.me.peer_id and peer not in here]
-        entries = [self.roll.entries[peer] for peer in expected]
-        # With several groups whoever follows another leader belongs there; otherwise its leader will bring it along.
-        return [entry for entry in entries if not (plan.crowded and entry.follows_until > now)]
-
-    def _whom_to_invite(self, expected: list[Entry], now: float) -> list[Candidate]:
-        pause = self.options.request_timeout / 2
-        chosen = [
-            entry
-            for entry in expected
-            if entry.invitations < MAX_INVITATIONS
-            and now >= entry.invited_at + pause
-            and entry.follows_until <= now
-            and (entry.candidate.listening or self._connected(entry.candidate.peer_id))
-        ][:INVITATIONS_AT_ONCE]
-        for entry in chosen:
-            entry.invited_at = now
-            entry.invitations += 1
-        return [entry.candidate for entry in chosen]
-
-    def _leader_of_the_rest(self, asker: PeerID, now: float) -> Candidate | None:
-        """Who should lead those for whom there is no room here; None if the asker itself."""
-        rest = [entry for entry in self.roll.present(now) if entry.candidate.peer_id not in self.gathering.followers]
-        plan = make_plan(None, None, rest, self.options, now)
-        leader = plan.dealt.get(asker)
-        return self.roll.entries[leader].candidate if leader is not None else None
+    def _whom_to_ask(self, plan: Plan, missing: bool, now: float) -> tuple[PeerID | None, float]:
+        """The leader that this peer should follow, and when to ask it; None if it should lead, or can only wait."""
+        peer, at = None, now
+        order = [peer for peer in plan.nearest(self.me.peer_id) if peer in self.roll.entries]
+        stands = plan.crowded and 2 * len(self.gathering) > plan.usual_size
+        if self.me.peer_id not in plan.leaders and not stands:
+            named = self.asking.named
+            directed = [named] if named in self.roll.entries and not self._doubts(named, now) else []
+            above = [peer for peer in (*directed, *order) if self.roll.entries[peer].rank < self.rank]
+            peer, at = self.asking.first(above, now)
+        if peer is None and self.options.target_group_size is not None and not missing and not stands:
+            # Stranded: too few have come and nobody else will, so any group with room will do.
+            peer, at = self.asking.first([peer for peer in order if peer not in self.gathering.followers], now)
+        return peer, at

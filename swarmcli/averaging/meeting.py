@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from swarmcli.averaging.candidates import Candidate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, GroupBody
+from swarmcli.network.identity import PeerID
 
 MAX_TERMS = 512
 MAX_TERM_LENGTH = 256
+MAX_GONE = 64  # members of a group that has begun, as named to those who came too late
+MAX_REASON = 500  # characters
 
 Verdict: TypeAlias = Literal["accepted", "follow", "full", "outranked", "begun", "cannot_lead", "terms"]
 ReplyVerdict: TypeAlias = Literal["coming", "following", "outranked", "begun"]
@@ -22,6 +25,7 @@ class Joining(msgspec.Struct, frozen=True):
 
     patience: float  # seconds that it would still wait for a group that is not complete
     progress: float = 0.0  # see Progress
+    stranded: bool = False  # nobody is left whom it could lead, so it asks whoever leads, of any rank
     bandwidth: float | None = None  # relative; None: not known
     auxiliary: bool = False
     gathered: bytes = b""
@@ -49,11 +53,11 @@ class Join(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """To a Join.
 
-    accepted      the sender follows the answerer from now on
+    accepted      the sender follows the answerer from now on, and hears from it within `patience` seconds
     follow        the answerer follows `to` itself
     full          `to` leads those for whom there was no room; None: the sender itself should
     outranked     the sender ranks before the answerer, who did not know
-    begun         the answerer's group has begun without the sender
+    begun         the answerer's group has begun without the sender, and so have those that are `gone` with it
     cannot_lead   the answerer cannot be dialed and leads nobody
     terms         the two fingerprints differ under `keys`; the answerer came up at swarm time `since`
     """
@@ -63,6 +67,11 @@ class Answer(msgspec.Struct, frozen=True):
     to: Candidate | None = None
     keys: tuple[str, ...] = ()
     since: float = 0.0
+    patience: float = 0.0
+    gone: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MAX_GONE)] = ()
+
+    def __post_init__(self) -> None:
+        check_patience(self.patience)
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -86,10 +95,10 @@ class Heartbeat(msgspec.Struct, frozen=True):
     search: bytes  # the leader's
     patience: float
     members: int  # in the group so far
+    unreduced: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""  # why it cannot begin: nobody could reduce
 
     def __post_init__(self) -> None:
-        if not 0 <= self.patience <= 3600:
-            raise ValueError("a heartbeat's patience is between 0 and 3600 s")
+        check_patience(self.patience)
 
 
 class Pulse(msgspec.Struct, frozen=True):
@@ -125,6 +134,12 @@ class Begin(msgspec.Struct, frozen=True):
 
 class Done(msgspec.Struct, frozen=True):
     """To Leave and Begin."""
+
+
+def check_patience(seconds: float) -> None:
+    """Raises ValueError for a promise that no honest leader makes."""
+    if not 0 <= seconds <= 3600:
+        raise ValueError("a leader's patience is between 0 and 3600 s")
 
 
 def check_terms(terms: dict[str, str]) -> None:

@@ -58,8 +58,8 @@ class Post:
     async def invite(self, peer: PeerID, message: Invitation) -> Reply:
         return await self._call(peer, "invite", message, Reply)
 
-    async def beat(self, peer: PeerID, message: Heartbeat) -> Pulse:
-        return await self._call(peer, "beat", message, Pulse)
+    async def beat(self, peer: PeerID, message: Heartbeat, timeout: float) -> Pulse:
+        return await self._call(peer, "beat", message, Pulse, timeout)
 
     async def push(self, peer: PeerID, message: Progress) -> Pulse:
         return await self._call(peer, "push", message, Pulse)
@@ -70,8 +70,9 @@ class Post:
     def tell_begin(self, peer: PeerID, search: bytes, group: Group) -> None:
         self._tasks.spawn(self._tell_begin(peer, search, group))
 
-    async def _call(self, peer: PeerID, what: str, message: Any, answer: type[R]) -> R:
-        return await self.endpoint.call(peer, method_name(self.prefix, what), message, answer, timeout=self.timeout)
+    async def _call(self, peer: PeerID, what: str, message: Any, answer: type[R], timeout: float | None = None) -> R:
+        timeout = timeout or self.timeout
+        return await self.endpoint.call(peer, method_name(self.prefix, what), message, answer, timeout=timeout)
 
     async def _tell_leaving(self, peer: PeerID, message: Leave) -> None:
         try:

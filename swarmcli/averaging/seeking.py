@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from swarmcli.averaging.candidates import Candidate, differing_terms
+from swarmcli.averaging.candidates import Candidate, differing_terms, why_nobody_leads
+from swarmcli.averaging.contact import Contact
 from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.declarations import Board
 from swarmcli.averaging.group import Group
@@ -31,6 +32,7 @@ from swarmcli.errors import (
     CallRefused,
     MatchmakingError,
     NetworkError,
+    NoReducerError,
     SwarmError,
     UnknownMethod,
 )
@@ -38,9 +40,7 @@ from swarmcli.network.identity import PeerID
 
 FIRST_PAUSE = 0.1  # seconds between the first two reads of the declarations; each pause is twice the one before …
 LAST_PAUSE = 4.0  # … up to this
-BEATS_PER_SECOND = 16.0  # that a leader sends to all of its followers together
-PUSHES_PER_SECOND = 100.0  # of progress, that a leader gets from all of its followers together
-MIN_PUSH_INTERVAL = 0.05  # seconds
+LAST_MOMENT = 1.0  # seconds before the end of the time in which a group without a reducer ends the search
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +59,13 @@ class Seeker:
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._progress_due = asyncio.Event()
         self._read_due = asyncio.Event()
         self._watches = Watches(post.endpoint, self._on_lost)
-        self._beating: set[PeerID] = set()
+        self._contact = Contact(
+            search, post, control, spawn=self._spawn, wake=self._wake.set, not_answered=self._not_answered
+        )
         self._conflicts = Conflicts(post.endpoint.events)
-        self._group_size = 1  # as the leader last said
+        self._quits_at = self._loop.time() + search.options.min_matchmaking_time  # see _check_terms
         self._scheduled: float | None = None
         self._running: dict[asyncio.Task[None], None] = {}
         self._jobs: asyncio.TaskGroup
@@ -72,8 +73,8 @@ class Seeker:
     async def run(self, close: Closer) -> Group:
         """Looks until there is a group. `close` draws it up from the search if this peer comes to lead.
 
-        Raises MatchmakingError, FingerprintError, and the SwarmError that `close` raises. However it ends, the
-        leader and the followers of a group that did not begin are told.
+        Raises MatchmakingError, NoReducerError, FingerprintError. However it ends, the leader and the followers of a
+        group that did not begin are told.
         """
         for peer in self.search.gathering.crew:  # whoever is gone is not expected either
             self._watches.add(peer)
@@ -81,7 +82,7 @@ class Seeker:
         self._control.listen(self._control_changed)
         try:
             async with asyncio.TaskGroup() as self._jobs:
-                for job in (self._keep_declared(), self._keep_followers(), self._push_progress()):
+                for job in (self._keep_declared(), self._contact.keep_followers(), self._contact.push_progress()):
                     self._spawn(job)
                 try:
                     await self._drive(close)
@@ -119,10 +120,7 @@ class Seeker:
         return reply
 
     def on_heartbeat(self, peer: PeerID, message: Heartbeat) -> Pulse:
-        together = self.search.on_heartbeat(peer, message.search, message.patience, self._loop.time())
-        if together:
-            self._group_size = message.members
-        return Pulse(together, self._control.progress)
+        return self._contact.on_heartbeat(peer, message)
 
     def on_progress(self, peer: PeerID, message: Progress) -> Pulse:
         together = self.search.on_progress(peer, message.progress)
@@ -137,7 +135,8 @@ class Seeker:
         """A leader begins its group. Returns whether this peer takes part, with that search of it."""
         own = self.search.me
         valid = own.peer_id in group and group.tag == own.tag
-        if not valid or not self.search.on_begin(group.leader, search):
+        mates = (member.peer_id for member in group.members)
+        if not valid or not self.search.on_begin(group.leader, search, mates):
             return False
         self.group = group
         self._wake.set()
@@ -146,7 +145,7 @@ class Seeker:
     # Steering
 
     async def _drive(self, close: Closer) -> None:
-        """Carries out the moves of the search until there is a group. Raises MatchmakingError, FingerprintError."""
+        """Carries out the moves of the search until there is a group. Raises what `run` raises."""
         followed = None
         while self.group is None:
             self._wake.clear()
@@ -154,11 +153,11 @@ class Seeker:
             moves = self.search.moves(self._loop.time())
             self._carry_out(moves)
             if moves.begin:
-                self.group = self._begin(close)
-                return
+                self._begin(close)
+                continue
             self._check_terms()
-            if moves.give_up:
-                raise MatchmakingError(moves.give_up)
+            if moves.give_up or (self._contact.unreduced and self._loop.time() > self._last_moment):
+                raise self.failure(moves.give_up)
             if followed is not None and self.search.leader is None:
                 self._read_due.set()
             followed = self.search.leader
@@ -166,7 +165,7 @@ class Seeker:
 
     def _carry_out(self, moves: Moves) -> None:
         if moves.ask is not None:
-            self._spawn(self._ask(moves.ask))
+            self._spawn(self._ask(moves.ask, moves.stranded))
         for candidate in moves.invite:
             self._spawn(self._invite(candidate.peer_id, self.search.me))
         for peer in moves.redirect:
@@ -177,11 +176,28 @@ class Seeker:
             self._watches.discard(peer)
             self._post.tell_leaving(peer, Leave(self.search.me.search))
 
-    def _begin(self, close: Closer) -> Group:
-        group = close(self.search)
+    def _begin(self, close: Closer) -> None:
+        """Begins the group, or waits on for one more member if nobody in it can reduce and there is time."""
+        try:
+            self.group = close(self.search)
+        except NoReducerError as error:
+            if not self.search.reopen(str(error), self._loop.time()):
+                raise
+            return
         for peer, follower in self.search.gathering.followers.items():
-            self._post.tell_begin(peer, follower.candidate.search, group)
-        return group
+            self._post.tell_begin(peer, follower.candidate.search, self.group)
+
+    @property
+    def _last_moment(self) -> float:
+        return self.search.gathering.close_at - LAST_MOMENT
+
+    def failure(self, reason: str) -> SwarmError:
+        """The error that says why no group came together."""
+        blocked = self.search.gathering.blocked or self._contact.unreduced
+        search = self.search
+        present = search.roll.present(self._loop.time())
+        unreduced = blocked or why_nobody_leads(search.me, present, search.options)
+        return NoReducerError(unreduced) if unreduced else MatchmakingError(reason)
 
     def _part(self) -> None:
         """Lets go of everyone; those who still count on this peer for a group are told."""
@@ -203,7 +219,7 @@ class Seeker:
             gathering.schedule(self._loop.time() + scheduled - self._post.endpoint.clock.now())
 
     def _control_changed(self) -> None:
-        self._progress_due.set()
+        self._contact.progress_due.set()
         self._wake.set()
 
     async def _sleep_until(self, when: float) -> None:
@@ -218,11 +234,12 @@ class Seeker:
         self._running[task] = None
         task.add_done_callback(lambda _: self._running.pop(task))
 
-    async def _ask(self, candidate: Candidate) -> None:
+    async def _ask(self, candidate: Candidate, stranded: bool) -> None:
         peer, search = candidate.peer_id, self.search
         patience = max(search.gathering.close_at - self._loop.time(), 0.0)
         offer = self.offer
-        joining = Joining(patience, self._control.progress, offer.bandwidth, offer.auxiliary, offer.gathered)
+        progress = self._control.progress
+        joining = Joining(patience, progress, stranded, offer.bandwidth, offer.auxiliary, offer.gathered)
         self._post.learn(candidate)
         try:
             answer = await self._post.join(peer, Join(search.me, joining, offer.terms, offer.since))
@@ -232,10 +249,11 @@ class Seeker:
         if answer.verdict == "terms":
             self._note_conflict(peer, answer.keys, answer.since)
             return
+        self._conflicts.agreed()
         search.on_answer(peer, answer, self._loop.time())
         if search.leader is not None and search.leader.peer_id == peer:
             self._watches.add(peer)
-            self._progress_due.set()
+            self._contact.progress_due.set()
         self._wake.set()
 
     async def _invite(self, peer: PeerID, to: Candidate) -> None:
@@ -271,54 +289,9 @@ class Seeker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._read_due.wait()
-            pause = FIRST_PAUSE if self._read_due.is_set() else min(2 * pause, LAST_PAUSE)
+            hurry = self._read_due.is_set() or not self.search.settling.calm
+            pause = FIRST_PAUSE if hurry else min(2 * pause, LAST_PAUSE)
             self._read_due.clear()
-
-    async def _keep_followers(self) -> None:
-        """Heartbeats to every follower, so that it knows that somebody leads it, and this peer that it is there."""
-        while True:
-            followers = list(self.search.gathering.followers)
-            interval = max(self._post.timeout / 3, len(followers) / BEATS_PER_SECOND)
-            beat = Heartbeat(self.search.me.search, max(self._post.timeout, 3 * interval), 1 + len(followers))
-            for peer in followers:
-                if peer not in self._beating:
-                    self._spawn(self._beat(peer, beat))
-            await asyncio.sleep(interval)
-
-    async def _beat(self, peer: PeerID, beat: Heartbeat) -> None:
-        self._beating.add(peer)
-        try:
-            pulse = await self._post.beat(peer, beat)
-        except NetworkError as error:
-            self._not_answered(peer, error)
-        else:
-            if pulse.together:
-                self.search.on_progress(peer, pulse.progress)
-            else:
-                self.search.gathering.remove(peer)
-            self._wake.set()
-        finally:
-            self._beating.discard(peer)
-
-    async def _push_progress(self) -> None:
-        """Tells the leader at once, and then again after a pause that grows with the group."""
-        while True:
-            await self._progress_due.wait()
-            self._progress_due.clear()
-            leader = self.search.leader
-            if leader is None or self.search.gathering.target is None:
-                continue
-            message = Progress(self.search.me.search, self._control.progress)
-            try:
-                pulse = await self._post.push(leader.peer_id, message)
-            except NetworkError as error:
-                # Heartbeats and the watch on the connection decide about the leader; its successor is told anew.
-                logger.debug("the leader did not take the progress: %s", error)
-            else:
-                if not pulse.together:
-                    self.search.on_parted(leader.peer_id, self._loop.time())
-                    self._wake.set()
-            await asyncio.sleep(max(MIN_PUSH_INTERVAL, self._group_size / PUSHES_PER_SECOND))
 
     # Who is lost, and who differs
 
@@ -332,8 +305,14 @@ class Seeker:
         self._wake.set()
 
     def _check_terms(self) -> None:
-        """Raises FingerprintError if everyone here has other terms, and somebody was here before this peer."""
-        search = self.search
+        """Raises FingerprintError if this peer, a newcomer, is in a run that has other terms.
+
+        Nobody whom it asked may have its terms, and nobody may be left to ask. Two who were here before must agree;
+        a single one is believed when the time is up. So it takes more than one word to drive a newcomer away.
+        """
+        search, now = self.search, self._loop.time()
         alone = search.leader is None and not search.gathering.followers
-        if self.offer.newcomer and alone and self._conflicts.cover(search.roll.present(self._loop.time())):
-            self._conflicts.check(self.offer.since)
+        if not self.offer.newcomer or not alone or now < search.settling.settled_at:
+            return
+        if self._conflicts.cover(search.roll.present(now)):
+            self._conflicts.check(self.offer.since, enough=1 if now >= self._quits_at else 2)

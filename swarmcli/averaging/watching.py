@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 
 from swarmcli.averaging.candidates import Entry
@@ -46,22 +47,34 @@ class Conflicts:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._found: dict[PeerID, tuple[tuple[str, ...], float]] = {}
+        self._anyone_agrees = False
 
     def note(self, peer: PeerID, keys: tuple[str, ...], since: float) -> None:
         """The terms of a peer that came up at swarm time `since` differ under `keys`. Told once for each peer."""
         if peer not in self._found:
             reason = f"its recipe differs from ours in: {', '.join(keys)}"
             self._events.emit(PeerRefused(peer.text, reason, what="group"))
-        self._found[peer] = (keys, since)
+        known = self._found.get(peer, (keys, math.inf))
+        self._found[peer] = (keys, min(since, known[1]))
+
+    def agreed(self) -> None:
+        """Somebody with this peer's terms has answered it: whoever differs is not the run."""
+        self._anyone_agrees = True
 
     def cover(self, others: Iterable[Entry]) -> bool:
         """Whether all of these follow somebody whose terms differ, so that none is left to form a group with."""
         return all(entry.follows in self._found for entry in others)
 
-    def check(self, since: float) -> None:
-        """Raises FingerprintError if any of these peers came up before `since`: then they are the run, not we."""
-        elders = {peer: keys for peer, (keys, theirs) in self._found.items() if theirs < since}
-        if elders:
-            keys = sorted({key for differing in elders.values() for key in differing})
-            names = ", ".join(peer.short for peer in elders)
+    def check(self, since: float, enough: int) -> None:
+        """Raises FingerprintError if so many of these peers name the same keys and came up before `since`, and
+        nobody agrees with this one: then they are the run, not we."""
+        if self._anyone_agrees:
+            return
+        elders: dict[tuple[str, ...], list[PeerID]] = {}
+        for peer, (keys, theirs) in self._found.items():
+            if theirs < since:
+                elders.setdefault(tuple(sorted(keys)), []).append(peer)
+        keys, peers = max(elders.items(), key=lambda item: len(item[1]), default=((), []))
+        if len(peers) >= enough:
+            names = ", ".join(peer.short for peer in peers)
             raise FingerprintError(f"refused by {names}: the recipe differs in {', '.join(keys)}", keys)

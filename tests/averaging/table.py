@@ -138,7 +138,7 @@ class Table:
         seat.read_took = took
         self._at(self.now + took / 2, lambda: self._read(seat))
         self._step(seat)
-        self._at(self.now + 1.0, lambda: self._beat(seat))
+        self._at(self.now + 0.25, lambda: self._beat(seat))
 
     def _read(self, seat: Seat) -> None:
         """Begins a read, whose result is as of now and arrives later."""
@@ -152,7 +152,7 @@ class Table:
             seat.search.on_read(self.now, seat.read_took)
             self._step(seat)
             self._at(self.now + seat.pause, lambda: self._read(seat))
-            seat.pause = min(2 * seat.pause, LAST_PAUSE)
+            seat.pause = min(2 * seat.pause, LAST_PAUSE) if seat.search.settling.calm else FIRST_PAUSE
 
         self._at(self.now + seat.read_took / 2, arrive)
 
@@ -162,11 +162,14 @@ class Table:
         me = seat.search.me
         for peer in list(seat.search.gathering.followers):
             self._heartbeat(seat, self.seats[peer], me)
-        self._at(self.now + 1.0, lambda: self._beat(seat))
+        self._at(self.now + seat.search.gathering.beat_interval, lambda: self._beat(seat))
 
     def _heartbeat(self, seat: Seat, follower: Seat, me: Candidate) -> None:
+        gathering = seat.search.gathering
+        patience, members = gathering.patience, len(gathering)
+
         def arrive() -> None:
-            together = follower.search.on_heartbeat(me.peer_id, me.search, 3.0, self.now)
+            together = follower.search.on_heartbeat(me.peer_id, me.search, patience, self.now, members=members)
             if not together:
                 self._send(seat, lambda: seat.search.gathering.remove(follower.search.me.peer_id))
 
@@ -177,7 +180,7 @@ class Table:
             return
         moves = seat.search.moves(self.now)
         if moves.ask is not None:
-            self._ask(seat, moves.ask)
+            self._ask(seat, moves.ask, moves.stranded)
         for candidate in moves.invite:
             self._invite(seat, candidate, seat.search.me)
         for peer in moves.redirect:
@@ -196,10 +199,10 @@ class Table:
             seat.wake = max(moves.wake_at, self.now + 1e-6)
             self._at(seat.wake, lambda: self._step(seat))
 
-    def _ask(self, seat: Seat, target: Candidate) -> None:
+    def _ask(self, seat: Seat, target: Candidate, stranded: bool) -> None:
         me, other = seat.search.me, self.seats.get(target.peer_id)
         patience = max(seat.search.gathering.close_at - self.now, 0.0)
-        joining = Joining(patience, progress=seat.search.gathering.own_progress)
+        joining = Joining(patience, seat.search.gathering.own_progress, stranded)
         answered: list[bool] = []
 
         def receive() -> None:
@@ -261,5 +264,5 @@ class Table:
             self._send(other, lambda other=other, candidate=candidate: self._begun(seat, other, candidate, members))
 
     def _begun(self, leader: Seat, seat: Seat, candidate: Candidate, members: list[PeerID]) -> None:
-        if seat.search.on_begin(leader.search.me.peer_id, candidate.search):
+        if seat.search.on_begin(leader.search.me.peer_id, candidate.search, members):
             seat.group, seat.formed_at = members, self.now

@@ -135,7 +135,8 @@ def test_a_swarm_that_nobody_can_dial_says_so() -> None:
             await swarm.add_one()  # the first contact takes no part
             clients = await swarm.add(2, listening=False)
             outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in clients])
-            assert all(isinstance(outcome, MatchmakingError) for outcome in outcomes)
+            assert all(isinstance(outcome, NoReducerError) for outcome in outcomes)
+            assert "none of 2 peers" in str(outcomes[0]) and "dialed" in str(outcomes[0])
             assert clients[0].rounds[0].round_id == "" and clients[0].rounds[0].outcome == "failed"
 
     run(main(), 5)

@@ -215,7 +215,7 @@ def test_a_follower_names_its_leader() -> None:
     leader, follower = two()
     follower.search.learn(leader.search.me, 0.0)
     assert follower.search.moves(0.0).ask == leader.search.me
-    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me), 0.1)
+    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.1)
     third = _ranked_after(follower.search.me)
     assert follower.search.on_join(third, Joining(1.0), 0.2) == Answer("follow", follower.search.me, leader.search.me)
     reply = follower.search.on_invitation(third, third, 0.2)
@@ -228,7 +228,7 @@ def test_a_redirection_that_overtakes_the_acceptance_counts() -> None:
     follower.search.learn(leader.search.me, 0.0)
     follower.search.moves(0.0)
     follower.search.on_invitation(leader.search.me, better, 0.1)
-    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me), 0.1)
+    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.1)
     moves = follower.search.moves(0.1)
     assert moves.ask == better and moves.leave == [leader.search.me.peer_id]
 
@@ -250,25 +250,27 @@ def test_a_slow_leader_is_hedged_and_a_second_acceptance_is_declined() -> None:
     for known in (best, leader.search.me):
         follower.search.learn(known, 0.0)
     assert follower.search.moves(0.0).ask == best
-    assert follower.search.moves(0.4).ask is None
-    assert follower.search.moves(0.6).ask == leader.search.me
-    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me), 0.7)
-    follower.search.on_answer(best.peer_id, Answer("accepted", best), 0.8)
+    assert follower.search.moves(0.05).ask is None
+    assert follower.search.moves(0.15).ask == leader.search.me
+    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.7)
+    follower.search.on_answer(best.peer_id, Answer("accepted", best, patience=1.0), 0.8)
     assert follower.search.leader == leader.search.me
     assert follower.search.moves(0.8).leave == [best.peer_id]
 
 
-def test_a_leader_that_only_sends_heartbeats_holds_nobody() -> None:
+@pytest.mark.parametrize(("members", "patience"), [(2, 5.75), (1, 22.0)])
+def test_a_leader_that_only_sends_heartbeats_holds_nobody(members: int, patience: float) -> None:
+    """One that claims to have too few members yet is followed through a few tries, and not for ever."""
     leader, follower = two()
     follower.search.learn(leader.search.me, 0.0)
     follower.search.moves(0.0)
-    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me), 0.0)
+    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.0)
     now = 0.0
     while follower.search.leader is not None and now < 60:
-        follower.search.on_heartbeat(leader.search.me.peer_id, leader.search.me.search, 3.0, now)
+        follower.search.on_heartbeat(leader.search.me.peer_id, leader.search.me.search, 3.0, now, members=members)
         follower.search.moves(now)
         now += 1.0
-    assert now < 13.0
+    assert now < patience + 1.5
 
 
 def test_a_full_group_names_the_leader_of_the_rest() -> None:

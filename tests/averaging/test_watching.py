@@ -58,11 +58,23 @@ def test_conflicts_are_told_once_and_only_elders_count() -> None:
     assert [(event.peer, event.what) for event in heard if isinstance(event, PeerRefused)] == [
         (peer_id(1).text, "group")
     ]
-    conflicts.check(since=40.0)  # that one came later
+    conflicts.check(since=40.0, enough=1)  # that one came later
     conflicts.note(peer_id(2), ("lr", "data"), since=30.0)
     with pytest.raises(FingerprintError, match="data, lr") as caught:
-        conflicts.check(since=40.0)
+        conflicts.check(since=40.0, enough=1)
     assert caught.value.keys == ("data", "lr")
+
+
+def test_elders_must_agree_with_each_other_and_nobody_with_the_newcomer() -> None:
+    conflicts = Conflicts(Events())
+    conflicts.note(peer_id(1), ("lr", "data"), since=30.0)
+    conflicts.note(peer_id(2), ("seed",), since=30.0)
+    conflicts.check(since=40.0, enough=2)  # each has terms of its own
+    conflicts.note(peer_id(3), ("data", "lr"), since=30.0)
+    with pytest.raises(FingerprintError):
+        conflicts.check(since=40.0, enough=2)
+    conflicts.agreed()
+    conflicts.check(since=40.0, enough=1)
 
 
 def test_conflicts_cover_those_who_follow_them() -> None:

@@ -1,0 +1,56 @@
+"""When everyone who is there can have been heard of. No input or output here."""
+
+from __future__ import annotations
+
+import math
+
+MIN_SETTLE = 0.05  # seconds of quiet after which peers that start together have met …
+SETTLE_FACTOR = 3.0  # … and at least so many times as long as it took to declare and read
+SETTLING_SHARE = 0.25  # of min_matchmaking_time goes by at most, while others keep coming, before anybody is asked
+
+
+class Settling:
+    """How long ago the last news of other candidates came, measured by how long it takes to declare and to read.
+
+    Where several groups form (`crowd`), those who start together first hear of each other, so that all of them
+    divide everyone in the same way: nobody is asked before a reading has brought nothing new.
+    """
+
+    def __init__(self, now: float, *, crowd: bool, patience: float) -> None:
+        """`patience` is min_matchmaking_time, in seconds."""
+        self.quiet = MIN_SETTLE  # seconds without news after which things have settled
+        self._crowd = crowd
+        self._longest = SETTLING_SHARE * patience
+        self._first_read = math.inf
+        self._last_read = -math.inf
+        self._news_at = now
+        self._calm = False  # the last reading brought nothing new
+
+    def news(self, now: float) -> None:
+        self._news_at = now
+
+    def on_read(self, now: float, duration: float) -> None:
+        """The declarations were read; it took `duration` seconds to declare and read."""
+        self._calm = self._first_read < math.inf and self._news_at <= self._last_read
+        self._last_read = now
+        if self._first_read == math.inf:
+            self._first_read = self._news_at = now
+            # Two that start together learn of each other within the time that the slower takes for this.
+            self.quiet = max(MIN_SETTLE, SETTLE_FACTOR * duration)
+
+    @property
+    def calm(self) -> bool:
+        """Whether no more readings are needed before anybody is asked."""
+        return self._calm or not self._crowd
+
+    @property
+    def ready_at(self) -> float:
+        """When to ask and to invite."""
+        return -math.inf if self.calm else self._first_read + self._longest
+
+    @property
+    def settled_at(self) -> float:
+        """When everyone who is there can have been heard of, if nothing new happens; infinite before a reading."""
+        if self._first_read == math.inf:
+            return math.inf
+        return max(self._news_at + self.quiet, self.ready_at)
