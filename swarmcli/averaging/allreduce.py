@@ -143,7 +143,7 @@ class Allreduce:
         mine, results, layout = None, None, self._plan.layout
         if not self._auxiliary:
             mine = await on_executor(layout.nbytes, _contribution, self._tensors, self._weight)
-            results = self._results = Results(layout)
+            results = self._results = Results(layout, self._service.memory.take(layout.nbytes))
             self._sender = PartSender(self._plan, self._senders, mine, results, self._options)
         self._reducer = Reducer(self._plan, self._me, self._senders, mine.inputs if mine else None, results)
         others = [index for index in self._senders if index != self._me] if self._reducer.parts else []

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from swarmcli.averaging.archive import RoundArchive
+from swarmcli.averaging.lending import RoundMemory
 from swarmcli.averaging.messages import AbsenceNotice, Noted, OpenExchange, OutcomeAnswer, OutcomeQuestion, VoteMessage
 from swarmcli.averaging.outcome import Decision, Vote
 from swarmcli.averaging.tasks import Bell
@@ -38,6 +39,7 @@ class AllreduceService:
         """`archive`: where a member that was late may get what its group committed."""
         self.endpoint = endpoint
         self.archive = archive
+        self.memory = RoundMemory()
         self._prefix = prefix
         self._rounds: dict[bytes, Round] = {}
         self._outcomes: OrderedDict[bytes, Decision | None] = OrderedDict()  # of rounds that were here
@@ -55,6 +57,7 @@ class AllreduceService:
         """Answers nobody any more; whoever waits for a round that has not begun is refused. Idempotent."""
         if not self._closed:
             self._closed = True
+            self.memory.forget()
             self.endpoint.withdraw(*(self.method(name) for name in _METHODS))
             self._news.ring()
 

@@ -70,25 +70,40 @@ async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]
         raise group.exceptions[0] from None
 
 
+class _Listening:
+    """Looks from time to time whether something has arrived on a stream; if not, it lets the deadline pass."""
+
+    # A class, for a function that names itself in order to be called again is a cycle of references: it would keep
+    # the waiting task, its frames and the memory of the round until the garbage collector comes by.
+
+    def __init__(self, stream: Stream, seconds: float, deadline: asyncio.Timeout) -> None:
+        self._stream, self._seconds, self._deadline = stream, seconds, deadline
+        self._loop = asyncio.get_running_loop()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._seen = self._stream.arriving
+        self._timer = self._loop.call_later(self._seconds, self._look)
+
+    def _look(self) -> None:
+        if self._stream.arriving == self._seen:
+            self._deadline.reschedule(self._loop.time())
+        else:
+            self._begin()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+
 @asynccontextmanager
 async def unless_silent(stream: Stream, seconds: float) -> AsyncIterator[None]:
     """Raises TimeoutError when nothing at all has arrived on a stream for so long, however slow it is otherwise."""
-    loop, seen, timer = asyncio.get_running_loop(), stream.arriving, None
-    try:
-        async with asyncio.timeout(None) as deadline:
-
-            def look() -> None:
-                nonlocal seen, timer
-                if stream.arriving == seen:
-                    deadline.reschedule(loop.time())
-                else:
-                    seen, timer = stream.arriving, loop.call_later(seconds, look)
-
-            timer = loop.call_later(seconds, look)
+    async with asyncio.timeout(None) as deadline:
+        listening = _Listening(stream, seconds, deadline)
+        try:
             yield
-    finally:
-        if timer is not None:
-            timer.cancel()
+        finally:
+            listening.end()
 
 
 async def on_executor(nbytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 
 from swarmcli.averaging.layout import Layout, Part, Segment
-from swarmcli.averaging.memory import fresh_memory
+from swarmcli.averaging.lending import fresh_memory
 from swarmcli.compression.base import all_finite
 
 

@@ -132,7 +132,9 @@ class Stream:
             reader.lent = False
         finally:
             self._reader = None
-            if reader.lent:
+            lent = reader.lent
+            del reader  # it holds the error, which holds this frame: a cycle that would keep the caller's memory
+            if lent:
                 self._channel.reset("gave up a payload that was arriving")
 
     def _placed(self, arrived: _Arrived, message_type: type[M], into: Into | None) -> tuple[M, memoryview]:
@@ -255,4 +257,7 @@ def _memory(into: Into, message: Any, size: int) -> memoryview:
 
 
 def _fresh(error: Exception) -> Exception:
+    """An instance for each who is told: tracebacks would grow into each other, and tie streams to their own frames."""
+    if isinstance(error, EndOfStream):
+        return EndOfStream(str(error))
     return fresh(error) if isinstance(error, ConnectionLost) else error

@@ -81,6 +81,7 @@ class FrameReader:
         if payload is None or self.rest:
             return False
         header, self._header, self._payload = self._header, b"", None
+        self.rest = _NOTHING  # an empty view of the receiver's memory would keep all of it alive
         receiver.frame_received(header, payload)
         return True
 
