@@ -70,7 +70,12 @@ class AveragerCore:
         )
         self._get_state = get_state or self._copy_tensors
         self._sharing = StateSharing(
-            node, config.prefix, self._snapshot, donates=config.share_state, period=config.declare_state_period
+            node,
+            config.prefix,
+            self._snapshot,
+            donates=config.share_state,
+            period=config.declare_state_period,
+            courtesy=self.at_rest,
         )
         self._rounds = TaskOwner()
         self._running = False
@@ -109,6 +114,11 @@ class AveragerCore:
         """Exclusive access to the tensors; waits for an all-reduce under way."""
         async with self._lock:
             yield self._tensors
+
+    async def at_rest(self) -> None:
+        """Returns once no all-reduce is under way."""
+        async with self._lock:
+            return
 
     @property
     def layout(self) -> Layout:

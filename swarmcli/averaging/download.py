@@ -1,51 +1,48 @@
 """Downloads a state from several donors at once: what each gives is checked, and whoever fails is replaced.
 
-Donors with equal manifests give parts of one state; the first manifest that arrives sets which. A donor with another
-one (unlike processors may differ in the last bit) is put aside: only if all equal ones fail, its state is taken
-instead, from the start. All or nothing: every chunk of what comes out had the hash that the manifest names.
+Donors with equal manifests give parts of one state (see `collection`). A donor whose state differs (unlike processors
+may differ in the last bit) is put aside: only if all equal ones fail, its state is taken instead, with what of the
+other is equal. All or nothing: every chunk of what comes out has the hash that one donor names for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from swarmcli.averaging.assembly import Assembly
-from swarmcli.averaging.donor import (
-    MAX_CHUNKS_AT_ONCE,
-    ChunkHeader,
-    ChunkRequest,
-    ManifestHeader,
-    StateRequest,
-    state_method,
-)
-from swarmcli.averaging.snapshot import MAX_MANIFEST, StateOutline, read_manifest
-from swarmcli.averaging.tasks import beside, unless_silent
-from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation, StateDownloadError
+from swarmcli.averaging.collection import Collection, Unequal
+from swarmcli.averaging.donor import Holder
+from swarmcli.averaging.group import check_addresses
+from swarmcli.averaging.snapshot import StateOutline, read_manifest
+from swarmcli.averaging.tasks import Bell
+from swarmcli.averaging.visit import Busy, Visit
+from swarmcli.errors import NetworkError, StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.network import Endpoint, PeerID, Stream
+from swarmcli.network import Endpoint, PeerID, PeerInfo
 from swarmcli.network.thread import offload
 
-_PARALLEL = 4  # donors at a time
-_OPENING = 60.0  # seconds from the first knock to the manifest: the donor may have to copy and hash its state
-_SILENCE = 20.0  # seconds without a byte of a chunk that was asked for
-_BATCH_TIME = 0.5  # seconds of a donor's speed in one request: at the end nobody waits long for the slowest
+_PARALLEL = 4  # donors that give something at a time
+_MOST_VISITS = 8  # those included in whose line this peer waits
+_MOST_HEARSAY = 64  # donors that others named
 _BUSY_PAUSE = 0.5  # seconds before donors that were busy are asked again
 
 Check = Callable[[StateOutline], None]
+Raw: TypeAlias = bytes
 
 
 @dataclass(frozen=True)
 class DownloadedState:
     """A whole state. Its tensors share one memory: copy those that are to outlive the others.
 
-    donors   who gave something of it
-    bytes    of all chunks that came, those included that had to be fetched again
+    donors    who gave something of it
+    bytes     of all chunks that came, those included that had to be fetched again
+    manifest  and digests of all chunks, with which it can be handed on
     """
 
     version: bytes
@@ -53,6 +50,8 @@ class DownloadedState:
     tensors: dict[str, torch.Tensor]
     donors: tuple[PeerID, ...]
     bytes: int
+    manifest: Raw = field(repr=False, default=b"")
+    digests: tuple[Raw, ...] = field(repr=False, default=())
 
 
 async def download_state(
@@ -65,13 +64,13 @@ async def download_state(
     max_bytes: int = 1 << 40,
     check: Check | None = None,
 ) -> DownloadedState:
-    """Downloads the state `version` (b"": the one that the first donor to answer has), from up to four at a time.
+    """Downloads the state `version` (b"": the one that the first donor to answer has), from several at a time.
 
     `donors` come best first. `check` raises ValueError for an outline that does not fit here, before memory is
-    allocated for it. Donors that are busy are asked again until `timeout`, which bounds the whole in seconds.
-    Raises StateDownloadError, whose `attempts` say what happened with each donor.
+    allocated for it. Where donors let this peer wait in line, it waits until `timeout`, which bounds the whole in
+    seconds. Raises StateDownloadError, whose `attempts` say what happened with each donor.
     """
-    download = _Download(endpoint, state_method(prefix), version, max_bytes, check)
+    download = _Download(endpoint, prefix, version, max_bytes, check)
     try:
         async with asyncio.timeout(timeout):
             return await download.run(donors)
@@ -79,162 +78,125 @@ async def download_state(
         raise download.failure(f"no complete state within {timeout:g} s") from None
 
 
-class _Busy(Exception):
-    """The donor serves as many as it can; it may be asked again."""
-
-
-class _Unequal(Exception):
-    """The donor's state is another one than the one that is being put together."""
-
-
-@dataclass
-class _Collection:
-    """What the donors of equal states have given."""
-
-    manifest: bytes
-    assembly: Assembly
-    donors: dict[PeerID, None] = field(default_factory=dict)
-    received: int = 0
-
-
 class _Download:
-    def __init__(self, endpoint: Endpoint, method: str, version: bytes, max_bytes: int, check: Check | None) -> None:
-        self._endpoint, self._method, self._version = endpoint, method, version
+    def __init__(self, endpoint: Endpoint, prefix: str, version: bytes, max_bytes: int, check: Check | None) -> None:
+        self._endpoint, self._prefix, self._version = endpoint, prefix, version
         self._max_bytes, self._check = max_bytes, check
         self._attempts: dict[str, str] = {}
-        self._collection: _Collection | None = None
+        self._known: set[PeerID] = set()
+        self._waiting: deque[PeerID] = deque()  # to be visited
+        self._busy: list[PeerID] = []
+        self._unequal: list[PeerID] = []
+        self._visits: dict[Visit, asyncio.Task[None]] = {}
+        self._second_chance: set[PeerID] = set()  # who was lost in the middle, and is asked once more
+        self._collection: Collection | None = None
+        self._settled = False  # on the collection: donors of others are put aside
+        self._news = Bell()
 
     def failure(self, message: str) -> StateDownloadError:
         words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in self._attempts.items())
         return StateDownloadError(f"{message} ({words or 'there was nobody to ask'})", self._attempts)
 
-    async def run(self, donors: Iterable[PeerID]) -> DownloadedState:
-        waiting = deque(donors)
-        unequal: list[PeerID] = []
-        while waiting:
-            busy: list[PeerID] = []
+    async def run(self, donors: Sequence[PeerID]) -> DownloadedState:
+        self._waiting.extend(donors)
+        self._known.update(donors)
+        while self._waiting:
             async with asyncio.TaskGroup() as tasks:
-                for _ in range(_PARALLEL):
-                    tasks.create_task(self._visit_all(waiting, busy, unequal))
+                await self._visit_all(tasks)
             collection = self._collection
             if collection is not None and collection.assembly.complete:
-                return _finish(collection)
-            if busy:
-                await asyncio.sleep(_BUSY_PAUSE * (1 + self._endpoint.random.random()))
-                waiting.extend(busy)
-            else:
-                self._collection = None
-                waiting.extend(unequal)
-                unequal.clear()
+                return await offload(_finish, collection)
+            await self._think_again()
         raise self.failure("no donor gave a complete state")
 
-    async def _visit_all(self, waiting: deque[PeerID], busy: list[PeerID], unequal: list[PeerID]) -> None:
-        """Visits one donor after the other until the state is complete or nobody is left to ask."""
-        while waiting and not (self._collection is not None and self._collection.assembly.complete):
-            donor = waiting.popleft()
-            try:
-                await self._visit(donor)
-            except _Busy:
-                busy.append(donor)
-            except _Unequal:
-                unequal.append(donor)
-            except (NetworkError, TimeoutError) as error:
-                self._attempts[donor.text] = str(error) or "it fell silent"
-            except ValueError as error:
-                self._attempts[donor.text] = str(error)
-                self._endpoint.events.emit(PeerRefused(donor.text, str(error), "state"))
+    async def _visit_all(self, tasks: asyncio.TaskGroup) -> None:
+        """Keeps visiting donors until the state is complete, or nobody is left to ask."""
+        while True:
+            if self._collection is not None and self._collection.assembly.complete:
+                for visit, task in self._visits.items():
+                    if not visit.fetching:
+                        task.cancel()  # it waits in line, or has not been answered yet
+                return
+            while self._waiting and len(self._visits) < _MOST_VISITS and self._fetching < _PARALLEL:
+                visit = Visit(self._endpoint, self._prefix, self._waiting.popleft(), self._version)
+                self._visits[visit] = tasks.create_task(self._visit(visit))
+            if not self._visits:
+                return
+            await self._news.wait()
 
-    async def _visit(self, donor: PeerID) -> None:
-        """Fetches from a donor whatever is missing. Raises what it failed with; what it gave is kept."""
-        unfinished: deque[int] = deque()  # chunks that were asked for and are not there, in order
-        collection: _Collection | None = None
+    @property
+    def _fetching(self) -> int:
+        """Visits that give something, or may soon."""
+        return sum(not visit.in_line for visit in self._visits)
+
+    async def _think_again(self) -> None:
+        """Everyone has been asked: those who were busy once more, and then those whose state is another one."""
+        if self._busy:
+            await asyncio.sleep(_BUSY_PAUSE * (1 + self._endpoint.random.random()))
+            self._waiting.extend(self._busy)
+            self._busy.clear()
+        else:
+            self._waiting.extend(self._unequal)
+            self._unequal.clear()
+            self._settled = False
+
+    async def _visit(self, visit: Visit) -> None:
+        donor = visit.peer
         try:
-            request = StateRequest(self._version)
-            async with self._endpoint.stream(donor, self._method, request, timeout=_OPENING) as stream:
-                async with unless_silent(stream, _OPENING):
-                    _, manifest = await stream.receive(ManifestHeader, _memory_for_manifest)
-                collection = self._join(donor, bytes(manifest))
-                await self._fetch(donor, collection, stream, unfinished)
-        except CallRefused as error:
+            await visit.run(self._join, self._heard, self._news.ring)
+        except Busy as error:
             self._attempts[donor.text] = str(error)
-            raise (_Busy() if error.code == "busy" else error) from None
-        finally:
-            # Not before the stream is closed: until then its chunks might still be written.
-            if collection is not None:
-                collection.assembly.put_back(unfinished)
-
-    def _join(self, donor: PeerID, manifest: bytes) -> _Collection:
-        """The collection that this manifest belongs to. Raises ValueError, or _Unequal if it is of another state."""
-        if self._collection is None:
-            content, layout, outline = read_manifest(manifest, self._max_bytes)
-            if self._version and content.version != self._version:
-                raise ValueError("a state of another version than the one that was asked for")
-            if self._check is not None:
-                self._check(outline)
-            self._collection = _Collection(manifest, Assembly(content, layout, outline))
-        elif self._collection.manifest != manifest:
+            self._busy.append(donor)
+        except Unequal:
             self._attempts[donor.text] = "its state is not equal to the others'"
-            raise _Unequal
+            self._unequal.append(donor)
+        except (NetworkError, TimeoutError) as error:
+            self._attempts[donor.text] = str(error) or "it fell silent"
+            if visit.gave and donor not in self._second_chance:
+                self._second_chance.add(donor)
+                self._busy.append(donor)
+        except ValueError as error:
+            self._attempts[donor.text] = str(error)
+            self._endpoint.events.emit(PeerRefused(donor.text, str(error), "state"))
+        finally:
+            del self._visits[visit]
+            self._news.ring()
+
+    def _heard(self, others: Sequence[Holder]) -> None:
+        """A donor in whose line this peer waits names others who have the state. Raises ValueError."""
+        for other in others:
+            check_addresses(other.addresses)
+            if other.peer_id not in self._known and len(self._known) < _MOST_HEARSAY:
+                self._known.add(other.peer_id)
+                self._endpoint.learn(PeerInfo(other.peer_id, other.addresses))
+                place = self._endpoint.random.randrange(len(self._waiting) + 1)
+                self._waiting.insert(place, other.peer_id)
+
+    def _join(self, manifest: bytes) -> Collection:
+        """The collection that this manifest belongs to. Raises ValueError, or Unequal if it is of another state."""
+        current = self._collection
+        if current is not None and current.manifest == manifest:
+            self._settled = True
+            return current
+        if self._settled:
+            raise Unequal
+        layout, outline = read_manifest(manifest, self._max_bytes)
+        if self._version and outline.version != self._version:
+            raise ValueError("a state of another version than the one that was asked for")
+        if self._check is not None:
+            self._check(outline)
+        self._collection, self._settled = Collection(manifest, Assembly(layout, outline)), True
         return self._collection
 
-    async def _fetch(self, donor: PeerID, collection: _Collection, stream: Stream, unfinished: deque[int]) -> None:
-        assembly, clock = collection.assembly, asyncio.get_running_loop().time
-        arrived: asyncio.Queue[int] = asyncio.Queue(2)
-        coming: deque[int] = deque()  # asked for and not received
-        batch, got, began = 1, 0, clock()
-        async with beside(_verify(donor, collection, arrived, unfinished)):
-            while True:
-                while len(coming) < batch:  # the next request is on its way before this one is answered
-                    chunks = assembly.take_nowait(batch) if coming else await assembly.take(batch)
-                    if not chunks:
-                        break
-                    coming.extend(chunks)
-                    unfinished.extend(chunks)
-                    await stream.send(ChunkRequest(chunks.start, len(chunks)))
-                if not coming:
-                    break
-                await _receive_chunk(stream, assembly, coming[0])
-                await arrived.put(coming.popleft())
-                got += 1
-                speed = got / max(clock() - began, 1e-3)  # chunks per second
-                batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(speed * _BATCH_TIME)))
-            await arrived.join()
 
-
-async def _receive_chunk(stream: Stream, assembly: Assembly, chunk: int) -> None:
-    slot = assembly.slot(chunk)
-
-    def into(header: ChunkHeader, size: int) -> memoryview:
-        if header.chunk != chunk or size != len(slot):
-            raise ProtocolViolation(f"expected chunk {chunk} of {len(slot)} bytes, got {header.chunk} of {size}")
-        return slot
-
-    async with unless_silent(stream, _SILENCE):
-        header, payload = await stream.receive(ChunkHeader, into)
-    if not payload:
-        raise ProtocolViolation(f"chunk {header.chunk} is empty")
-
-
-async def _verify(donor: PeerID, collection: _Collection, arrived: asyncio.Queue[int], unfinished: deque[int]) -> None:
-    """Checks chunks in the order in which they arrive, while the next ones do. Raises ValueError for a false one."""
-    while True:
-        chunk = await arrived.get()
-        collection.received += len(collection.assembly.slot(chunk))
-        if not await offload(collection.assembly.is_intact, chunk):
-            raise ValueError(f"chunk {chunk} of its state does not have the hash that its manifest names")
-        unfinished.popleft()
-        collection.donors[donor] = None
-        collection.assembly.arrived()
-        arrived.task_done()
-
-
-def _memory_for_manifest(header: ManifestHeader, size: int) -> memoryview:
-    if size > MAX_MANIFEST:
-        raise ProtocolViolation(f"a manifest of {size} bytes, at most {MAX_MANIFEST}")
-    return memoryview(bytearray(size))
-
-
-def _finish(collection: _Collection) -> DownloadedState:
-    outline = collection.assembly.outline
-    tensors = collection.assembly.tensors()
-    return DownloadedState(outline.version, outline.metadata, tensors, tuple(collection.donors), collection.received)
+def _finish(collection: Collection) -> DownloadedState:
+    assembly = collection.assembly
+    return DownloadedState(
+        version=assembly.outline.version,
+        metadata=assembly.outline.metadata,
+        tensors=assembly.tensors(),
+        donors=collection.donors,
+        bytes=collection.received,
+        manifest=collection.manifest,
+        digests=tuple(digest for _, digest in sorted(assembly.arrived.items())),
+    )

@@ -48,9 +48,17 @@ class StateSharing:
     """The state of one averager, as donor and as newcomer."""
 
     def __init__(
-        self, node: DHTNode, prefix: str, provide: Callable[[], Awaitable[Snapshot]], *, donates: bool, period: float
+        self,
+        node: DHTNode,
+        prefix: str,
+        provide: Callable[[], Awaitable[Snapshot]],
+        *,
+        donates: bool,
+        period: float,
+        courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`provide` gives the present state; `period`: seconds between two repetitions of the offer."""
+        """`provide` gives the present state; `period`: seconds between two repetitions of the offer; `courtesy`: see
+        StateDonor."""
         self.offer = StateOffer()
         self._node = node
         self._prefix = prefix
@@ -60,7 +68,7 @@ class StateSharing:
         self._period = period
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
-        self._donor = StateDonor(node.endpoint, prefix, self._snapshot, donated=self._donated)
+        self._donor = StateDonor(node.endpoint, prefix, self._snapshot, donated=self._donated, courtesy=courtesy)
 
     def start(self) -> None:
         """Serves downloads and makes the offer known, if this peer donates."""

@@ -16,12 +16,10 @@ import torch
 
 from swarmcli.averaging.kept_round import KeptRound, RoundRecord
 from swarmcli.averaging.snapshot import ChunkLayout, Snapshot
-from swarmcli.compression import TensorDescriptor
 from swarmcli.compression.base import tensor_memory
 from swarmcli.network import wire
 from swarmcli.network.thread import offload
 
-_ANY_CHUNK = 1 << 20  # chunks do not matter for where tensors lie
 _WRITE = 8 << 20  # bytes in one call of the system
 _LEAVE_FREE = 1 << 30  # bytes of the disk that are not ours to take
 
@@ -94,7 +92,7 @@ class StoredRound:
 
 
 def _write(file: RoundFile, averages: Sequence[torch.Tensor]) -> ChunkLayout:
-    layout = ChunkLayout({str(index): TensorDescriptor.of(each) for index, each in enumerate(averages)}, _ANY_CHUNK)
+    layout = ChunkLayout.of({str(index): each for index, each in enumerate(averages)})
     file.resize(layout.nbytes)
     for offset, tensor in zip(layout.offsets, averages, strict=False):
         file.write(offset, tensor_memory(tensor))

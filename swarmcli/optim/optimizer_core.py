@@ -69,7 +69,7 @@ class OptimizerCore:
         self._tasks = TaskOwner()
         self._averager = AveragerCore(self.replica.gradients.averaged, node, averager_config)
         self._group = StandingGroup(self._averager, config.target_batch_size, config.fingerprint, self._tasks)
-        self._exchange = StateExchange(node.endpoint, config.run_id, self.replica)
+        self._exchange = StateExchange(node.endpoint, config.run_id, self.replica, self._averager.at_rest)
         replayer = Replayer(self._averager, self.replica, events)
         self._lineage = LineageFollower(
             self.presence, self._exchange, replayer, lambda: self.standing, events, config.load_state_timeout

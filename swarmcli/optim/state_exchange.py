@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from swarmcli.averaging.donor import StateDonor
 from swarmcli.averaging.download import DownloadedState, download_state
@@ -20,11 +20,14 @@ from swarmcli.optim.training_state import CapturedState, read_standing
 class StateExchange:
     """Donates the replica's state of the moment, under its lineage, and replaces it by another peer's."""
 
-    def __init__(self, endpoint: Endpoint, run_id: str, replica: Replica) -> None:
+    def __init__(
+        self, endpoint: Endpoint, run_id: str, replica: Replica, courtesy: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """`courtesy` returns when this peer does not need its link for a round."""
         self._endpoint = endpoint
         self._prefix = run_id
         self._replica = replica
-        self._donor = StateDonor(endpoint, run_id, self._provide, donated=self._donated)
+        self._donor = StateDonor(endpoint, run_id, self._provide, donated=self._donated, courtesy=courtesy)
 
     def start(self) -> None:
         """Begins to donate. Raises ValueError if this endpoint does so for the run already."""
@@ -40,10 +43,12 @@ class StateExchange:
         `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then.
         """
         began = asyncio.get_running_loop().time()
-        state = await download_state(
-            self._endpoint, self._prefix, donors, version=wanted.lineage, timeout=timeout, check=self._check
-        )
-        await self._restore(wanted, state)
+        with self._donor.expecting(wanted.lineage) as lend:  # newcomers often come together
+            state = await download_state(
+                self._endpoint, self._prefix, donors, version=wanted.lineage, timeout=timeout, check=self._check
+            )
+            await self._restore(wanted, state)
+            lend(Snapshot(state.version, state.metadata, state.tensors), state.manifest, state.digests)
         self._endpoint.events.emit(
             StateDownloaded(
                 epoch=wanted.epoch,

@@ -83,8 +83,8 @@ def test_a_late_member_gets_what_its_group_committed() -> None:
             kept = await keepers.fetch(group_id=group_id, plan=keepers.plan, digest=result.digest)
             assert_is(kept, result)
             parts = kept.parts(keepers.plan)
-            assert [(p.part, p.senders, p.weights, p.digest) for p in parts] == [
-                (p.part, p.senders, p.weights, p.digest) for p in result.parts
+            assert [(p.part.index, p.senders, p.weights, p.digest) for p in parts] == [
+                (p.part.index, p.senders, p.weights, p.digest) for p in result.parts
             ]
             assert_is(await keepers.fetch(tag=TAG), result)
             with pytest.raises(StateDownloadError, match="does not have that state"):
@@ -228,7 +228,7 @@ def test_records_that_cannot_be_read(metadata: object) -> None:
                 snapshot = await provide(version)
                 return snapshot and replace(snapshot, metadata=metadata)
 
-            archive._donor._provide = spoiled
+            archive._donor._pins._provide = spoiled
             with pytest.raises(StateDownloadError, match="record"):
                 await keepers.fetch(tag=TAG)
 

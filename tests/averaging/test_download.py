@@ -3,102 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
-import torch
 
 from swarmcli.averaging import snapshot as snapshot_module
-from swarmcli.averaging.donor import StateDonor
-from swarmcli.averaging.download import DownloadedState, download_state
-from swarmcli.averaging.snapshot import PinnedState, Snapshot, StateOutline
+from swarmcli.averaging.snapshot import PinnedState, Snapshot, StateOutline, digest_of_chunk
 from swarmcli.errors import StateDownloadError
-from swarmcli.events import Event, Events, PeerRefused
-from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID, virtual_time
-
-CHUNK = 4096
+from swarmcli.events import PeerRefused
+from swarmcli.network import Identity, PeerID, virtual_time
+from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", CHUNK)
-
-
-def make_state(seed: int = 0, size: int = 30_000) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "weight": torch.randn(size // 100, 100, generator=generator),
-        "step": torch.tensor(7, dtype=torch.int64),
-        "empty": torch.zeros(0, 3),
-        "half": torch.randn(999, generator=generator).to(torch.bfloat16),
-        "mask": torch.tensor([True, False, True]),
-    }
-
-
-class Swarm:
-    """Some donors and some newcomers."""
-
-    def __init__(self, donors: int, newcomers: int = 1, *, bandwidth: float | None = None, **options: Any) -> None:
-        self.network = MemoryNetwork(bandwidth=bandwidth)
-        self.endpoints = [self._endpoint(index) for index in range(donors + newcomers)]
-        self.states = [Snapshot(b"v1", {"epoch": 3}, make_state()) for _ in range(donors)]
-        self.provided = [0] * donors
-        self.donors = [
-            StateDonor(endpoint, "test", self._provide(index), **options)
-            for index, endpoint in enumerate(self.endpoints[:donors])
-        ]
-        self.events: list[Event] = []
-
-    def _endpoint(self, index: int) -> Endpoint:
-        events = Events()
-        events.subscribe(lambda event: self.events.append(event))
-        return Endpoint(self.network.transport(Identity.from_seed(index)), events=events, seed=index)
-
-    def _provide(self, index: int) -> Callable[[bytes], Awaitable[Snapshot | None]]:
-        async def provide(version: bytes) -> Snapshot | None:
-            self.provided[index] += 1
-            await asyncio.sleep(0.1)
-            state = self.states[index]
-            return state if version in (b"", state.version) else None
-
-        return provide
-
-    async def __aenter__(self) -> Swarm:
-        for endpoint in self.endpoints:
-            await endpoint.start()
-        for donor in self.donors:
-            donor.start()
-        for endpoint in self.endpoints:
-            for other in self.endpoints:
-                endpoint.learn(other.info)
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        for donor in self.donors:
-            donor.close()
-        for endpoint in self.endpoints:
-            await endpoint.close()
-
-    @property
-    def ids(self) -> list[PeerID]:
-        return [endpoint.peer_id for endpoint in self.endpoints[: len(self.donors)]]
-
-    async def download(self, newcomer: int = 0, **options: Any) -> DownloadedState:
-        options.setdefault("timeout", 60)
-        endpoint = self.endpoints[len(self.donors) + newcomer]
-        return await download_state(endpoint, "test", options.pop("donors", self.ids), **options)
-
-
-def check(got: DownloadedState, expected: Snapshot) -> None:
-    assert got.metadata == expected.metadata and got.version == expected.version
-    assert list(got.tensors) == list(expected.tensors)
-    for name, tensor in expected.tensors.items():
-        assert got.tensors[name].dtype == tensor.dtype and torch.equal(got.tensors[name], tensor)
-
-
-def size_of(state: Snapshot) -> int:
-    return PinnedState(state).layout.nbytes
 
 
 @pytest.mark.parametrize("donors", [1, 3, 6])
@@ -166,9 +84,12 @@ def test_a_lying_donor_is_found_out(donors: int) -> None:
                 lies = self.snapshot is swarm.states[0] and chunk >= 5
                 return [memoryview(bytes(len(piece))) for piece in pieces] if lies else pieces
 
+            def digest(self: PinnedState, chunk: int) -> bytes:
+                return digest_of_chunk(*honest(self, chunk))
+
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(PinnedState, "chunk", lie)
-                patch.setattr(PinnedState, "_hash", lambda self, chunk: _hash_of(honest(self, chunk)))
+                patch.setattr(PinnedState, "digest", digest)
                 if donors > 1:
                     check(await swarm.download(), swarm.states[1])
                 else:
@@ -179,13 +100,6 @@ def test_a_lying_donor_is_found_out(donors: int) -> None:
             assert [event.peer for event in refused] == [swarm.ids[0].text] and refused[0].what == "state"
 
     virtual_time.run(main())
-
-
-def _hash_of(pieces: list[memoryview]) -> bytes:
-    digest = snapshot_module.hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.digest()
 
 
 def test_unlike_donors_are_not_mixed() -> None:

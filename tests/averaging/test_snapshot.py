@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.averaging import snapshot as snapshot_module
-from swarmcli.averaging.snapshot import PinnedState, Snapshot, chunk_is_intact, read_manifest
+from swarmcli.averaging.snapshot import PinnedState, Snapshot, digest_of_chunk, read_manifest
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,9 +33,9 @@ tensors = st.builds(
 @given(st.dictionaries(names, tensors, max_size=6))
 def test_chunks_put_together_are_the_state(state: dict[str, torch.Tensor]) -> None:
     pinned = PinnedState(Snapshot(b"", [1, None], state))
-    manifest, layout, outline = read_manifest(pinned.manifest, 1 << 30)
+    layout, outline = read_manifest(pinned.manifest, 1 << 30)
     chunks = [bytearray(b"".join(pinned.chunk(chunk))) for chunk in range(layout.chunks)]
-    assert all(chunk_is_intact(manifest, index, memoryview(chunk)) for index, chunk in enumerate(chunks))
+    assert all(digest_of_chunk(memoryview(chunk)) == pinned.digest(index) for index, chunk in enumerate(chunks))
     memory = torch.frombuffer(bytearray(b"".join(chunks)) or bytearray(1), dtype=torch.uint8)[: layout.nbytes]
     restored = layout.tensors(memory)
     assert list(restored) == list(state) and outline.metadata == [1, None]
@@ -43,14 +43,17 @@ def test_chunks_put_together_are_the_state(state: dict[str, torch.Tensor]) -> No
 
 
 HOSTILE: list[tuple[Callable[[dict[str, Any]], None], str]] = [
-    (lambda m: m["tensors"].append(["huge", "float32", [1 << 47]]), "accepted"),
-    (lambda m: m["tensors"].append(["odd", "float32", [-4]]), "impossible shape"),
-    (lambda m: m["tensors"].append(["odd", "complex64", [4]]), "unknown dtype"),
-    (lambda m: m["tensors"].append(["a", "float32", [0]]), "names a tensor twice"),
+    (lambda m: m["tensors"].append(["huge", "none", "float32", [1 << 47], 1 << 49]), "accepted"),
+    (lambda m: m["tensors"].append(["odd", "none", "float32", [-4], 16]), "impossible shape"),
+    (lambda m: m["tensors"].append(["odd", "none", "complex64", [4], 32]), "unknown dtype"),
+    (lambda m: m["tensors"].append(["a", "none", "float32", [0], 0]), "names a tensor twice"),
     (lambda m: m.update(chunk_size=0), "unreadable"),
     (lambda m: m.update(chunk_size=1 << 40), "unreadable"),
-    (lambda m: m.update(chunk_size=1), "bytes of hashes"),
-    (lambda m: m.update(hashes=b""), "bytes of hashes"),
+    (lambda m: m["tensors"].append(["odd", "none", "float32", [4], 17]), "17 bytes"),
+    (lambda m: m["tensors"].append(["odd", "none", "float32", [4], -16]), "unreadable"),
+    (lambda m: m["tensors"].append(["odd", "float16", "float32", [4], 1 << 20]), "1048576 bytes"),
+    (lambda m: m["tensors"].append(["odd", "zip", "float32", [4], 16]), "unknown codec"),
+    (lambda m: (m["tensors"].append(["big", "none", "float32", [1 << 20], 1 << 22]), m.update(chunk_size=1)), "chunks"),
     (lambda m: m.update(metadata=b"\xc1"), "unreadable"),
     (lambda m: m.pop("version"), "unreadable"),
 ]
