@@ -5,7 +5,12 @@ zero are the paper's: a proposer prepares (phase 1), learns what it may propose,
 that a majority accepted in one ballot is chosen for ever. Ballot zero saves the usual round both phases: it has no
 proposer, and a member accepts by itself the result that it holds. Honest reducers give everyone one result, so its
 votes agree; a reducer that lies can split them. Therefore what ballot zero may have chosen is read from the promises by
-counting, as after a fast round ("Fast Paxos", 2006, observation 4).
+counting, as after a fast round ("Fast Paxos", 2006, observation 4); or from the leader, who alone decides ballot zero:
+once it has promised a higher ballot, without having decided, ballot zero is over and has chosen nothing.
+
+A result is chosen by a majority. To give a round up takes no more than half: an abort need not meet another abort, for
+they are all the same, but only every majority ("Flexible Paxos", 2016). So the survivor of a pair can be told that its
+round has failed, instead of never knowing.
 
 Votes belong to one life of a process: whoever has forgotten a promise must never answer for its group again.
 """
@@ -20,6 +25,7 @@ from typing import TypeAlias
 from swarmcli.averaging.outcome import Aborted, Committed, Decision
 
 ZERO = 0
+LEADER = 0  # the member that decides ballot zero
 
 Value: TypeAlias = Committed | Aborted
 
@@ -83,7 +89,11 @@ class Acceptor:
 
 
 class Tally:
-    """The leader's count of ballot zero. A majority for one digest has chosen it, whatever else is going on."""
+    """The leader's count of ballot zero: a majority for one digest commits it.
+
+    No vote may be counted once the leader's own acceptor has promised a higher ballot, and it must not promise one
+    after the decision: what others then propose rests on that.
+    """
 
     def __init__(self, members: int, auxiliaries: Collection[int] = ()) -> None:
         """`members`: how many the group has, called 0 to members - 1; `auxiliaries`: those that hold no averages."""
@@ -199,37 +209,62 @@ class Proposal:
     def state(self) -> State:
         """Before `propose` what may be proposed, after it whether a majority can still accept."""
         answered = self._promises.keys() if self.value is None else self._accepted
-        if len(answered) < majority(self._members):
-            return self._wait_for(self._members - len(self._lost - answered) - majority(self._members) + 1)
+        if len(answered) < self._needed:
+            return self._wait_for(self._members - len(self._lost - answered) - self._needed + 1)
         return self._choice() if self.value is None else Waiting()
+
+    @property
+    def may_abort(self) -> bool:
+        """Whether the round may be given up in this ballot; for that fewer promises are enough."""
+        if self.value is not None or len(self._promises) < blocking(self._members):
+            return False
+        match self._choice():
+            case Free() | Bound(Aborted()):
+                return True
+        return False
 
     def propose(self, value: Value) -> None:
         """Phase 2 begins: from here on the ballot stands for this value.
 
         Raises ValueError if it does not follow from the promises, or if another value was proposed.
         """
-        if self.value is None and self.state in (Free(), Bound(value)):
+        allowed = self.state in (Free(), Bound(value)) or (isinstance(value, Aborted) and self.may_abort)
+        if self.value is None and allowed:
             self.value = value
         elif self.value != value:
             raise ValueError(f"ballot {self.ballot} must not propose {value}: {self.value or self.state}")
 
     def accepted(self, member: int) -> Decision | None:
-        """A member has accepted what was proposed. Returns the decision if a majority has. Raises ValueError before."""
+        """A member has accepted what was proposed. Returns the decision if enough have.
+
+        Raises ValueError as long as nothing was proposed.
+        """
         if self.value is None:
             raise ValueError(f"nothing was proposed in ballot {self.ballot}")
         self._accepted.add(member)
-        if len(self._accepted) >= majority(self._members):
+        if len(self._accepted) >= self._needed:
             self.decision = self.value
         return self.decision
 
+    @property
+    def _needed(self) -> int:
+        """Answers in the present phase."""
+        return blocking(self._members) if isinstance(self.value, Aborted) else majority(self._members)
+
     def _choice(self) -> State:
-        """What a majority of promises allows (PMS 2.2, P2c; of ballot zero whatever may have got a majority)."""
+        """What the promises allow (PMS 2.2, P2c; of ballot zero whatever may have got a majority).
+
+        They are from a majority, or, if only an abort is proposed, from a blocking set: either has a member in common
+        with every majority that may have accepted a result.
+        """
         accepted = [promise for promise in self._promises.values() if promise.accepted is not None]
         last = max(accepted, key=lambda promise: promise.accepted_ballot or ZERO, default=None)
         if last is None or last.accepted is None:
             return Free()
         if last.accepted_ballot != ZERO:
             return Bound(last.accepted)
+        if LEADER in self._promises:
+            return Free()
         silent = self._members - len(self._promises)
         votes = Counter(promise.accepted for promise in accepted if promise.accepted is not None)
         chosen = [value for value, count in votes.items() if count + silent >= majority(self._members)]
@@ -246,6 +281,11 @@ class Proposal:
 def majority(members: int) -> int:
     """Any two majorities of a group have a member in common."""
     return members // 2 + 1
+
+
+def blocking(members: int) -> int:
+    """So many members have one in common with every majority, though not always with each other."""
+    return members - majority(members) + 1
 
 
 def ballot_after(ballot: int, member: int, members: int) -> int:

@@ -5,21 +5,23 @@ exploration holds every order of messages, loss, repetition, members that stop f
 proposers that duel or replace each other (Lamport's own specification of Paxos does the same). Acceptors, tallies and
 proposals are the real classes; what they answer is remembered, so that each answer is computed once.
 
-A result at ballot zero is "a", "b" or "c": more than one if a reducer lies. An auxiliary ("x") holds none and accepts
-one that a member with tensors has accepted, because only such are named to it. A member that never comes to hold a
-result is one whose vote never comes.
+A result at ballot zero is "a" or "b": more than one if a reducer lies. An auxiliary ("x") holds none and accepts one
+that a member with tensors has accepted, because only such are named to it. A member that never comes to hold a result
+is one whose vote never comes. The leader decides ballot zero, as long as it has not promised a higher one, and promises
+none after that.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations, permutations
 from typing import Any, TypeAlias
 
 from swarmcli.averaging.ballots import (
+    LEADER,
     Acceptor,
     Blocked,
     Bound,
@@ -30,6 +32,7 @@ from swarmcli.averaging.ballots import (
     Tally,
     Value,
     ballot_after,
+    blocking,
     majority,
 )
 from swarmcli.averaging.outcome import Aborted, Committed
@@ -44,6 +47,8 @@ class Rules:
     proposal: type[Proposal] = Proposal
     ballot_after: Callable[[int, int, int], int] = ballot_after
     restarts: bool = False  # a mistake: processes that have restarted answer as if they had never promised
+    counts_on: bool = False  # a mistake: the leader counts votes although it has promised a higher ballot
+    promises_on: bool = False  # a mistake: the leader promises higher ballots although it has decided
 
 
 @dataclass(frozen=True)
@@ -56,17 +61,21 @@ class Member:
     vote: bytes | None = None  # told to the leader at ballot zero
     promised: int = 0
     last: tuple[int, Value] | None = None  # accepted last
+    leads: bool = False
+    decided: Value | None = None  # ballot zero, as the leader
 
+
+ABORTED = Aborted("")  # for whatever reason: as decisions all aborts are the same
 
 World: TypeAlias = tuple[tuple[int, ...], tuple[Value | None, ...]]  # members by number; what each attempt proposed
-Living: TypeAlias = tuple[tuple[str, int, tuple[int, Value] | None], ...]  # kind, promised, accepted last
+Living: TypeAlias = tuple[tuple[int, int, tuple[int, Value] | None], ...]  # place, promised, accepted last
 
 
 @dataclass
 class Explorer:
     """`explore` visits every world once; one in which an invariant is broken ends it with an AssertionError."""
 
-    kinds: str  # of the members: "aab" are three with tensors, one of whom was told another result
+    kinds: str  # of the members, the leader first: "aab" have tensors, and the last one was told another result
     attempts: int  # ballots above zero: of members 0, 1, 2, 0, ...
     rules: Rules = field(default_factory=Rules)
 
@@ -84,7 +93,9 @@ class Explorer:
     def explore(self) -> int:
         """The number of worlds."""
         nothing = Member("", (None,) * self.attempts, (False,) * self.attempts)
-        members = tuple(self._number(replace(nothing, kind=kind)) for kind in self.kinds)
+        members = tuple(
+            self._number(replace(nothing, kind=kind, leads=place == LEADER)) for place, kind in enumerate(self.kinds)
+        )
         start: World = (members, (None,) * self.attempts)
         self._came_from[start] = None
         waiting = [start]
@@ -103,6 +114,10 @@ class Explorer:
         numbers, proposals = world
         members = [self._members[number] for number in numbers]
         named = frozenset(member.vote for member in members if member.kind != "x" and member.vote)
+        leader = members[LEADER]
+        if leader.decided is None and (leader.promised == 0 or self.rules.counts_on):
+            for decision in self._counted(tuple(member.vote for member in members)):
+                yield _with(numbers, LEADER, self._number(replace(leader, decided=decision))), proposals
         for position, number in enumerate(numbers):
             for step in self._steps(number, proposals, named):
                 yield self._sorted(_with(numbers, position, step)), proposals
@@ -113,8 +128,8 @@ class Explorer:
                     yield self._sorted(heard), _with(proposals, attempt, value)
 
     def _sorted(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Members of one kind can be exchanged for each other."""
-        return tuple(sorted(numbers, key=lambda number: (self._members[number].kind, number)))
+        """Members of one kind, besides the leader, can be exchanged for each other."""
+        return numbers[:1] + tuple(sorted(numbers[1:], key=lambda number: (self._members[number].kind, number)))
 
     def _steps(self, number: int, proposals: tuple[Value | None, ...], named: frozenset[bytes]) -> list[int]:
         """What one member may become with one message."""
@@ -124,6 +139,8 @@ class Explorer:
             acceptor = self._acceptor(member)
             if member.vote is None and acceptor.accept_zero(digest):
                 following.append(self._after(member, acceptor, vote=digest))
+        if member.decided is not None and not self.rules.promises_on:
+            return following  # its answer to everything is the decision
         for attempt, (ballot, value) in enumerate(zip(self.ballots, proposals, strict=True)):
             acceptor = self._acceptor(member)
             answer = acceptor.prepare(ballot)
@@ -170,12 +187,13 @@ class Explorer:
         proposal = self.rules.proposal(self.ballots[attempt], self.count)
         for index, promise in (*heard, *heard):  # each may arrive twice
             proposal.promise(index, promise)
+        abort: list[Value] = [ABORTED] if proposal.may_abort else []
         match proposal.state:
             case Free():
-                return [Aborted(f"attempt {attempt}"), Committed(b"repaired %d" % attempt)]
+                return [*abort, Committed(b"repaired %d" % attempt)]
             case Bound(value):
-                return [value]
-        return []
+                return [*abort, value]
+        return abort
 
     # What must hold
 
@@ -184,9 +202,6 @@ class Explorer:
         decided = self._decided(world)
         self._hold(len(decided) <= 1, "two decisions", world)
         self._hold(self._decided(before) <= decided, "a decision was taken back", world)
-        votes = [member.vote for member in members]
-        chosen = {Committed(vote) for vote in votes if vote and votes.count(vote) >= majority(self.count)}
-        self._hold(not chosen or decided <= chosen, "ballot zero had chosen something else", world)
         held = {member.vote for member in members if member.kind != "x"}
         for value in decided:
             sound = isinstance(value, Aborted) or value.digest in held or value.digest.startswith(b"repaired")
@@ -213,7 +228,7 @@ class Explorer:
         """Whatever anybody can conclude by now."""
         numbers, proposals = world
         members = [self._members[number] for number in numbers]
-        decided = self._counted(tuple(member.vote for member in members))
+        decided = frozenset({members[LEADER].decided} - {None})
         for attempt, value in enumerate(proposals):
             if value is not None:
                 decided |= self._passed(attempt, value, tuple(member.accepted[attempt] for member in members))
@@ -241,41 +256,54 @@ class Explorer:
     # Whatever happened: a majority that lives and hears each other comes to an end
 
     def _left(self, numbers: tuple[int, ...]) -> list[Living]:
-        """Who may be left: everybody, or any majority."""
+        """Who may be left: everybody, or enough at least to give the round up; nobody who knows the decision."""
         members = [self._members[number] for number in numbers]
-        living = [(member.kind, member.promised, member.last) for member in members]
-        sizes = range(majority(self.count), self.count + 1)
-        return list(dict.fromkeys(some for size in sizes for some in combinations(living, size)))
+        living = [(place, member.promised, member.last) for place, member in enumerate(members) if not member.decided]
+        sizes = range(blocking(self.count), self.count + 1)
+        return [some for size in sizes for some in combinations(living, size)]
 
     def _finish(self, living: Living) -> frozenset[Value]:
-        """What they decide, depending on who of them proposes; nothing where a liar's results keep them from it."""
+        """What they decide, depending on who of them proposes; nothing where they cannot know what was chosen."""
         ends = [self._finish_by(proposer, living) for proposer in range(len(living))]
         self.endings.update("undecided" if end is None else type(end).__name__.lower() for end in ends)
         return frozenset(end for end in ends if end is not None)
 
-    def _finish_by(self, me: int, living: Living) -> Value | None:
-        acceptors = [self._acceptor(Member(kind, (), (), None, promised, last)) for kind, promised, last in living]
+    def _finish_by(self, position: int, living: Living) -> Value | None:
+        acceptors = {
+            place: self._acceptor(Member("", (), (), None, promised, last)) for place, promised, last in living
+        }
+        me = living[position][0]
         ballot = self.rules.ballot_after(acceptors[me].promised, me, self.count)
-        for _ in range(3):
+        for _ in range(self.count):
             proposal = self._prepared(ballot, acceptors)
             match proposal.state:
                 case Outbid(higher):
                     ballot = self.rules.ballot_after(higher, me, self.count)
                 case Blocked():
-                    results = {last for _, _, last in living if last is not None and last[0] == 0}
-                    assert len(results) > 1 and len(living) < self.count, ("blocked", living)
-                    return None
-                case Free() | Bound() as state:
-                    return self._accepted(proposal, state.value if isinstance(state, Bound) else Aborted(""), acceptors)
+                    return self._blocked(proposal, acceptors, living)
+                case Bound(Committed() as value):
+                    return self._accepted(proposal, value, acceptors)
+                case Free() | Bound():
+                    return self._accepted(proposal, ABORTED, acceptors)
                 case state:
                     raise AssertionError((state, living))
         raise AssertionError(("outbid again and again", living))
 
-    def _prepared(self, ballot: int, acceptors: Sequence[Acceptor]) -> Proposal:
+    def _blocked(self, proposal: Proposal, acceptors: Mapping[int, Acceptor], living: Living) -> Value | None:
+        """Fewer than a majority, or the victims of a liar without the leader: they give up, if that is safe."""
+        if proposal.may_abort:
+            return self._accepted(proposal, ABORTED, acceptors)
+        results = {last for _, _, last in living if last is not None}
+        assert results, ("nothing was accepted, but they do not give up", living)
+        assert LEADER not in acceptors or any(ballot > 0 for ballot, _ in results), ("the leader is here", living)
+        assert len(living) < majority(self.count) or len(results) > 1, ("blocked", living)
+        return None
+
+    def _prepared(self, ballot: int, acceptors: Mapping[int, Acceptor]) -> Proposal:
         proposal = self.rules.proposal(ballot, self.count)
-        for lost in range(len(acceptors), self.count):
+        for lost in set(range(self.count)) - acceptors.keys():
             proposal.lose(lost)
-        for index, acceptor in enumerate(acceptors):
+        for index, acceptor in acceptors.items():
             answer = acceptor.prepare(ballot)
             if isinstance(answer, Promise):
                 proposal.promise(index, answer)
@@ -283,9 +311,9 @@ class Explorer:
                 proposal.refuse(index, answer)
         return proposal
 
-    def _accepted(self, proposal: Proposal, value: Value, acceptors: Sequence[Acceptor]) -> Value:
+    def _accepted(self, proposal: Proposal, value: Value, acceptors: Mapping[int, Acceptor]) -> Value:
         proposal.propose(value)
-        for index, acceptor in enumerate(acceptors):
+        for index, acceptor in acceptors.items():
             if acceptor.accept(proposal.ballot, value):
                 proposal.accepted(index)
         assert proposal.decision == value, ("not accepted", value)

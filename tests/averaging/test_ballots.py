@@ -18,6 +18,7 @@ from swarmcli.averaging.ballots import (
     Tally,
     Waiting,
     ballot_after,
+    blocking,
     majority,
     proposer_of,
 )
@@ -34,10 +35,12 @@ def tally_of(members: int, *votes: bytes, auxiliaries: tuple[int, ...] = ()) -> 
     return tally
 
 
-def proposal_of(ballot: int, members: int, *promises: Promise) -> Proposal:
+def proposal_of(ballot: int, members: int, *promises: Promise | None) -> Proposal:
+    """With the promises of members 0, 1, 2, ...; None: not yet."""
     proposal = Proposal(ballot, members)
     for member, promise in enumerate(promises):
-        proposal.promise(member, promise)
+        if promise is not None:
+            proposal.promise(member, promise)
     return proposal
 
 
@@ -170,23 +173,52 @@ def test_the_highest_ballot_above_zero_binds() -> None:
 
 def test_a_result_that_ballot_zero_may_have_chosen_binds() -> None:
     accepted, nothing = Promise(1, 0, Committed(A)), Promise(1)
-    assert proposal_of(1, 3, nothing, accepted).state == Bound(Committed(A))  # the third may have accepted it as well
-    assert proposal_of(1, 3, nothing, nothing, accepted).state == Free()
-    assert proposal_of(1, 5, nothing, nothing, accepted).state == Bound(Committed(A))
-    assert proposal_of(1, 4, nothing, nothing, accepted).state == Free()
+    assert proposal_of(1, 3, None, nothing, accepted).state == Bound(Committed(A))  # the leader may have both votes
+    assert proposal_of(1, 5, None, nothing, nothing, accepted).state == Bound(Committed(A))
+    assert proposal_of(1, 4, None, nothing, nothing, accepted).state == Free()
+
+
+def test_the_promise_of_the_leader_ends_ballot_zero() -> None:
+    accepted = Promise(1, 0, Committed(A))
+    assert proposal_of(1, 3, accepted, accepted).state == Free()
+    assert proposal_of(4, 3, Promise(4), Promise(4, 0, Committed(A)), Promise(4, 2, NO)).state == Bound(NO)
 
 
 def test_of_two_possible_results_only_further_promises_tell() -> None:
-    split = [Promise(1, 0, Committed(A)), Promise(1, 0, Committed(B))]
+    split = [None, Promise(1, 0, Committed(A)), Promise(1, 0, Committed(B))]
     proposal = proposal_of(1, 3, *split)
-    assert proposal.state == Waiting()
-    proposal.lose(2)
-    assert proposal.state == Blocked()
-    proposal.refuse(2, Refusal(5))
+    assert proposal.state == Waiting() and not proposal.may_abort
+    proposal.lose(0)
+    assert proposal.state == Blocked() and not proposal.may_abort
+    proposal.refuse(0, Refusal(5))
     assert proposal.state == Outbid(5)
-    proposal.promise(2, Promise(1, 0, Committed(B)))
-    assert proposal.state == Bound(Committed(B))
-    assert proposal_of(1, 3, *split, Promise(1)).state == Free()
+    proposal.promise(0, Promise(1))
+    assert proposal.state == Free() and proposal.may_abort
+    assert proposal_of(1, 4, *split, Promise(1)).state == Free()
+
+
+def test_to_give_up_half_is_enough() -> None:
+    alone = proposal_of(2, 2, None, Promise(2))
+    alone.lose(0)
+    assert alone.state == Blocked() and alone.may_abort
+    with pytest.raises(ValueError, match="must not propose"):
+        alone.propose(Committed(A))
+    alone.propose(NO)
+    assert not alone.may_abort and alone.state == Waiting()
+    assert alone.accepted(1) == NO
+    holder = proposal_of(2, 2, None, Promise(2, 0, Committed(A)))
+    assert not holder.may_abort  # the leader may have committed it
+    assert proposal_of(1, 2, Promise(1, 0, Committed(A))).may_abort  # it has not
+    assert not proposal_of(1, 4, Promise(1)).may_abort and proposal_of(1, 4, Promise(1), Promise(1)).may_abort
+    assert not proposal_of(9, 4, Promise(9), Promise(9, 3, Committed(A))).may_abort
+    assert proposal_of(9, 4, Promise(9), Promise(9, 3, NO)).may_abort
+
+
+def test_a_result_takes_a_majority_also_of_an_even_group() -> None:
+    proposal = proposal_of(1, 4, Promise(1), Promise(1), Promise(1))
+    proposal.propose(Committed(A))
+    assert proposal.accepted(0) is None and proposal.accepted(1) is None
+    assert proposal.accepted(2) == Committed(A)
 
 
 def test_a_refusal_outbids_only_when_no_majority_is_left() -> None:
@@ -221,7 +253,7 @@ def test_a_proposal_stands_for_one_value() -> None:
 
 
 def test_what_binds_must_be_proposed() -> None:
-    proposal = proposal_of(1, 3, Promise(1), Promise(1, 0, Committed(A)))
+    proposal = proposal_of(1, 3, None, Promise(1), Promise(1, 0, Committed(A)))
     for value in (NO, Committed(B)):
         with pytest.raises(ValueError, match="must not propose"):
             proposal.propose(value)
@@ -248,3 +280,4 @@ def test_every_ballot_has_one_owner(ballot: int, members: int, data: st.DataObje
     assert ballot < after <= ballot + members
     assert proposer_of(after, members) == member
     assert 2 * majority(members) > members >= majority(members)
+    assert majority(members) + blocking(members) == members + 1
