@@ -1,250 +1,100 @@
-"""All-reduce and state download between processes over encrypted TCP, beside gloo and hivemind in the same run.
+"""All-reduce and state download, beside hivemind, gloo and bare TLS, which take turns with it in the same run.
 
-Each peer is a process of its own with one torch thread. The group is given: forming it is not measured here, except
-in hivemind's figures, which contain what its `step` needs beyond `matchmaking_time`. gloo does not encrypt.
+Each peer is a process of its own with one torch thread. This project and hivemind run the same program: `step` of an
+averager, which finds its group first, and `load_state_from_peers`. Bare TLS moves the bytes that the round has to
+move between as many processes and does nothing else. gloo encrypts nothing, and its group is fixed.
 
-    python -m benchmarks.averaging [--profile]
+    python -m benchmarks.averaging [round] [float16] [two] [small] [state]
 """
 
 from __future__ import annotations
 
-import asyncio
-import cProfile
-import json
-import multiprocessing
-import pstats
+import os
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection as Pipe
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from swarmcli.averaging.allreduce import Allreduce
-from swarmcli.averaging.donor import StateDonor
-from swarmcli.averaging.download import download_state
-from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.partition import reducing_shares
-from swarmcli.averaging.patience import AllreduceOptions
-from swarmcli.averaging.service import AllreduceService
-from swarmcli.averaging.snapshot import Snapshot
-from swarmcli.compression import Float16Compression, NoCompression
-from swarmcli.network import Endpoint, Identity, PeerID, PeerInfo
-from swarmcli.network.tcp import TCPTransport
+from benchmarks._averaging_peers import average_here, average_with_gloo, send_bare, share_state_here
+from benchmarks._contest import Contestant, Crew, Script, Turn, compete, ratio
 
 MIB = 1 << 20
-ROUNDS = 5
-# name, peers, bytes of float32, codec, at most this part of hivemind's time
-CASES = [
-    ("64 MiB, 4 peers", 4, 64 * MIB, NoCompression(), 0.35),
-    ("64 MiB, 4 peers, float16", 4, 64 * MIB, Float16Compression(), 0.35),
-    ("256 MiB, 2 peers", 2, 256 * MIB, NoCompression(), 0.40),
-    ("1 MiB, 4 peers", 4, MIB, NoCompression(), 0.20),
-]
-STATE = 256 * MIB
+TURNS = 7
 _HERE = Path(__file__).parent
 _PEERS_PYTHON = _HERE.parent / ".venv-peers" / "bin" / "python"
 
 
-# ---- this project
+@dataclass(frozen=True)
+class Case:
+    name: str
+    peers: int
+    nbytes: int  # of float32
+    target: float  # at most this part of hivemind's time
+    half: bool = False  # float16 on the wire
+    state: bool = False  # a download instead of a round
 
-
-def run_peer(index: int, case: int, pipe: Pipe, profile: bool) -> None:
-    torch.set_num_threads(1)
-    profiler = cProfile.Profile()
-    if profile and index == 0:
-        profiler.enable()
-    asyncio.run(_average(index, case, pipe))
-    if profile and index == 0:
-        profiler.disable()
-        pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
-
-
-async def _average(index: int, case: int, pipe: Pipe) -> None:
-    _, _, nbytes, codec, _ = CASES[case]
-    tensors = [torch.full((nbytes // 16,), float(index)) for _ in range(4)]
-    endpoint = Endpoint(TCPTransport(Identity.generate(), host="127.0.0.1"))
-    service = AllreduceService(endpoint, "bench")
-    await endpoint.start()
-    service.start()
-    everyone = await _introduce(endpoint, pipe)
-    members = [Member(peer, addresses=addresses) for peer, addresses in everyone]
-    await endpoint.connect(members[0].addresses[0], timeout=10) if index else None
-    shares = reducing_shares(members, nbytes // 4)
-    for number in range(ROUNDS + 1):
-        group = Group.form(b"", members, shares, number.to_bytes(16, "big"))
-        await asyncio.to_thread(pipe.recv)
-        options = AllreduceOptions(compression=codec)
-        began = time.perf_counter()
-        result = await Allreduce(service, group, tensors, weight=1.0, options=options).run()
-        pipe.send(time.perf_counter() - began)
-        if abs(result.averages[0][0].item() - (len(members) - 1) / 2) > 1e-3:
-            raise RuntimeError("a wrong average")
-    await asyncio.to_thread(pipe.recv)
-    service.close()
-    await endpoint.close()
-
-
-async def _introduce(endpoint: Endpoint, pipe: Pipe) -> list[tuple[PeerID, tuple[str, ...]]]:
-    pipe.send((bytes(endpoint.peer_id), endpoint.info.addresses))
-    everyone = [(PeerID(peer), tuple(addresses)) for peer, addresses in await asyncio.to_thread(pipe.recv)]
-    for peer, addresses in everyone:
-        endpoint.learn(PeerInfo(peer, addresses))
-    return everyone
-
-
-def measure_rounds(case: int, profile: bool) -> float:
-    """Median seconds of a round, each as long as its slowest member took; the first is not counted."""
-    processes, pipes = _start(run_peer, [(index, case) for index in range(CASES[case][1])], profile)
-    places = [pipe.recv() for pipe in pipes]
-    _tell(pipes, places)
-    times = []
-    for _ in range(ROUNDS + 1):
-        _tell(pipes, "go")
-        times.append(max(pipe.recv() for pipe in pipes))
-    _tell(pipes, "end")
-    _join(processes)
-    return statistics.median(times[1:])
-
-
-def run_state(index: int, case: int, pipe: Pipe, profile: bool) -> None:
-    torch.set_num_threads(1)
-    asyncio.run(_donate(pipe) if index == 0 else _download(pipe))
-
-
-async def _donate(pipe: Pipe) -> None:
-    endpoint = Endpoint(TCPTransport(Identity.generate(), host="127.0.0.1"))
-    state = Snapshot(b"v", None, {f"{index}": torch.randn(STATE // 64) for index in range(16)})
-
-    async def provide(version: bytes) -> Snapshot:
-        return state
-
-    donor = StateDonor(endpoint, "bench", provide)
-    await endpoint.start()
-    donor.start()
-    await _introduce(endpoint, pipe)
-    await asyncio.to_thread(pipe.recv)
-    await asyncio.to_thread(pipe.recv)
-    donor.close()
-    await endpoint.close()
-
-
-async def _download(pipe: Pipe) -> None:
-    endpoint = Endpoint(TCPTransport(Identity.generate(), host="127.0.0.1"))
-    await endpoint.start()
-    donor = (await _introduce(endpoint, pipe))[0][0]
-    await asyncio.to_thread(pipe.recv)
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        await download_state(endpoint, "bench", [donor], timeout=60)
-        times.append(time.perf_counter() - began)
-    pipe.send(times)
-    await asyncio.to_thread(pipe.recv)
-    await endpoint.close()
-
-
-def measure_state() -> tuple[float, float]:
-    """Seconds of a first download, which the donor has to hash, and the least of two that share its snapshot."""
-    processes, pipes = _start(run_state, [(0, 0), (1, 0)], False)
-    _tell(pipes, [pipe.recv() for pipe in pipes])
-    _tell(pipes, "go")
-    times = pipes[1].recv()
-    _tell(pipes, "end")
-    _join(processes)
-    return times[0], min(times[1:])
-
-
-# ---- gloo
-
-
-def run_gloo(index: int, case: int, pipe: Pipe, profile: bool) -> None:
-    import torch.distributed as distributed
-
-    torch.set_num_threads(1)
-    _, peers, nbytes, _, _ = CASES[case]
-    distributed.init_process_group("gloo", init_method=f"file://{pipe.recv()}", rank=index, world_size=peers)
-    tensors = torch.full((nbytes // 4,), float(index))
-    for _ in range(ROUNDS + 1):
-        pipe.recv()
-        began = time.perf_counter()
-        distributed.all_reduce(tensors)
-        tensors /= peers
-        pipe.send(time.perf_counter() - began)
-    pipe.recv()
-    distributed.destroy_process_group()
-
-
-def measure_gloo(case: int) -> float:
-    processes, pipes = _start(run_gloo, [(index, case) for index in range(CASES[case][1])], False)
-    with tempfile.TemporaryDirectory() as folder:
-        _tell(pipes, str(Path(folder) / "rendezvous"))
-        times = []
-        for _ in range(ROUNDS + 1):
-            _tell(pipes, "go")
-            times.append(max(pipe.recv() for pipe in pipes))
-        _tell(pipes, "end")
-        _join(processes)
-    return statistics.median(times[1:])
-
-
-# ---- hivemind, in a virtual environment of its own
-
-
-def measure_hivemind(peers: int, nbytes: int, half: bool) -> float:
-    script = str(_HERE / "peers" / "averaging_hivemind.py")
-    arguments = [str(_PEERS_PYTHON), script, str(peers), str(nbytes), "float16" if half else "none", str(ROUNDS)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=True)
-    return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
-
-
-# ---- the run
-
-
-def _start(
-    target: Callable[..., None], arguments: list[tuple[int, int]], profile: bool
-) -> tuple[list[Any], list[Pipe]]:
-    context = multiprocessing.get_context("spawn")
-    processes, pipes = [], []
-    for index, case in arguments:
-        mine, theirs = context.Pipe()
-        process = context.Process(target=target, args=(index, case, theirs, profile), daemon=True)
-        process.start()
-        processes.append(process)
-        pipes.append(mine)
-    return processes, pipes
-
-
-def _tell(pipes: list[Pipe], message: Any) -> None:
-    for pipe in pipes:
-        pipe.send(message)
-
-
-def _join(processes: list[Any]) -> None:
-    for process in processes:
-        process.join(30)
-        if process.exitcode != 0:
-            raise RuntimeError(f"a peer ended with {process.exitcode}")
-
-
-def main() -> None:
-    profile = "--profile" in sys.argv
-    print(f"{'':28}{'ours':>10}{'gloo':>10}{'hivemind':>10}{'ratio':>8}{'at most':>9}")
-    for case, (name, peers, nbytes, codec, target) in enumerate(CASES):
-        ours, gloo = measure_rounds(case, profile), measure_gloo(case)
-        line = f"{name:28}{ours:>9.3f}s{gloo:>9.3f}s"
+    def contestants(self) -> dict[str, Contestant]:
+        crews: dict[str, Contestant] = {}
+        if self.state:
+            crews["swarm"] = Crew(share_state_here, 2, self.nbytes)
+            crews["bare TLS"] = Crew(send_bare, 2, 2, self.nbytes, True)
+        else:
+            crews["swarm"] = Crew(average_here, self.peers, self.peers, self.nbytes, self.half)
+            # Everyone sends parts to everyone, and averages: two n-ths of the vector to each other peer.
+            each = 2 * self.nbytes // self.peers // (2 if self.half else 1)
+            crews["bare TLS"] = Crew(send_bare, self.peers, self.peers, each, False)
+        if not self.state and not self.half:
+            crews["gloo"] = Crew(average_with_gloo, self.peers, self.peers, self.nbytes)
         if _PEERS_PYTHON.exists():
-            theirs = measure_hivemind(peers, nbytes, codec.name == "float16")
-            line += f"{theirs:>9.3f}s{ours / theirs:>8.2f}{target:>9.2f}"
+            kind = "state" if self.state else "float16" if self.half else "none"
+            script = str(_HERE / "peers" / "averaging_hivemind.py")
+            crews["hivemind"] = Script([str(_PEERS_PYTHON), script, str(self.peers), str(self.nbytes), kind])
+        return crews
+
+
+CASES = {
+    "round": Case("64 MiB float32, 4 peers", 4, 64 * MIB, 0.35),
+    "float16": Case("64 MiB, 4 peers, float16 on the wire", 4, 64 * MIB, 0.35, half=True),
+    "two": Case("256 MiB, 2 peers", 2, 256 * MIB, 0.40),
+    "small": Case("1 MiB, 4 peers, with finding the group", 4, MIB, 0.20),
+    "state": Case("state of 256 MiB, one donor", 2, 256 * MIB, 0.35, state=True),
+}
+
+
+def run(case: Case) -> dict[str, list[Turn]]:
+    contestants = case.contestants()
+    try:
+        return compete(contestants, TURNS)
+    finally:
+        for contestant in contestants.values():
+            contestant.end()
+
+
+def show(case: Case, turns: dict[str, list[Turn]]) -> None:
+    print(f"\n{case.name}   (load {os.getloadavg()[0]:.1f})")
+    for name, results in turns.items():
+        seconds = statistics.median(turn.seconds for turn in results)
+        least = min(turn.seconds for turn in results)
+        processor = [turn.processor for turn in results if turn.processor is not None]
+        line = f"  {name:10}{seconds * 1000:8.0f} ms (least {least * 1000:.0f})"
+        if processor:
+            line += f"   processor {statistics.median(processor) * 1000:.0f} ms per peer"
+        if name != "swarm":
+            line += f"   swarm / this: {ratio(turns['swarm'], results):.2f}"
+        if name == "hivemind":
+            met = ratio(turns["swarm"], results) <= case.target
+            line += f", target {case.target:.2f}: {'met' if met else 'MISSED'}"
         print(line, flush=True)
-    first, second = measure_state()
-    print(f"{'state of 256 MiB, one donor':28}{first:>9.3f}s, of a snapshot that is hashed already {second:.3f}s")
+
+
+def main(wanted: Sequence[str] = ()) -> None:
+    unknown = set(wanted) - set(CASES)
+    if unknown:
+        sys.exit(f"no such case: {', '.join(sorted(unknown))}; there are: {', '.join(CASES)}")
+    for name in wanted or CASES:
+        show(CASES[name], run(CASES[name]))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

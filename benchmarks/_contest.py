@@ -1,0 +1,130 @@
+"""Contestants that take turns: each is a crew of processes that does one piece of work whenever it is told to."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from typing import Any, Protocol
+
+PATIENCE = 120.0  # seconds for one turn
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One piece of work: as long as its slowest process took, and the mean processor time of one process."""
+
+    seconds: float
+    processor: float | None = None
+
+
+class Contestant(Protocol):
+    def turn(self) -> Turn: ...
+    def end(self) -> None: ...
+
+
+class Crew:
+    """Processes of Python's own. `target(pipe, index, *arguments)` makes itself known, gets what all made known, and
+    then answers each "go" with (seconds, processor seconds)."""
+
+    def __init__(self, target: Callable[..., None], count: int, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Pipe] = []
+        self._processes = []
+        for index in range(count):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=target, args=(theirs, index, *arguments), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self._processes.append(process)
+        known = [self._hear(pipe) for pipe in self._pipes]
+        self._tell(known)
+
+    def turn(self) -> Turn:
+        self._tell("go")
+        seconds, processor = zip(*(self._hear(pipe) for pipe in self._pipes), strict=True)
+        return Turn(max(seconds), statistics.fmean(processor))
+
+    def end(self) -> None:
+        """Kills them: nothing of theirs is wanted any more, and some take half a minute to say goodbye."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _tell(self, message: Any) -> None:
+        for pipe in self._pipes:
+            pipe.send(message)
+
+    def _hear(self, pipe: Pipe) -> Any:
+        if not pipe.poll(PATIENCE):
+            raise TimeoutError(f"no word within {PATIENCE:.0f} s")
+        return pipe.recv()
+
+
+class Script:
+    """A program in another environment: a line on its input begins a turn, a line of JSON on its output ends it."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._line()
+
+    def turn(self) -> Turn:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return Turn(float(json.loads(self._line())))
+
+    def end(self) -> None:
+        """Ends its input, upon which it kills its own processes."""
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the other program ended early")
+        return line
+
+
+def processor_seconds() -> float:
+    """Of this process so far, all threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def serve_turns(pipe: Pipe, work: Callable[[], None]) -> None:
+    """Does `work` whenever told to; returns when nobody is there any more."""
+    while True:
+        try:
+            pipe.recv()
+        except EOFError:
+            return
+        used, began = processor_seconds(), time.perf_counter()
+        work()
+        pipe.send((time.perf_counter() - began, processor_seconds() - used))
+
+
+def compete(contestants: dict[str, Contestant], turns: int) -> dict[str, list[Turn]]:
+    """Everyone's turns, one after the other so that other work on the machine disturbs all alike. The first turn of
+    each is not counted."""
+    counted: dict[str, list[Turn]] = {name: [] for name in contestants}
+    for number in range(turns + 1):
+        for name, contestant in contestants.items():
+            turn = contestant.turn()
+            if number:
+                counted[name].append(turn)
+    return counted
+
+
+def ratio(ours: Sequence[Turn], theirs: Sequence[Turn]) -> float:
+    """The median of the ratios within each turn."""
+    return statistics.median(a.seconds / b.seconds for a, b in zip(ours, theirs, strict=True))
