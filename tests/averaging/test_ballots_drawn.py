@@ -93,7 +93,7 @@ class Group:
     # Ballot zero
 
     def get_result(self, member: Member) -> None:
-        if member.get is not None:
+        if member.get is not None and member.get not in member.holds:
             member.holds.add(member.get)
             self.accept_zero(member, member.get)
 
@@ -102,10 +102,12 @@ class Group:
             self.send(self.members[0], partial(self.count, member, digest))
 
     def count(self, voter: Member, digest: bytes) -> None:
+        if self.members[0].acceptor.promised > 0:
+            return  # the leader itself has ended ballot zero
         self.conclude(self.members[0], self.tally.accept(voter.index, digest))
+        named = self.tally.digest_to_name
         for member in self.members:
-            named = self.tally.digest_to_name
-            if member.get is None and named is not None:
+            if voter.get is not None and member.get is None and named is not None:
                 self.send(member, partial(self.accept_zero, member, named))
 
     # Ballots above zero
@@ -118,12 +120,17 @@ class Group:
             self.send(member, partial(self.promise, member, proposer, proposal))
 
     def promise(self, member: Member, proposer: Member, proposal: Proposal) -> None:
+        if member.decision is not None:
+            self.send(proposer, partial(self.conclude, proposer, member.decision))
+            return
         answer = member.acceptor.prepare(proposal.ballot)
         hear = proposal.promise if isinstance(answer, Promise) else proposal.refuse
         self.send(proposer, partial(self.heard, proposer, proposal, partial(hear, member.index, answer)))  # type: ignore[arg-type]
 
     def heard(self, proposer: Member, proposal: Proposal, hear: Message) -> None:
         hear()
+        if proposal.may_abort and self.random.random() < 0.05:
+            self.propose(proposal, proposer, Aborted(f"by {proposer.index}"))
         match proposal.state:
             case Outbid(higher) if proposer.proposal is proposal and proposer.decision is None:
                 self.prepare(proposer, higher)
@@ -145,6 +152,9 @@ class Group:
             self.send(member, partial(self.accept, member, proposer, proposal, value))
 
     def accept(self, member: Member, proposer: Member, proposal: Proposal, value: Value) -> None:
+        if member.decision is not None:
+            self.send(proposer, partial(self.conclude, proposer, member.decision))
+            return
         if isinstance(value, Committed) and member.get is not None:
             if not any(value.digest in other.holds for other in self.members if other.awake and not other.dead):
                 return
@@ -162,7 +172,8 @@ class Group:
     # What must hold
 
     def check(self, decision: Value | None) -> None:
-        self.concluded |= {decision} if decision is not None else set()
+        if decision is not None:
+            self.concluded.add(Aborted("") if isinstance(decision, Aborted) else decision)
         assert len(self.concluded) <= 1, self.concluded
         for value in self.concluded:
             assert isinstance(value, Aborted) or any(value.digest in member.holds for member in self.members)
@@ -181,7 +192,7 @@ class Group:
                 living[0].proposal.lose(member)
             while self.messages:
                 self.deliver(self.random.randrange(len(self.messages)))
-        ends = {member.decision for member in living}
+        ends = {Aborted("") if isinstance(member.decision, Aborted) else member.decision for member in living}
         assert len(ends) == 1, ends
         return self.named(ends.pop(), living)
 
