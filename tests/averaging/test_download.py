@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
+import torch
 
 from swarmcli.averaging import snapshot as snapshot_module
 from swarmcli.averaging.snapshot import PinnedState, Snapshot, StateOutline, digest_of_chunk
+from swarmcli.compression import Float16Compression
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Identity, PeerID, virtual_time
@@ -102,15 +105,90 @@ def test_a_lying_donor_is_found_out(donors: int) -> None:
     virtual_time.run(main())
 
 
-def test_unlike_donors_are_not_mixed() -> None:
+def a_bit_apart(*chunks: int) -> dict[str, torch.Tensor]:
+    """The usual state but for the lowest bit of one number in each of these chunks."""
+    state = make_state()
+    for chunk in chunks:
+        state["weight"].view(torch.int32).view(-1)[chunk * CHUNK // 4 + 7] ^= 1
+    return state
+
+
+@pytest.mark.parametrize("chunks", [[0], [29], range(0, 29, 2)])
+@pytest.mark.parametrize("other", range(3))
+def test_donors_that_differ_in_a_bit_are_not_mixed(chunks: Sequence[int], other: int) -> None:
     async def main() -> None:
         async with Swarm(3, bandwidth=100_000) as swarm:
-            other = make_state()
-            other["weight"][17, 3] += 1e-6
-            swarm.states[1] = Snapshot(b"v1", {"epoch": 3}, other)
+            swarm.states[other] = Snapshot(b"v1", {"epoch": 3}, a_bit_apart(*chunks))
             got = await swarm.download()
-            check(got, swarm.states[1 if swarm.ids[1] in got.donors else 0])
-            assert set(got.donors) in ({swarm.ids[0], swarm.ids[2]}, {swarm.ids[1]})
+            mine = [torch.equal(got.tensors["weight"], state.tensors["weight"]) for state in swarm.states]
+            check(got, swarm.states[mine.index(True)])
+            assert len(got.digests) == -(-size_of(swarm.states[0]) // CHUNK)
+            assert not [event for event in swarm.events if isinstance(event, PeerRefused)], "that is no lie"
+
+    virtual_time.run(main())
+
+
+def test_of_two_that_differ_in_one_bit_the_second_goes_on_where_the_first_died() -> None:
+    async def main() -> None:
+        async with Swarm(2, bandwidth=20_000) as swarm:
+            swarm.states[1] = Snapshot(b"v1", {"epoch": 3}, a_bit_apart(3))
+            swarm.network.set_bandwidth(swarm.ids[1], 8_000)  # the first to answer is the other one
+            downloading = asyncio.create_task(swarm.download())
+            await asyncio.sleep(4)
+            swarm.network.kill(swarm.ids[0])
+            got = await downloading
+            check(got, swarm.states[1])
+            assert got.bytes < size_of(swarm.states[1]) + 4 * CHUNK, "what is equal was not fetched again"
+
+    virtual_time.run(main())
+
+
+def test_a_donor_that_is_lost_for_a_moment_is_asked_again() -> None:
+    async def main() -> None:
+        async with Swarm(1, bandwidth=50_000) as swarm:
+            downloading = asyncio.create_task(swarm.download())
+            await asyncio.sleep(1.5)
+            for channel in list(swarm.endpoints[0]._pool.channels()):
+                channel.connection.abort("a cable was pulled")
+            check(await downloading, swarm.states[0])
+            assert swarm.endpoints[-1].statistics().traffic.received < 1.2 * size_of(swarm.states[0])
+
+    virtual_time.run(main())
+
+
+def test_a_donor_that_names_false_hashes_is_not_asked_again() -> None:
+    """Its manifest comes first, so the others are measured by it, until it is caught."""
+
+    async def main() -> None:
+        async with Swarm(3, bandwidth=100_000) as swarm:
+            honest = PinnedState.digest
+
+            def lie(self: PinnedState, chunk: int) -> bytes:
+                return bytes(32) if self.snapshot is swarm.states[0] and chunk > 4 else honest(self, chunk)
+
+            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, make_state())
+            for peer in swarm.ids[1:]:
+                swarm.network.set_bandwidth(peer, 60_000)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(PinnedState, "digest", lie)
+                got = await swarm.download()
+            check(got, swarm.states[1])
+            assert [event.peer for event in swarm.events if isinstance(event, PeerRefused)] == [swarm.ids[0].text]
+            assert swarm.provided[0] == 1
+
+    virtual_time.run(main())
+
+
+def test_a_lossy_codec_halves_what_travels() -> None:
+    async def main() -> None:
+        async with Swarm(2, bandwidth=200_000) as swarm:
+            exact = make_state()
+            swarm.states = [Snapshot(b"v1", {"epoch": 3}, exact, codec=Float16Compression())] * 2
+            got = await swarm.download()
+            assert got.bytes < 0.6 * size_of(Snapshot(b"v1", None, exact))
+            assert got.tensors["weight"].dtype is torch.float32 and torch.equal(got.tensors["step"], exact["step"])
+            torch.testing.assert_close(got.tensors["weight"], exact["weight"].half().float(), rtol=0, atol=0)
+            assert got.tensors["half"].dtype is torch.bfloat16
 
     virtual_time.run(main())
 
