@@ -1,267 +1,279 @@
-"""How the members of one round come to know its outcome: the votes, questions and answers around `outcome.py`.
+"""How one member comes to know the outcome of its round: it votes, follows a leader, and leads when it has to.
 
 Every follower asks the leader for the outcome when its round begins, and the answer is the decision itself. So a
-decision costs one message to each, and either end notices at once when the other is gone.
+decision costs one message to each, and either end notices at once when the other is gone. Who loses its leader follows
+the next in rank that is alive, or leads itself if there is none before it: it proposes in ballots above zero. Nobody
+promises anything to a proposer while it follows one of a lower rank, so proposers seldom compete.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
 
-from swarmcli.averaging.group import Group
-from swarmcli.averaging.messages import MAX_WORDS, AbsenceNotice, Noted, OutcomeAnswer, OutcomeQuestion, VoteMessage
-from swarmcli.averaging.outcome import Decision, Hearsay, Reject, Tally, Vote
+from swarmcli.averaging.attendance import Attendance, Crier
+from swarmcli.averaging.ballot_messages import (
+    OutcomeAnswer,
+    OutcomeQuestion,
+    PresenceAnswer,
+    PresenceQuestion,
+    VoteMessage,
+)
+from swarmcli.averaging.ballot_zero import BallotZero
+from swarmcli.averaging.mates import Mates
+from swarmcli.averaging.messages import Noted
+from swarmcli.averaging.outcome import Decision
 from swarmcli.averaging.patience import AllreduceOptions
+from swarmcli.averaging.proposing import Bench, Proposer
+from swarmcli.averaging.tasks import beside
+from swarmcli.averaging.votes import RoundVotes
 from swarmcli.errors import NetworkError
-from swarmcli.network import Endpoint, PeerID
 
-_LOOKS, _LOOK_AGAIN = 20, 0.25  # times and seconds, for a member that is not connected when the round begins
-_CALL_TIMEOUT = 10.0  # seconds for what is answered at once
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one proposer, doubled each time
+_ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one may come to its end
+_SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one
+_LOOKS_ALIVE = 3.0  # seconds for a candidate to say that it is there, and so many round trips on top:
+_ALIVE_TRIPS = 10.0
 _GRACE = 10.0  # seconds that a follower waits beyond the leader's own deadline
-_UNBOUNDED = 1e7  # seconds, for a call that ends with its connection or with a deadline around it
 
 
-class RoundContext(Protocol):
-    """What an agreement needs of the service around it."""
-
-    endpoint: Endpoint
-
-    def method(self, name: str) -> str: ...
-    def remember(self, group_id: bytes, decision: Decision) -> None: ...
-
-
-class Agreement(Protocol):
-    """One member's part in agreeing on the outcome of a round."""
-
-    async def run(self) -> Decision | None:
-        """Takes part until the outcome is known, or (None) known to stay unknown here."""
-
-    async def cast(self, vote: Vote) -> None:
-        """This member's own vote. Does not fail: whoever cannot hear it will notice that by itself."""
-
-    def stop(self, reason: str) -> None:
-        """This member leaves the round before its end."""
-
-    async def word(self, asker: int) -> Decision | None:
-        """Answers another member: waits until the outcome is known, or (None) known to stay unknown here."""
-
-
-class Leader:
-    """Counts the votes, decides, and answers everyone who asks."""
+class Agreement:
+    """One member's part in agreeing on the outcome of one round."""
 
     def __init__(
         self,
-        context: RoundContext,
-        group: Group,
+        mates: Mates,
+        votes: RoundVotes,
+        bench: Bench,
         reducers: Iterable[int],
         options: AllreduceOptions,
         absent: Callable[[int, str], None],
     ) -> None:
         """`absent` is told what the reducers are told: who need not be waited for, and why."""
-        self._context, self._group, self._options = context, group, options
-        self._reducers = sorted(set(reducers) - {0})
-        self._absent = absent
-        self._tally = Tally(len(group))
-        self._asked = {index: asyncio.Event() for index in range(1, len(group))}  # set once it asks for the outcome
-        self._decided, self._voted = asyncio.Event(), asyncio.Event()
-        self._news: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+        self._mates, self._votes, self._options = mates, votes, options
+        self._proposer = Proposer(mates, votes, bench, options.for_reducer)
+        self._attendance = Attendance(mates, self._lose, options.to_begin)
+        self._crier, self._absent = Crier(mates, reducers), absent
+        self._zero = BallotZero(mates, votes) if mates.me == 0 else None
+        self._following = 0
+        self._gathered, self._settled = asyncio.Event(), asyncio.Event()
+        self._give_up = ""  # why the round is to be given up
+        self._hurry = asyncio.Event()  # set with it
+
+    # What happens here
 
     async def run(self) -> Decision | None:
-        async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(work) for work in (self._watch(), self._watch_time(), self._spread_news())]
-            await self._decided.wait()
-            for helper in helpers:
-                helper.cancel()
-        # Round and agreement would keep each other alive, and with them all results, until the collector comes.
-        self._absent = _tell_nobody
-        return self._tally.decision
+        """Takes part until the outcome is known, or (None) known to stay unknown here."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(work) for work in (self._pursue(), self._watch_time())]
+                await self._settled.wait()
+                for helper in helpers:
+                    helper.cancel()
+            return self._votes.decision
+        finally:
+            # Round and agreement would keep each other alive, and with them all results, until the collector comes.
+            self._absent = _tell_nobody
+            del self._proposer
 
-    async def cast(self, vote: Vote) -> None:
-        self._voted.set()
-        self.hear(0, vote)
+    async def report(self, digest: bytes | None, reason: str = "", suspects: tuple[int, ...] = ()) -> None:
+        """This member's own exchange has come to its end: with a result, or (None) with what is wrong.
 
-    def hear(self, voter: int, vote: Vote) -> None:
-        """A vote has arrived."""
-        self._tally.vote(voter, vote)
-        if isinstance(vote, Reject) and voter != 0:
-            self._news.put_nowait((voter, f"it has left the round: {vote.reason}"))
-        self._check()
+        An auxiliary has neither; it waits until a result is named to it. Never fails: whoever cannot hear it will
+        notice that by itself.
+        """
+        vote = VoteMessage(self._mates.group.group_id, digest, reason, suspects)
+        self._gathered.set()
+        if digest is not None and not self._votes.acceptor.accept_zero(digest):
+            return  # a ballot above zero is under way, which will ask
+        if digest is None and not reason:
+            return
+        if self._zero is not None:
+            self.hear(0, vote)
+        elif self._following == 0:
+            async with beside(self._vote(vote)) as voting, beside(self._settled.wait()) as settled:
+                await asyncio.wait([voting, settled], return_when=asyncio.FIRST_COMPLETED)
 
-    def stop(self, reason: str) -> None:
-        self._tally.give_up(reason)
-        self._check()
+    def stop(self) -> None:
+        """This member takes no further part."""
+        self._settled.set()
+
+    # What comes from others
+
+    def hear(self, voter: int, vote: VoteMessage) -> None:
+        """A vote has arrived at the leader."""
+        if self._zero is None or self._votes.decision is not None:
+            return
+        self._zero.hear(voter, vote)
+        if vote.digest is None and voter != 0:
+            self._announce(voter, vote.reason)
+        self._check_zero()
 
     async def word(self, asker: int) -> Decision | None:
-        self._asked[asker].set()
+        """Answers another member: waits until the outcome is known, or (None) known to stay unknown here."""
+        self._attendance.begun[asker].set()
         try:
-            await self._decided.wait()
+            await self._settled.wait()
         except asyncio.CancelledError:
             self._lose(asker, "its connection to the leader ended")
             raise
-        return self._tally.decision
+        return self._votes.decision
 
-    def _lose(self, member: int, reason: str) -> None:
-        if self._tally.decision is None:
-            self._tally.lose(member, f"{self._group.members[member].peer_id.short}: {reason}")
-            self._news.put_nowait((member, reason))
-            self._check()
+    def follows(self, asker: int) -> int | None:
+        """Whom this member follows, if that one goes before the asker: then nothing is promised to the asker."""
+        return self._following if self._following < asker and not self._settled.is_set() else None
 
-    def _check(self) -> None:
-        decision = self._tally.decision
-        if decision is not None and not self._decided.is_set():
-            self._context.remember(self._group.group_id, decision)
-            self._decided.set()
+    async def gathered(self) -> None:
+        """Waits until this member's own exchange has come to its end, or the outcome is known."""
+        await _first(self._gathered, self._settled)
 
-    async def _watch(self) -> None:
-        """Loses members that never ask: those whose connection ends before, and those that do not begin in time."""
-        async with asyncio.TaskGroup() as tasks:
-            for member in self._asked:
-                tasks.create_task(self._watch_beginning(member))
+    def learn(self, decision: Decision) -> None:
+        self._votes.learn(decision)
+        self._settled.set()
 
-    async def _watch_beginning(self, member: int) -> None:
-        peer = self._group.members[member].peer_id
+    # Following
+
+    async def _vote(self, vote: VoteMessage) -> None:
         try:
-            async with asyncio.timeout(self._options.to_begin):
-                gone = await self._gone_before(self._asked[member], peer)
-        except TimeoutError:
-            gone = "it did not begin in time"
-        if gone:
-            self._lose(member, gone)
-
-    async def _gone_before(self, asked: asyncio.Event, peer: PeerID) -> str:
-        """Waits until a member asks for the outcome ("") or its connection has ended before that (why)."""
-        async with asyncio.TaskGroup() as tasks:
-            asking = tasks.create_task(asked.wait())
-            for _ in range(_LOOKS):  # its connection may still be on its way
-                if not self._context.endpoint.is_connected(peer):
-                    await asyncio.wait([asking], timeout=_LOOK_AGAIN)
-            lost = self._context.endpoint.lost(peer)
-            either: list[asyncio.Future[Any]] = [asking, lost]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            reason = "" if asking.done() else f"it was gone before it began: {lost.result()}"
-            asking.cancel()
-            lost.cancel()
-        return reason
-
-    async def _watch_time(self) -> None:
-        """Gives up at the deadline; without one, when votes stay out long after this member's own."""
-        try:
-            async with asyncio.timeout(self._options.allreduce_timeout):
-                await self._voted.wait()
-                await asyncio.sleep(self._options.for_reducer)
-            self.stop(f"not all members have voted within {self._options.for_reducer:.0f} s after the leader")
-        except TimeoutError:
-            self.stop(f"the round took longer than its {self._options.allreduce_timeout:.0f} s")
-
-    async def _spread_news(self) -> None:
-        """Tells the reducers whom they need not wait for."""
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                member, reason = await self._news.get()
-                self._absent(member, reason)
-                notice = AbsenceNotice(self._group.group_id, member, reason[:MAX_WORDS])
-                for reducer in self._reducers:
-                    if reducer != member:
-                        tasks.create_task(self._tell(self._group.members[reducer].peer_id, notice))
-
-    async def _tell(self, peer: PeerID, notice: AbsenceNotice) -> None:
-        try:
-            await self._context.endpoint.call(
-                peer, self._context.method("absence"), notice, Noted, timeout=_CALL_TIMEOUT
-            )
-        except NetworkError:
-            return  # the reducer's own patience does the same, later
-
-
-class Follower:
-    """Votes, and learns the decision from the leader or, when that is lost, from whoever knows it."""
-
-    def __init__(self, context: RoundContext, group: Group, me: int, options: AllreduceOptions) -> None:
-        self._context, self._group, self._options = context, group, options
-        others = [index for index in range(1, len(group)) if index != me]
-        self._hearsay = Hearsay(others)
-        self._settled, self._voted = asyncio.Event(), asyncio.Event()
-        self._answerable = asyncio.Event()  # settled, or no longer following the leader
-
-    async def run(self) -> Decision | None:
-        async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(work) for work in (self._watch_time(), self._learn())]
-            await self._settled.wait()
-            for helper in helpers:
-                helper.cancel()
-        return self._hearsay.decision
-
-    async def cast(self, vote: Vote) -> None:
-        self._voted.set()
-        message = VoteMessage.of(self._group.group_id, vote)
-        try:
-            await self._context.endpoint.call(
-                self._group.leader, self._context.method("vote"), message, Noted, timeout=self._options.for_reducer
-            )
+            await self._mates.ask(0, "vote", vote, Noted, self._options.for_reducer)
         except NetworkError:
             return  # the question that waits at the leader ends the same way, and says what follows
 
-    def stop(self, reason: str) -> None:
-        self._answerable.set()
-        self._settled.set()
+    async def _pursue(self) -> None:
+        """Follows the first in rank, then each next one that is alive; after those that go before, leads."""
+        spent: set[int] = set()
+        while not self._settled.is_set():
+            if self._following == self._mates.me:
+                await self._lead(spent)
+                return
+            decision = await self._ask(self._following)
+            if decision is not None:
+                self.learn(decision)
+                return
+            spent.add(self._following)
+            self._following = min(set(range(self._mates.me + 1)) - spent)
+            self._following = await self._next_in_rank(spent)
 
-    async def word(self, asker: int) -> Decision | None:
-        # Two members that have both lost the leader must not wait for each other.
-        await self._answerable.wait()
-        return self._hearsay.decision
-
-    async def _learn(self) -> None:
-        answer = await self._ask(self._group.leader)
-        if answer is not None:
-            self._hear(answer)
-            return
-        self._answerable.set()
-        async with asyncio.TaskGroup() as tasks:
-            for member in self._hearsay.lose_leader():
-                tasks.create_task(self._ask_member(member))
-        self.stop("nobody knows")
-
-    async def _ask_member(self, member: int) -> None:
-        try:
-            async with asyncio.timeout(self._options.for_reducer):
-                answer = await self._ask(self._group.members[member].peer_id)
-        except TimeoutError:
-            answer = None
-        if answer is None:
-            self._hearsay.no_answer(member)
-        else:
-            self._hear(answer)
-
-    async def _ask(self, peer: PeerID) -> Decision | None:
+    async def _ask(self, member: int) -> Decision | None:
         """None: it does not know and never will, or cannot be reached."""
-        question = OutcomeQuestion(self._group.group_id)
-        method = self._context.method("outcome")
+        question = OutcomeQuestion(self._mates.group.group_id)
         try:
-            answer = await self._context.endpoint.call(peer, method, question, OutcomeAnswer, timeout=_UNBOUNDED)
+            return (await self._mates.ask(member, "outcome", question, OutcomeAnswer)).decision()
         except NetworkError:
             return None
-        return answer.decision()
 
-    def _hear(self, decision: Decision) -> None:
-        self._hearsay.heard(decision)
-        self._context.remember(self._group.group_id, decision)
-        self.stop("decided")
+    async def _next_in_rank(self, spent: set[int]) -> int:
+        """The first of those before this member that takes part in the round; this member if there is none."""
+        candidates = [member for member in range(self._mates.me) if member not in spent]
+        async with asyncio.TaskGroup() as tasks:
+            looks = {member: tasks.create_task(self._takes_part(member)) for member in candidates}
+            for member, look in looks.items():
+                if await look:
+                    for other in looks.values():
+                        other.cancel()
+                    return member
+                spent.add(member)
+        return self._mates.me
+
+    async def _takes_part(self, member: int) -> bool:
+        question = PresenceQuestion(self._mates.group.group_id)
+        patience = _LOOKS_ALIVE + _ALIVE_TRIPS * self._mates.slowest_round_trip
+        try:
+            answer = await self._mates.ask(member, "presence", question, PresenceAnswer, patience)
+        except NetworkError:
+            return False
+        if answer.verdict is not None:
+            self.learn(answer.verdict.decision())
+        return answer.standing == "running"
+
+    # Leading
+
+    async def _lead(self, spent: set[int]) -> None:
+        """`spent`: members that went before and are out of reach, or take no part any more."""
+        for member in spent:
+            self._attendance.begun[member].set()
+            self._lose(member, "it led the round and was lost")
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [tasks.create_task(self._crier.run()), tasks.create_task(self._attendance.run())]
+            if self._zero is not None:
+                helpers.append(tasks.create_task(self._zero.ask_auxiliaries(self._check_zero)))
+                await _first(self._zero.failed, self._hurry, self._settled)
+            else:
+                helpers += [tasks.create_task(self._listen(member)) for member in self._mates.others]
+                await self.gathered()
+            if not self._settled.is_set():
+                await self._propose_until_settled()
+            for helper in helpers:
+                helper.cancel()
+
+    async def _listen(self, member: int) -> None:
+        """Another member may know the outcome, or come to know it from one that cannot be reached from here."""
+        decision = await self._ask(member)
+        if decision is not None:
+            self.learn(decision)
+
+    async def _propose_until_settled(self) -> None:
+        """Ballot after ballot, until one decides or there has been no quorum for long."""
+        loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
+        end = loop.time() + _SEARCH
+        while not self._settled.is_set():
+            decision = await self._proposer.attempt(self._give_up)
+            if decision is not None:
+                self.learn(decision)
+            elif loop.time() > end:
+                self.stop()
+            else:
+                wait = pause * (1 + self._mates.endpoint.random.random())
+                await asyncio.sleep(wait + _ROUND_TRIPS * self._mates.slowest_round_trip)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _lose(self, member: int, reason: str) -> None:
+        """A member is out of this leader's reach."""
+        if self._following != self._mates.me or self._settled.is_set():
+            return
+        if self._zero is not None:
+            self._zero.lose(member)
+        self._announce(member, reason)
+        self._check_zero()
+
+    def _announce(self, member: int, reason: str) -> None:
+        self._crier.tell(member, reason)
+        self._absent(member, reason)
+
+    def _check_zero(self) -> None:
+        if self._zero is not None and self._zero.decision is not None:
+            self.learn(self._zero.decision)
+
+    # Time
 
     async def _watch_time(self) -> None:
+        """The leader has the round given up at its deadline, or when votes stay out long after its own."""
+        leads, patience = self._zero is not None, self._options.for_reducer
         try:
-            async with asyncio.timeout(_plus_grace(self._options.allreduce_timeout)):
-                await self._voted.wait()
-                await asyncio.sleep(2 * self._options.for_reducer + _GRACE)
+            async with asyncio.timeout(_plus(self._options.allreduce_timeout, 0.0 if leads else _GRACE)):
+                await self._gathered.wait()
+                await asyncio.sleep(patience if leads else 2 * patience + _GRACE)
+            reason = f"not all members have voted within {patience:.0f} s after the leader"
         except TimeoutError:
-            pass  # either way the time is up
-        self.stop("time is up")
+            reason = f"the round took longer than its {self._options.allreduce_timeout:.0f} s"
+        if not leads:
+            self.stop()
+        self._give_up = reason
+        self._hurry.set()
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Waits until one of them is set."""
+    async with asyncio.TaskGroup() as tasks:
+        waits = [tasks.create_task(event.wait()) for event in events]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
 
 def _tell_nobody(member: int, reason: str) -> None:
     """Stands in when the round is over."""
 
 
-def _plus_grace(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds + _GRACE
+def _plus(seconds: float | None, more: float) -> float | None:
+    return None if seconds is None else seconds + more

@@ -5,33 +5,42 @@
     everything is here ──▶ vote with its digest ──▶ the leader's decision ──▶ results are handed out, or not
 
 Sending, adding and receiving overlap. Inputs are only read; results lie in memory of their own until the group has
-decided, so a round that fails changes nothing.
+decided, so a round that fails changes nothing. When members die, those who are left bring each other to one result
+(`proposing.py`, `mending.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
+import msgspec
 import torch
 
-from swarmcli.averaging.agreement import Agreement, Follower, Leader
+from swarmcli.averaging.agreement import Agreement
+from swarmcli.averaging.ballot_messages import PrepareAnswer, Repair, RepairAnswer, VoteMessage
+from swarmcli.averaging.copying import Copier
+from swarmcli.averaging.exchange import Exchange, Gathered
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.holdings import Holdings
+from swarmcli.averaging.kept_round import KeptRound
+from swarmcli.averaging.late import copy_committed, fetch_committed
 from swarmcli.averaging.layout import Layout, Plan
+from swarmcli.averaging.mates import Mates
+from swarmcli.averaging.mending import Mending
 from swarmcli.averaging.messages import OpenExchange
-from swarmcli.averaging.outcome import Accept, Committed, Decision, Reject, Vote, conclude
+from swarmcli.averaging.outcome import Committed, Decision, conclude
 from swarmcli.averaging.patience import AllreduceOptions
-from swarmcli.averaging.reducer import MAX_WEIGHT, MIN_WEIGHT, Average, Reducer
-from swarmcli.averaging.reducing import PartReceiver
-from swarmcli.averaging.results import AllreduceResult, contributions, result_digest
-from swarmcli.averaging.sending import Contribution, FromReducer, PartSender
+from swarmcli.averaging.reducer import MAX_WEIGHT, MIN_WEIGHT
+from swarmcli.averaging.results import AllreduceResult, contributions, deputies_of
+from swarmcli.averaging.sending import Contribution
 from swarmcli.averaging.service import AllreduceService
-from swarmcli.averaging.tasks import beside, forgetful, on_executor
+from swarmcli.averaging.tasks import Bell, beside, forgetful, on_executor
 from swarmcli.averaging.vector import Inputs, Results
-from swarmcli.errors import CallRefused, NetworkError, RoundFailed
+from swarmcli.averaging.votes import RoundVotes
+from swarmcli.errors import CallRefused
 from swarmcli.events import PeerRefused
-from swarmcli.network import PeerID, PeerInfo, Stream
+from swarmcli.network import Stream
 
 
 class Allreduce:
@@ -54,26 +63,23 @@ class Allreduce:
         """
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
             raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
-        self.group_id = group.group_id
-        self._service, self._group, self._endpoint = service, group, service.endpoint
+        self.group = group
+        self._service, self._mates = service, Mates(service, group)
         self._options = options if options is not None else AllreduceOptions()
-        self._me = group.index_of(self._endpoint.peer_id)
         self._tensors, self._weight = tensors, weight
         layout = Layout.of(tensors, self._options.compression, self._options.tensor_infos)
         self._plan = Plan.make(layout, group.part_shares, self._options.part_size_bytes)
-        self._senders = [index for index, member in enumerate(group.members) if not member.auxiliary]
-        self._streams: list[Stream] = []
-        self._visits = {reducer: _Visit() for reducer in self._plan.by_reducer if not group.members[reducer].listening}
-        self._left_out: dict[int, str] = {}
-        self._agreement = self._make_agreement()
-        self._results: Results  # not of an auxiliary, like the next
-        self._sender: PartSender
-        self._reducer: Reducer
-        self._receiver: PartReceiver
-
-    @property
-    def _auxiliary(self) -> bool:
-        return self._group.members[self._me].auxiliary
+        self._senders = frozenset(range(len(group))) - self._mates.auxiliaries
+        self._trouble = Gathered()  # its failures: why averages are missing here
+        self._exchanges: list[Exchange] = []  # that of the round, and those of repairs
+        self._mending, self._one_repair, self._news = 0, asyncio.Lock(), Bell()  # ballot of the last repair
+        self._late: KeptRound | None = None
+        self._was_late = False
+        self._mine: Contribution | None = None  # not of an auxiliary, like the next
+        self._results: Results | None = None
+        self.holdings: Holdings
+        self._votes: RoundVotes
+        self._agreement: Agreement
 
     async def run(self) -> AllreduceResult:
         """Takes part until the round's outcome is known.
@@ -81,223 +87,225 @@ class Allreduce:
         Raises RoundFailed when the group gave it up: nothing changed anywhere. Raises RoundUndecided when this
         member could not follow the group: its tensors are untouched, others may hold averages.
         """
+        self._service.release()
         await self._prepare()
-        decision: Decision | None = None
-        averages: list[Average] | None = None
-        try:
-            with self._service.hosting(self):
-                decision, averages = await self._decide()
-            return self._conclude(decision, averages)
-        finally:
-            self._agreement.stop("this member has left the round")
-            for visit in self._visits.values():
-                visit.over.set()
-            for index, reason in self._receiver.refused.items():
-                self._endpoint.events.emit(PeerRefused(self._peer(index).text, reason, "tensors"))
-            self._let_go(isinstance(decision, Committed), averages is not None)
+        with self._service.hosting(self) as self._votes:
+            self._agreement = self._make_agreement()
+            decision: Decision | None = None
+            try:
+                decision = await self._decide()
+                return self._conclude(decision)
+            finally:
+                self._let_go(isinstance(decision, Committed))
 
-    def _let_go(self, committed: bool, complete: bool) -> None:
-        """Errors hold on to the frames that they came through, and so to this object: not to its memory too.
-
-        After a commit, whoever is still being served with averages keeps what that takes.
-        """
-        if not committed:
-            self._reducer.abort("the round was given up")
-        if not (committed and complete) and not self._auxiliary:
-            self._results.release()
-        del self._reducer, self._receiver, self._tensors
+    @property
+    def parts(self) -> int:
+        return len(self._plan.parts)
 
     # What the service hands over
 
-    async def take_stream(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
-        index = self._member(peer)
-        self._streams.append(stream)
-        if not request.by_reducer:
-            await self._receiver.serve(index, stream)
-            return
-        visit = self._visits.get(index)
-        if visit is None or visit.stream.done() or self._auxiliary:
-            raise CallRefused("unexpected", "this member does not wait for a stream of this reducer")
-        visit.stream.set_result(stream)
-        await visit.over.wait()
+    async def take_stream(self, member: int, request: OpenExchange, stream: Stream) -> None:
+        while request.ballot > self._mending:
+            if self._votes.over:
+                raise CallRefused("over", "this round is over here")
+            await self._news.wait()
+        for exchange in self._exchanges:
+            if exchange.ballot == request.ballot:
+                await exchange.take_stream(member, request, stream)
+                return
+        raise CallRefused("ballot", f"nothing is reduced here in ballot {request.ballot}")
 
-    def take_vote(self, peer: PeerID, vote: Vote) -> None:
-        index = self._member(peer)
-        if not isinstance(self._agreement, Leader):
+    def take_vote(self, member: int, vote: VoteMessage) -> None:
+        if self._mates.me != 0:
             raise CallRefused("not leading", "votes go to the leader")
-        if isinstance(vote, Accept) and vote.digest is None and not self._group.members[index].auxiliary:
-            raise CallRefused("vote", "only auxiliaries accept a result without knowing it")
-        self._agreement.hear(index, vote)
+        if vote.digest is not None and member in self._mates.auxiliaries:
+            raise CallRefused("vote", "an auxiliary accepts what is named to it")
+        self._agreement.hear(member, vote)
 
-    def take_absence(self, peer: PeerID, member: int, reason: str) -> None:
-        if peer != self._group.leader:
+    def take_absence(self, teller: int, member: int, reason: str) -> None:
+        if self._agreement.follows(teller) is not None:
             raise CallRefused("not leading", "only the leader says who is absent")
-        self._receiver.absent(member, reason)
+        self._absent(member, reason)
 
-    async def tell_outcome(self, peer: PeerID) -> Decision | None:
-        return await self._agreement.word(self._member(peer))
+    async def tell_outcome(self, member: int) -> Decision | None:
+        return await self._agreement.word(member)
+
+    async def prepare(self, member: int, ballot: int) -> PrepareAnswer:
+        """Promises once nothing more comes by itself; or says whom this member follows instead."""
+        agreement, votes = self._agreement, self._votes
+        if agreement.follows(member) is None:
+            await agreement.gathered()
+        leader = agreement.follows(member)
+        if leader is not None and votes.decision is None:
+            return PrepareAnswer(promised=votes.acceptor.promised, follows=leader)
+        answer = votes.prepare(ballot)
+        if not answer.granted or votes.over:
+            return answer
+        self._news.ring()  # a repair of a lower ballot need not go on
+        return self.disclose(answer)
+
+    def disclose(self, promise: PrepareAnswer) -> PrepareAnswer:
+        """A promise, and what this member could give to a repair."""
+        trouble, held = self._trouble, self.holdings
+        return msgspec.structs.replace(
+            promise,
+            digests=held.digests,
+            plan=held.plan.fingerprint,
+            reason=trouble.reason,
+            suspects=trouble.suspects,
+        )
+
+    def holds(self, digest: bytes) -> bool:
+        return self.holdings.digest == digest
+
+    async def repair(self, order: Repair) -> RepairAnswer:
+        """Takes part in a repair; returns when it has come to its end here, or a higher ballot has begun."""
+        votes, holdings = self._votes, self.holdings
+        async with self._one_repair:
+            if votes.over or votes.acceptor.promised != order.ballot:
+                return RepairAnswer(None, "another ballot has begun")
+            work = Mending(self._mates, order, holdings, self._mine, self._results, self._options)
+            if work.exchange is not None:
+                self._exchanges.append(work.exchange)
+            self._mending = order.ballot
+            self._news.ring()
+            async with beside(work.run()) as mending, beside(self._outbid(order.ballot)) as outbid:
+                await asyncio.wait([mending, outbid], return_when=asyncio.FIRST_COMPLETED)
+                got = mending.result() if mending.done() else Gathered()
+        digest = None if self._mates.auxiliary else holdings.digest
+        return RepairAnswer(digest, got.reason or "parts are missing", got.suspects)
+
+    mend = repair  # as the proposer's own part in it is called
 
     # The round
 
     async def _prepare(self) -> None:
-        mine, results, layout = None, None, self._plan.layout
-        if not self._auxiliary:
-            mine = await on_executor(layout.nbytes, _contribution, self._tensors, self._weight)
-            results = self._results = Results(layout, self._service.memory.take(layout.nbytes))
-            self._sender = PartSender(self._plan, self._senders, mine, results, self._options)
-        self._reducer = Reducer(self._plan, self._me, self._senders, mine.inputs if mine else None, results)
-        others = [index for index in self._senders if index != self._me] if self._reducer.parts else []
-        self._receiver = PartReceiver(self._plan, self._reducer, others, self._options, self._endpoint.round_trip)
-        if mine is not None:
-            self._reducer.begin(self._me, mine.weight)
-        if mine is not None and mine.note:
-            self._left_out[self._me] = mine.note
-        for member in self._group.members:
-            if member.addresses:
-                self._endpoint.learn(PeerInfo(member.peer_id, member.addresses))
+        layout = self._plan.layout
+        if not self._mates.auxiliary:
+            self._mine = await on_executor(layout.nbytes, _contribution, self._tensors, self._weight)
+            self._results = Results(layout, self._service.memory.take(layout.nbytes))
+        self.holdings = Holdings(self._plan, self._results)
+        exchange = Exchange(self._mates, self._plan, self._senders, self._mine, self._results, self._options)
+        self._exchanges.append(exchange)
+        self._mates.learn_addresses()
 
     @forgetful
-    async def _decide(self) -> tuple[Decision | None, list[Average] | None]:
-        """The decision, and what this member holds of the result if that is all of it."""
+    async def _decide(self) -> Decision | None:
+        """The decision; if it is a commit, what is missing of the result is fetched."""
+        (exchange,) = self._exchanges
         async with (
             beside(self._agreement.run()) as agreeing,
-            beside(self._reduce()) as reducing,
-            beside(self._take_part()) as taking_part,
+            beside(exchange.run()) as reducing,
+            beside(self._take_part(exchange)) as taking_part,
         ):
             decision = await agreeing
-            if not isinstance(decision, Committed):
-                return decision, None
-            averages = await taking_part
-            await reducing
-            return decision, averages
+            if isinstance(decision, Committed):
+                await taking_part
+                await reducing
+                async with self._one_repair:  # one that is under way comes to its end by itself
+                    await self._catch_up(decision.digest)
+            return decision
 
-    async def _take_part(self) -> list[Average] | None:
-        """Exchanges everything and votes. Returns the averages, or None if they are not all here."""
-        averages: list[Average] | None = None
-        vote: Vote
+    async def _take_part(self, exchange: Exchange) -> None:
+        """Exchanges everything, and tells what came of it."""
         try:
             async with asyncio.timeout(self._options.allreduce_timeout):
-                averages = await self._gather()
-                vote = Accept(None if self._auxiliary else result_digest(averages))
-        except RoundFailed as error:
-            vote = Reject(error.reason, tuple(self._member(PeerID(peer)) for peer in error.suspects))
+                self._take_up(await exchange.gather())
         except TimeoutError:
-            vote = Reject(f"not done within {self._options.allreduce_timeout} s")
-        await self._agreement.cast(vote)
-        return averages
+            late = f"not done within {self._options.allreduce_timeout} s"
+            self._trouble = Gathered(complaint=late)
+        trouble, digest = self._trouble, None if self._mates.auxiliary else self.holdings.digest
+        await self._agreement.report(digest, trouble.reason, trouble.suspects)
 
-    @forgetful
-    async def _gather(self) -> list[Average]:
-        """The averages of all parts (of an auxiliary: of its own), checked. Raises RoundFailed."""
-        reducers = [] if self._auxiliary else [index for index in self._plan.by_reducer if index != self._me]
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                exchanges = [tasks.create_task(self._exchange(reducer)) for reducer in reducers]
-                averages = [await self._reducer.average(position) for position in range(len(self._reducer.parts))]
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
-        for exchange in exchanges:
-            averages += exchange.result()
-        averages.sort(key=lambda average: average.part.index)
-        empty = [average.part.index for average in averages if not average.senders]
-        if empty and len(empty) < len(averages):
-            raise RoundFailed(f"nobody's tensors arrived for part {empty[0]}")
-        return averages
+    def _take_up(self, got: Gathered) -> None:
+        """Parts of nobody are no averages, unless all are."""
+        some = [average for average in got.averages if average.senders]
+        if some and len(some) < len(got.averages):
+            for average in got.averages:
+                if not average.senders:
+                    got.failures.setdefault(
+                        average.part.reducer, f"nobody's tensors arrived for part {average.part.index}"
+                    )
+            got.averages = some
+        self.holdings.put(got.averages)
+        self._trouble = Gathered(failures=got.failures)
 
-    @forgetful
-    async def _exchange(self, reducer: int) -> list[Average]:
-        """Everything between this member as a sender and one reducer. Raises RoundFailed naming the reducer."""
-        peer = self._peer(reducer)
-        try:
-            if reducer in self._visits:
-                got = await self._exchange_with_visitor(reducer)
-            else:
-                request = OpenExchange(self.group_id)
-                method = self._service.method("exchange")
-                async with self._endpoint.stream(peer, method, request, timeout=self._options.for_reducer) as stream:
-                    self._streams.append(stream)
-                    got = await self._sender.exchange(reducer, stream)
-        except TimeoutError:
-            raise RoundFailed(f"reducer {peer.short} fell silent", (peer,)) from None
-        except NetworkError as error:
-            raise RoundFailed(f"reducer {peer.short} was lost: {error}", (peer,)) from error
-        for member, reason in got.left_out.items():
-            self._left_out.setdefault(member, reason)
-        return got.averages
+    async def _catch_up(self, digest: bytes) -> None:
+        if self._results is None or self.holdings.digest == digest:
+            return
+        self._was_late = True
+        copier = Copier(self._mates, self._plan.fingerprint, self._results, self._options)
+        if not await copy_committed(self._mates, copier, self.holdings, digest) and self._service.archive is not None:
+            self._late = await fetch_committed(self._mates, self._service.archive, self.holdings, digest)
 
-    async def _exchange_with_visitor(self, reducer: int) -> FromReducer:
-        visit = self._visits[reducer]
-        try:
-            async with asyncio.timeout(self._options.for_reducer):
-                stream = await visit.stream
-            return await self._sender.exchange(reducer, stream)
-        finally:
-            visit.over.set()
+    async def _outbid(self, ballot: int) -> None:
+        while self._votes.acceptor.promised <= ballot and not self._votes.over:
+            await self._news.wait()
 
-    async def _reduce(self) -> None:
-        """Reduces this member's parts. Failures of it are told on the streams, and by this member's vote."""
-        visiting = [] if self._group.members[self._me].listening else self._receiver.members
-        async with asyncio.TaskGroup() as tasks:
-            for member in visiting:
-                tasks.create_task(self._visit(member))
-            with suppress(RoundFailed):
-                await self._receiver.run()
+    # The end
 
-    async def _visit(self, member: int) -> None:
-        """Opens the stream to a member that cannot dial this reducer."""
-        request = OpenExchange(self.group_id, by_reducer=True)
-        method, patience = self._service.method("exchange"), self._options.for_reducer
-        try:
-            async with self._endpoint.stream(self._peer(member), method, request, timeout=patience) as stream:
-                self._streams.append(stream)
-                await self._receiver.serve(member, stream)
-                await self._receiver.finish(stream)
-        except (NetworkError, TimeoutError) as error:
-            self._receiver.absent(member, f"the reducer could not reach it: {error}")
-
-    # Small things
-
-    def _make_agreement(self) -> Agreement:
-        if self._me == 0:
-            return Leader(self._service, self._group, self._plan.by_reducer, self._options, self._absent)
-        return Follower(self._service, self._group, self._me, self._options)
-
-    def _conclude(self, decision: Decision | None, averages: list[Average] | None) -> AllreduceResult:
-        digest = None if averages is None or self._auxiliary else result_digest(averages)
-        if self._auxiliary and isinstance(decision, Committed):
+    def _conclude(self, decision: Decision | None) -> AllreduceResult:
+        parts = tuple(self.holdings.averages)
+        digest = self.holdings.digest
+        if self._late is not None:
+            parts, digest = tuple(self._late.parts(self._plan)), self._late.record.digest
+        if self._mates.auxiliary and isinstance(decision, Committed):
             digest = decision.digest  # it holds no result that could differ
-        conclude(digest, decision, [member.peer_id for member in self._group.members])
-        weights, partly = contributions(self._group, averages or [])
-        left_out = {self._peer(index): reason for index, reason in (self._receiver.left_out | self._left_out).items()}
+        conclude(digest, decision, [member.peer_id for member in self.group.members])
+        weights, partly = contributions(self.group, parts)
+        left_out: dict[int, str] = {}
+        for exchange in self._exchanges:
+            left_out |= exchange.all_left_out
+        left_out |= self._trouble.failures
+        named = {self._mates.peer(index): reason for index, reason in left_out.items()}
+        streams = [stream for exchange in self._exchanges for stream in exchange.streams]
         return AllreduceResult(
-            averages=self._results.tensors() if weights and not self._auxiliary else [],
+            averages=self._averages() if weights else [],
             contributors=tuple(weights),
             weights=weights,
-            left_out=partly | left_out,
+            left_out={peer: reason for peer, reason in (partly | named).items() if peer not in weights},
             digest=digest or b"",
-            bytes_sent=sum(stream.bytes_sent for stream in self._streams),
-            bytes_received=sum(stream.bytes_received for stream in self._streams),
-            parts=tuple(averages or ()),
+            bytes_sent=sum(stream.bytes_sent for stream in streams),
+            bytes_received=sum(stream.bytes_received for stream in streams),
+            parts=parts,
+            deputies=deputies_of(self.group, self._plan, parts),
+            late=self._was_late,
         )
 
+    def _averages(self) -> list[torch.Tensor]:
+        if self._late is not None:
+            return self._late.averages
+        return [] if self._results is None else self._results.tensors()
+
+    def _let_go(self, committed: bool) -> None:
+        """Errors hold on to the frames that they came through, and so to this object: not to its memory too.
+
+        After a commit, whoever is still being served with averages keeps what that takes.
+        """
+        self._agreement.stop()
+        for exchange in self._exchanges:
+            exchange.leave()
+            for index, reason in exchange.receiver.refused.items():
+                self._mates.endpoint.events.emit(PeerRefused(self._mates.peer(index).text, reason, "tensors"))
+            if not committed:
+                exchange.reducer.abort("the round was given up")
+        complete = committed and self.holdings.digest is not None and self._late is None
+        if complete and self._results is not None:
+            self._service.keep(self.group.group_id, self.holdings)
+        elif self._results is not None:
+            self.holdings.drop(range(len(self._plan.parts)))
+            self._results.release()
+        self._news.ring()
+        self._exchanges.clear()
+        self._mine = self._results = None
+        del self._tensors, self.holdings, self._agreement
+
+    def _make_agreement(self) -> Agreement:
+        return Agreement(self._mates, self._votes, self, self._plan.by_reducer, self._options, self._absent)
+
     def _absent(self, member: int, reason: str) -> None:
-        self._receiver.absent(member, reason)
-
-    def _peer(self, index: int) -> PeerID:
-        return self._group.members[index].peer_id
-
-    def _member(self, peer: PeerID) -> int:
-        if peer not in self._group:
-            raise CallRefused("stranger", "only members of the group take part in its round")
-        return self._group.index_of(peer)
-
-
-class _Visit:
-    """A reducer that cannot be dialed is to open its stream here; it stays open until the exchange is over."""
-
-    def __init__(self) -> None:
-        self.stream: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
-        self.over = asyncio.Event()
+        for exchange in self._exchanges[:1]:
+            exchange.absent(member, reason)
 
 
 def _contribution(tensors: Sequence[torch.Tensor], weight: float) -> Contribution:

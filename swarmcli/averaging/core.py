@@ -238,6 +238,10 @@ class AveragerCore:
         with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
             group = chronicle.group = await self._finder.find(control, gathered, deadline)
         control.mark_begun(group)
+        with self._service.expecting(group):
+            return group, await self._average(control, chronicle, group)
+
+    async def _average(self, control: StepControl, chronicle: Chronicle, group: Group) -> AllreduceResult:
         try:
             with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
                 weight = await control.wait_for_trigger()
@@ -255,7 +259,7 @@ class AveragerCore:
                     self.archive.keep(group.group_id, group.tag, result)
         finally:
             self._lock.release()
-        return group, result
+        return result
 
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:
         """Moves all tensors; nothing in here can fail half way for tensors of the group's shapes and types."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from swarmcli.averaging.ballot_messages import VoteMessage
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.messages import Noted, VoteMessage
-from swarmcli.averaging.outcome import Aborted, Reject
+from swarmcli.averaging.messages import MAX_WORDS, Noted
 from swarmcli.averaging.service import AllreduceService
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.network.identity import PeerID
@@ -18,23 +18,19 @@ logger = logging.getLogger(__name__)
 
 async def note_absence(service: AllreduceService, group: Group, member: PeerID, reason: str) -> None:
     """At the leader: a member could not be told that the group begins, so nobody need wait for it."""
+    words = f"it did not learn that the round began: {reason}"[:MAX_WORDS]
     try:
-        await service.take_vote(member, group.group_id, Reject(f"it did not learn that the round began: {reason}"))
+        await service.take_vote(member, VoteMessage(group.group_id, None, words))
     except CallRefused as error:
         logger.debug("the round is over without %s: %s", member.short, error)
 
 
 async def decline(service: AllreduceService, group: Group) -> None:
-    """This member takes no part. Without its leader the round is given up; without another member it goes on.
-
-    The leader may say so on its own: until it takes part, nobody can have accepted a result through it.
-    """
-    reason = "it left before the round began"
+    """This member takes no part, so the others go on without it. Its vote is its own further on."""
+    service.part(group)
     if group.leader == service.endpoint.peer_id:
-        service.remember(group.group_id, Aborted(f"the leader {group.leader.short}: {reason}", suspects=(0,)))
-        return
-    service.remember(group.group_id, None)
-    vote = VoteMessage.of(group.group_id, Reject(reason))
+        return  # whoever asks it for the outcome is told that it does not know, and follows the next in rank
+    vote = VoteMessage(group.group_id, None, "it left before the round began")
     try:
         await service.endpoint.call(group.leader, service.method("vote"), vote, Noted, timeout=TIMEOUT)
     except NetworkError as error:

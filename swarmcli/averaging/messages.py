@@ -1,4 +1,7 @@
-"""What the members of a group say to each other during a round. docs/protocol.md describes the order."""
+"""What the members of a group say to each other while they average. docs/protocol.md describes the order.
+
+What they say about the outcome of the round is in `ballot_messages.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,31 @@ from typing import Annotated
 import msgspec
 
 from swarmcli.averaging.group import GROUP_ID_BYTES, MAX_MEMBERS
-from swarmcli.averaging.outcome import Aborted, Accept, Committed, Decision, Reject, Vote
 from swarmcli.compression import TensorHeader
 
 MAX_WORDS = 500
+MAX_PARTS = 24_576  # of a plan that can be repaired: so many digests fit into one message
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 GroupID = Annotated[bytes, msgspec.Meta(min_length=GROUP_ID_BYTES, max_length=GROUP_ID_BYTES)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
 Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+Weights = Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
+Ballot = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+PartIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]
+PartIndices = Annotated[tuple[PartIndex, ...], msgspec.Meta(max_length=MAX_PARTS)]
 
 
 class OpenExchange(msgspec.Struct, frozen=True):
-    """Opens the stream between a member and a reducer: by the member, unless the reducer cannot be dialed."""
+    """Opens the stream between a member and a reducer: by the member, unless the reducer cannot be dialed.
+
+    `ballot` is above zero when parts of a reducer that was lost are reduced again, in the repair of that ballot.
+    """
 
     group_id: GroupID
     by_reducer: bool = False
+    ballot: Ballot = 0
 
 
 class SenderTerms(msgspec.Struct, frozen=True):
@@ -50,7 +61,7 @@ class AverageHeader(msgspec.Struct, frozen=True):
 
     tensor: TensorHeader | None
     senders: Indices
-    weights: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    weights: Weights
     digest: Hash
 
 
@@ -60,53 +71,22 @@ class Farewell(msgspec.Struct, frozen=True):
     left_out: Annotated[dict[Index, Words], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
-class VoteMessage(msgspec.Struct, frozen=True):
-    """A member's vote, to the leader. `digest` is None from an auxiliary that accepts."""
+class CopyRequest(msgspec.Struct, frozen=True):
+    """Opens a stream from a member that holds averages to one that lacks them; `parts` in rising order."""
 
     group_id: GroupID
-    accepted: bool
-    digest: Hash | None = None
-    reason: Words = ""
-    suspects: Indices = ()
-
-    @classmethod
-    def of(cls, group_id: bytes, vote: Vote) -> VoteMessage:
-        if isinstance(vote, Accept):
-            return cls(group_id, True, vote.digest)
-        return cls(group_id, False, None, vote.reason[:MAX_WORDS], vote.suspects)
-
-    def vote(self) -> Vote:
-        return Accept(self.digest) if self.accepted else Reject(self.reason, self.suspects)
+    plan: Hash
+    parts: PartIndices
 
 
-class OutcomeQuestion(msgspec.Struct, frozen=True):
-    """What became of the round? Answered as soon as the answerer knows, or knows that it never will."""
+class CopyHeader(msgspec.Struct, frozen=True):
+    """In front of each copied average, with who reduced it; the payload is the average itself, decoded, and empty
+    without senders."""
 
-    group_id: GroupID
-
-
-class OutcomeAnswer(msgspec.Struct, frozen=True):
-    """`digest` is None for a round that was given up."""
-
-    known: bool
-    digest: Hash | None = None
-    reason: Words = ""
-    suspects: Indices = ()
-
-    @classmethod
-    def of(cls, decision: Decision | None) -> OutcomeAnswer:
-        match decision:
-            case None:
-                return cls(False)
-            case Committed(digest):
-                return cls(True, digest)
-            case Aborted(reason, suspects):
-                return cls(True, None, reason[:MAX_WORDS], suspects)
-
-    def decision(self) -> Decision | None:
-        if not self.known:
-            return None
-        return Committed(self.digest) if self.digest is not None else Aborted(self.reason, self.suspects)
+    reducer: Index
+    senders: Indices
+    weights: Weights
+    digest: Hash
 
 
 class AbsenceNotice(msgspec.Struct, frozen=True):

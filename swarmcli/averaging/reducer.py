@@ -20,7 +20,7 @@ import torch
 from swarmcli.averaging.layout import Part, Plan
 from swarmcli.averaging.tasks import Bell, forgetful, on_executor
 from swarmcli.averaging.vector import Inputs, Results
-from swarmcli.compression import TensorMessage
+from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError, InputRefused, RoundFailed
 
@@ -34,8 +34,8 @@ class Average:
     """The outcome of one part.
 
     senders, weights   member indices and their weights, those whose part arrived whole
-    message            the encoded average; None if the weights of all senders are zero
-    digest             32 bytes over all of that
+    message            the encoded average, at its reducer; None if the weights of all senders are zero
+    digest             32 bytes over senders, weights and the average as it is after decoding
     """
 
     part: Part
@@ -205,7 +205,9 @@ class Reducer:
         }
         message = self._encode(position, math.fsum(included.values())) if included else None
         senders, weights = tuple(included), tuple(included.values())
-        return Average(part, senders, weights, message, digest_of(part.index, senders, weights, message))
+        values = None if self._results is None else self._results.part(part)
+        content = None if message is None else plain(part.codec, message, values)
+        return Average(part, senders, weights, message, digest_of(part.index, senders, weights, content))
 
     def _encode(self, position: int, total_weight: float) -> TensorMessage:
         part = self.parts[position]
@@ -218,8 +220,18 @@ class Reducer:
         return message
 
 
+def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor | None = None) -> TensorMessage:
+    """The same average without its codec. `values`: as it is after decoding, if that is at hand."""
+    if isinstance(codec, NoCompression):
+        return message
+    return NoCompression().compress(codec.extract(message) if values is None else values)
+
+
 def digest_of(part: int, senders: tuple[int, ...], weights: tuple[float, ...], message: TensorMessage | None) -> bytes:
-    """SHA-256 over one part's average as it goes over the wire."""
+    """SHA-256 over one part's average after decoding (`message` is of NoCompression): so whoever holds it can prove it.
+
+    What a codec sends may have more than one form for the same values, and receivers do not keep it.
+    """
     digest = hashlib.sha256(b"swarm average" + struct.pack(f">QQ{len(senders)}Q", part, len(senders), *senders))
     digest.update(struct.pack(f">{len(weights)}d", *weights))
     for piece in message.payload if message is not None else ():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.layout import Plan
 from swarmcli.averaging.reducer import Average
 from swarmcli.network import PeerID
 
@@ -24,6 +25,8 @@ class AllreduceResult:
     weights       theirs
     left_out      peer → why its tensors are missing from some part on
     digest        32 bytes over averages, senders and weights
+    deputies      who reduced parts of members that were lost; `parts` says which, and of whom each part is
+    late          what was missing here was fetched after the group had committed
     """
 
     averages: list[torch.Tensor]
@@ -34,6 +37,8 @@ class AllreduceResult:
     bytes_sent: int
     bytes_received: int
     parts: tuple[Average, ...] = field(repr=False, default=())  # in order, with the senders of each
+    deputies: tuple[PeerID, ...] = ()
+    late: bool = False
 
     @property
     def total_weight(self) -> float:
@@ -62,3 +67,10 @@ def contributions(group: Group, averages: Sequence[Average]) -> tuple[dict[PeerI
             equal = len(set(named)) == 1
             partly[member.peer_id] = "some of its parts did not arrive" if equal else "it named unlike weights"
     return weights, partly
+
+
+def deputies_of(group: Group, plan: Plan, averages: Sequence[Average]) -> tuple[PeerID, ...]:
+    """Who reduced parts that were another's in the plan of the round."""
+    planned = {part.index: part.reducer for part in plan.parts}
+    deputies = {each.part.reducer for each in averages if each.part.reducer != planned[each.part.index]}
+    return tuple(group.members[index].peer_id for index in sorted(deputies))

@@ -45,14 +45,14 @@ class PartSender:
         self._senders = frozenset(senders)
 
     @forgetful
-    async def exchange(self, reducer: int, stream: Stream) -> FromReducer:
-        """Sends this member's parts and receives all averages of one reducer.
+    async def exchange(self, reducer: int, stream: Stream, got: FromReducer) -> None:
+        """Sends this member's parts and receives into `got` all averages of one reducer.
 
         Raises NetworkError (ProtocolViolation among them) and TimeoutError when the reducer fails.
         """
         parts = self._plan.by_reducer[reducer]
         async with beside(self._send(parts, stream)):
-            return await self._receive(parts, stream)
+            await self._receive(parts, stream, got)
 
     @forgetful
     async def _send(self, parts: Sequence[Part], stream: Stream) -> None:
@@ -68,8 +68,7 @@ class PartSender:
     def _encode(self, part: Part) -> TensorMessage:
         return part.codec.compress(self._mine.inputs.part(part))
 
-    async def _receive(self, parts: Sequence[Part], stream: Stream) -> FromReducer:
-        got = FromReducer()
+    async def _receive(self, parts: Sequence[Part], stream: Stream, got: FromReducer) -> None:
         for part in parts:
             async with unless_silent(stream, self._options.for_reducer):
                 header, payload = await stream.receive(AverageHeader, self._memory_for(part))
@@ -81,7 +80,6 @@ class PartSender:
         async with unless_silent(stream, self._options.for_reducer):
             farewell, _ = await stream.receive(Farewell)
         got.left_out.update(farewell.left_out)
-        return got
 
     def _memory_for(self, part: Part) -> Callable[[AverageHeader, int], memoryview]:
         """Where the payload of an average goes: where it belongs at once, if it needs no decoding."""
@@ -104,10 +102,16 @@ class PartSender:
             raise ProtocolViolation(f"the average of part {part.index} holds NaN or infinity")
 
     def _check(self, header: AverageHeader) -> None:
-        senders, weights = header.senders, header.weights
-        if (header.tensor is None) != (not senders) or len(senders) != len(weights):
+        check_senders(header.senders, header.weights, self._senders)
+        if (header.tensor is None) != (not header.senders):
             raise ProtocolViolation("an average that does not fit the senders it names")
-        if list(senders) != sorted(set(senders)) or not self._senders.issuperset(senders):
-            raise ProtocolViolation("an average of members who have no tensors in this group")
-        if not all(MIN_WEIGHT <= weight <= MAX_WEIGHT for weight in weights):
-            raise ProtocolViolation("an average with impossible weights")
+
+
+def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:
+    """Raises ProtocolViolation if an average cannot be of these members."""
+    if len(senders) != len(weights):
+        raise ProtocolViolation("an average that does not fit the senders it names")
+    if list(senders) != sorted(set(senders)) or not allowed.issuperset(senders):
+        raise ProtocolViolation("an average of members who have no tensors in this group")
+    if not all(MIN_WEIGHT <= weight <= MAX_WEIGHT for weight in weights):
+        raise ProtocolViolation("an average with impossible weights")

@@ -46,13 +46,23 @@ def forgetful(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coro
         try:
             return await function(*args, **kwargs)
         except (Exception, asyncio.CancelledError) as error:
-            cause: BaseException | None = error
-            while cause is not None:
-                traceback.clear_frames(cause.__traceback__)
-                cause = cause.__cause__ or cause.__context__
+            _clear_frames(error)
             raise
 
     return wrapper
+
+
+def forget(error: BaseException) -> None:
+    """For an error that goes no further: it keeps nothing of the frames that it came through, nor of this one."""
+    _clear_frames(error, for_good=True)
+
+
+def _clear_frames(error: BaseException | None, for_good: bool = False) -> None:
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        if for_good:
+            error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 @asynccontextmanager

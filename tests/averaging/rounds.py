@@ -103,13 +103,14 @@ class Swarm:
         return Group.form(b"lineage", members, shares, self._nonce.to_bytes(16, "big"))
 
     async def take_part(self, peer: Peer, group: Group) -> Outcome:
-        await asyncio.sleep(peer.kind.delay)
-        peer.before = [tensor.clone() for tensor in peer.tensors]
-        round_ = Allreduce(peer.service, group, peer.tensors, weight=peer.kind.weight, options=self.options)
-        try:
-            return await round_.run()
-        except (RoundFailed, RoundUndecided) as error:
-            return error
+        with peer.service.expecting(group):
+            await asyncio.sleep(peer.kind.delay)
+            peer.before = [tensor.clone() for tensor in peer.tensors]
+            round_ = Allreduce(peer.service, group, peer.tensors, weight=peer.kind.weight, options=self.options)
+            try:
+                return await round_.run()
+            except (RoundFailed, RoundUndecided) as error:
+                return error
 
     async def round(
         self,
