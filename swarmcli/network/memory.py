@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable
 
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.memory_link import Uplink
+from swarmcli.network.memory_link import Link
 from swarmcli.network.memory_transport import MemoryConnection, MemoryTransport
 from swarmcli.network.transport import FrameLimits
 
@@ -34,8 +34,8 @@ class MemoryNetwork:
         self._bandwidth = bandwidth
         self._loss = loss
         self._transports: dict[str, MemoryTransport] = {}
-        self._uplinks: dict[PeerID, Uplink] = {}
-        self._downlink_free: dict[PeerID, float] = {}
+        self._uplinks: dict[PeerID, Link] = {}
+        self._downlinks: dict[PeerID, Link] = {}
         self._groups: dict[PeerID, int] = {}  # partition; who is in none is in group -1
         self._cuts: dict[tuple[PeerID, PeerID], None] = {}
         self._frozen: dict[PeerID, None] = {}
@@ -48,7 +48,8 @@ class MemoryNetwork:
         """A peer's access to this network, at memory://<peer id's short form> if it may listen."""
         transport = MemoryTransport(self, identity, listening=listening, limits=limits or FrameLimits())
         self._transports[transport.name] = transport
-        self._uplinks[identity.peer_id] = Uplink(self._bandwidth)
+        self._uplinks[identity.peer_id] = Link(self._bandwidth)
+        self._downlinks[identity.peer_id] = Link(self._bandwidth)
         return transport
 
     def partition(self, *groups: Iterable[PeerID]) -> None:
@@ -80,7 +81,13 @@ class MemoryNetwork:
                 transport.die("killed")
 
     def set_bandwidth(self, peer: PeerID, bytes_per_second: float | None) -> None:
-        self._uplinks[peer].bandwidth = bytes_per_second
+        """Of both directions."""
+        self.set_bandwidths(peer, uplink=bytes_per_second, downlink=bytes_per_second)
+
+    def set_bandwidths(self, peer: PeerID, *, uplink: float | None, downlink: float | None) -> None:
+        """Of a link that is faster one way than the other, in bytes per second."""
+        self._uplinks[peer].bandwidth = uplink
+        self._downlinks[peer].bandwidth = downlink
 
     # The rest is for memory_transport.py.
 
@@ -104,17 +111,11 @@ class MemoryNetwork:
             seconds += _RETRANSMISSION + 2 * seconds
         return seconds
 
-    def uplink(self, peer: PeerID) -> Uplink:
+    def uplink(self, peer: PeerID) -> Link:
         return self._uplinks[peer]
 
-    def through_downlink(self, target: PeerID, arrival: float, size: int) -> float:
-        """When a packet that reaches the target's link at `arrival` is through it."""
-        bandwidth = self._uplinks[target].bandwidth
-        if bandwidth is None:
-            return arrival
-        free = max(arrival, self._downlink_free.get(target, 0.0)) + size / bandwidth
-        self._downlink_free[target] = free
-        return free
+    def downlink(self, peer: PeerID) -> Link:
+        return self._downlinks[peer]
 
     def listener(self, name: str) -> MemoryTransport | None:
         transport = self._transports.get(name)

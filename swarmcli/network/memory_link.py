@@ -1,4 +1,4 @@
-"""What travels on the memory network, and the link over which a peer sends it."""
+"""What travels on the memory network, and the links over which a peer sends and receives it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def frame_packets(header: bytes, payload: bytes, split: bool) -> Iterator[Packet
     yield Packet(Kind.FRAME, size, header, payload)
 
 
-class Uplink:
-    """A peer's way out. With a bandwidth, its connections take turns, so that a small frame passes between the
-    chunks of a large one. `bandwidth` (bytes per second) may change at any time."""
+class Link:
+    """A peer's way out, or in. With a bandwidth, its connections take turns, so that a small frame passes between the
+    chunks of large ones. `bandwidth` (bytes per second) may change at any time."""
 
     def __init__(self, bandwidth: float | None) -> None:
         self.bandwidth = bandwidth
@@ -47,7 +47,7 @@ class Uplink:
         self._busy = False
 
     def submit(self, connection: object, packet: Packet, travel: Callable[[Packet], None]) -> None:
-        """Calls `travel` with the packet once it is out of the door."""
+        """Calls `travel` with the packet once it is through."""
         if self.bandwidth is None and not self._queues:
             travel(packet)
             return

@@ -60,8 +60,9 @@ class MemoryConnection:
         self._check_open()
         self._check_size(ValueError, len(header), sum(memoryview(piece).nbytes for piece in payload))
         whole = b"".join(payload) if payload else b""
-        uplink = self._network.uplink(self._own_id)
-        for packet in frame_packets(header, whole, split=uplink.bandwidth is not None):
+        uplink, downlink = self._network.uplink(self._own_id), self._network.downlink(self.peer_id)
+        limited = uplink.bandwidth is not None or downlink.bandwidth is not None
+        for packet in frame_packets(header, whole, split=limited):
             self._unacknowledged += packet.size
             self.bytes_sent += packet.size
             uplink.submit(self, packet, self.other.travel)
@@ -94,12 +95,11 @@ class MemoryConnection:
         self._loop.call_later(delay, self.other._was_reset, reason)
 
     def travel(self, packet: Packet) -> None:
-        """The packet has left the other end's link and will arrive here, behind those before it."""
+        """The packet has left the other end's link and will reach this one's, behind those before it."""
         arrival = self._loop.time() + self._network.latency(self.peer_id, self._own_id)
-        arrival = self._network.through_downlink(self._own_id, arrival, packet.size)
         self._last_arrival = max(arrival, self._last_arrival)
         self._travelling.append(packet)
-        self._loop.call_at(self._last_arrival, self._arrive)
+        self._loop.call_at(self._last_arrival, self._reach_link)
 
     def pump(self) -> None:
         """Delivers what has arrived as far as path, pauses and receiver allow."""
@@ -117,8 +117,11 @@ class MemoryConnection:
             return False
         return not self._paused or self._inbox[0].kind is Kind.RESET
 
-    def _arrive(self) -> None:
-        self._inbox.append(self._travelling.popleft())
+    def _reach_link(self) -> None:
+        self._network.downlink(self._own_id).submit(self, self._travelling.popleft(), self._arrive)
+
+    def _arrive(self, packet: Packet) -> None:
+        self._inbox.append(packet)
         if self._error is None:
             self.pump()
         elif self._network.flows(self._own_id, self.peer_id) and self.other._error is None:
