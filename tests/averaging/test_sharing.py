@@ -126,3 +126,24 @@ def test_offers_that_no_honest_donor_makes(value: object) -> None:
             assert await other.core._sharing.donors() == []
 
     run(main())
+
+
+def test_a_donor_whose_own_round_runs_gives_little() -> None:
+    async def main() -> None:
+        async with Averagers(8) as swarm:
+
+            async def get_state() -> tuple[None, list[torch.Tensor]]:
+                return None, [torch.ones(1 << 18)]
+
+            donor = await swarm.add_one(share_state=True, get_state=get_state)
+            newcomer = await swarm.add_one()
+            await asyncio.sleep(1)
+            async with donor.core.tensors():  # as an all-reduce does
+                loading = asyncio.create_task(newcomer.core.load_state_from_peers())
+                await asyncio.sleep(9)
+                assert (1 << 16) < newcomer.endpoint.statistics().traffic.received < 6 * (1 << 16)
+            began = asyncio.get_running_loop().time()
+            assert await loading is not None
+            assert asyncio.get_running_loop().time() - began < 1
+
+    run(main())
