@@ -85,8 +85,7 @@ class KeptRound:
     def parts(self, plan: Plan) -> list[Average]:
         """What a member of the round, whose plan this is, would hold. Raises ValueError if they do not fit each other.
 
-        Their digests are those that the members voted on; where the codec changes nothing (any other's bytes are
-        gone), the averages are checked against them.
+        Their digests are those that the members voted on, and the averages are what these name.
         """
         averages, number = [], 0
         if len(self.record.digests) != len(plan.parts) * _HASH:
@@ -96,7 +95,7 @@ class KeptRound:
                 digest = self.record.digests[part.index * _HASH : (part.index + 1) * _HASH]
                 averages.append(Average(part, senders, weights, None, digest))
             number += count
-        self._check_content([average for average in averages if isinstance(average.part.codec, NoCompression)])
+        self._check_content(averages)
         return averages
 
     def _check_content(self, averages: Sequence[Average]) -> None:

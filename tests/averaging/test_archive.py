@@ -15,8 +15,10 @@ from swarmcli.averaging import stored_round as stored_round_module
 from swarmcli.averaging.archive import RoundArchive
 from swarmcli.averaging.kept_round import KeptRound, replay_prefix
 from swarmcli.averaging.layout import Layout, Plan
+from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.results import AllreduceResult
 from swarmcli.averaging.snapshot import Snapshot
+from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Event, Noticed, PeerRefused
 from swarmcli.network import PeerID, virtual_time
@@ -28,10 +30,11 @@ TAG = b"lineage"
 class Keepers:
     """A group that has averaged, each member with an archive; the last member's is empty: it missed the round."""
 
-    def __init__(self, members: int = 3, **options: object) -> None:
-        self.swarm = Swarm([Kind(weight=1.0 + index) for index in range(members)], seed=7)
+    def __init__(self, members: int = 3, codec: CompressionBase | None = None, **options: object) -> None:
+        allreduce = AllreduceOptions(compression=codec or NoCompression(), part_size_bytes=1024)
+        self.swarm = Swarm([Kind(weight=1.0 + index) for index in range(members)], seed=7, options=allreduce)
         self.archives = [RoundArchive(peer.endpoint, "test", **options) for peer in self.swarm.peers]  # type: ignore[arg-type]
-        self.layout = Layout.of(self.swarm.peers[0].tensors)
+        self.layout = Layout.of(self.swarm.peers[0].tensors, allreduce.compression)
 
     async def __aenter__(self) -> Keepers:
         await self.swarm.__aenter__()
@@ -75,9 +78,10 @@ def assert_is(kept: KeptRound, result: AllreduceResult) -> None:
         assert torch.equal(own, other)
 
 
-def test_a_late_member_gets_what_its_group_committed() -> None:
+@pytest.mark.parametrize("codec", [NoCompression(), Uniform8BitQuantization()], ids=["exact", "8 bits"])
+def test_a_late_member_gets_what_its_group_committed(codec: CompressionBase) -> None:
     async def main() -> None:
-        async with Keepers() as keepers:
+        async with Keepers(codec=codec) as keepers:
             result = await keepers.round()
             group_id = keepers.group.group_id
             kept = await keepers.fetch(group_id=group_id, plan=keepers.plan, digest=result.digest)
