@@ -120,10 +120,9 @@ class Roll:
         if entry is not None:
             remember_finished(self.finished, [entry.candidate])
 
-    def pass_over(self, peer: PeerID, until: float) -> None:
-        """Leaves this peer aside for a while, unless it begins another search."""
-        entry = self.entries.get(peer)
-        if entry is not None:
+    def pass_over(self, peers: Iterable[PeerID], until: float) -> None:
+        """Leaves these peers aside for a while, unless they begin another search."""
+        for entry in (self.entries[peer] for peer in peers if peer in self.entries):
             entry.passed_until = max(entry.passed_until, until)
 
     def fail(self, peer: PeerID, now: float, pause: float) -> None:
@@ -131,7 +130,7 @@ class Roll:
         Those who were said to follow it have to find somebody else."""
         entry = self.entries.get(peer)
         if entry is not None:
-            self.pass_over(peer, now + pause * 2**entry.failures)
+            self.pass_over([peer], now + pause * 2**entry.failures)
             entry.failures = min(entry.failures + 1, MAX_BACKOFF)
         for other in self.entries.values():
             if other.follows == peer:

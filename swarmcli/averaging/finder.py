@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
+from swarmcli.averaging.bandwidth import LinkGauge, comparable
 from swarmcli.averaging.bits import group_key, next_bits
 from swarmcli.averaging.candidates import Candidate, Roll, search_id
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
@@ -52,6 +53,7 @@ class GroupFinder:
         self._config = config
         self._total_size = total_size
         self._own_terms = own_terms
+        self.link = LinkGauge(lambda: self._endpoint.statistics().traffic)
         self._parted = parted
         self._tasks = TaskOwner()
         timeout = config.matchmaking.request_timeout
@@ -153,6 +155,7 @@ class GroupFinder:
             terms={**request.terms, **self._own_terms},
             gathered=gathered,
             bandwidth=self._config.bandwidth,
+            measured=self.link.claim,
             auxiliary=self._config.auxiliary,
             # Counted back from now, since the clock of a peer that has just come up may not be corrected yet.
             since=self._endpoint.clock.now() - age,
@@ -165,14 +168,15 @@ class GroupFinder:
     def _draw_up(self, search: Search, offer: Offer) -> Group:
         """The group of this peer and its followers. Raises NoReducerError."""
         followers = search.gathering.by_rank()
-        speeds = [offer.bandwidth, *(follower.joining.bandwidth for follower in followers)]
-        known = [speed for speed in speeds if speed is not None]
-        usual = sum(known) / len(known) if any(known) else 1.0
+        speeds = comparable(
+            [offer.bandwidth, *(follower.joining.bandwidth for follower in followers)],
+            [offer.measured, *(follower.joining.measured for follower in followers)],
+        )
         me = search.me
         brought = [(me, offer.auxiliary, offer.gathered)]
         brought += [(f.candidate, f.joining.auxiliary, f.joining.gathered) for f in followers]
         members = [
-            Member(who.peer_id, who.listening, auxiliary, usual if speed is None else speed, who.addresses, gathered)
+            Member(who.peer_id, who.listening, auxiliary, speed, who.addresses, gathered)
             for (who, auxiliary, gathered), speed in zip(brought, speeds, strict=True)
         ]
         shares = reducing_shares(members, self._total_size, self._config.min_vector_size)

@@ -65,16 +65,30 @@ class Gathering:
 
     def add(self, candidate: Candidate, joining: Joining, now: float) -> None:
         self.remove(candidate.peer_id)
-        self.followers[candidate.peer_id] = Follower(candidate, joining, joining.progress)
+        self.followers[candidate.peer_id] = Follower(candidate, joining, 0.0)
+        self.report(candidate.peer_id, joining.progress)
         self._gathered += len(joining.gathered)
         self.absent.discard(candidate.peer_id)
         self.blocked = ""
         self.close_at = min(self.close_at, now + max(joining.patience, MIN_PATIENCE))
 
-    def remove(self, peer: PeerID) -> None:
-        follower = self.followers.pop(peer, None)
-        if follower is not None:
+    def remove(self, peer: PeerID, search: bytes | None = None) -> None:
+        """This follower has gone; with `search`, only if it is that search of it which follows."""
+        follower = self.followers.get(peer)
+        if follower is not None and search in (None, follower.candidate.search):
             self._gathered -= len(follower.joining.gathered)
+            del self.followers[peer]
+
+    def report(self, peer: PeerID, progress: float) -> bool:
+        """A peer's cumulative progress, which never shrinks. Returns whether it is a follower.
+
+        Nobody's word counts for more than the whole target: what a member has really done only its weight in the
+        round says, which the result tells to everyone.
+        """
+        follower = self.followers.get(peer)
+        if follower is not None:
+            follower.progress = max(follower.progress, min(progress, self.target or math.inf))
+        return follower is not None
 
     def clear(self) -> list[PeerID]:
         """Gives all followers up and returns who they were, by rank."""

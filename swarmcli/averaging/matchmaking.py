@@ -27,8 +27,6 @@ from swarmcli.network.identity import PeerID
 
 LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
 BELIEF = 2.0  # seconds that "I follow somebody else" or "my group is full" is believed
-MIN_HEDGE = 0.1  # seconds without an answer after which the next in rank is asked as well …
-HEDGE = 1 / 6  # … and the part of request_timeout that this is at most
 OVERDUE = 0.75  # seconds after the end of the time at which a leader that could have begun must have
 MAX_RENEWALS = 3  # times that a leader with too few members keeps its followers for another try
 TICK = 1.0  # seconds between looks at the clock when nothing happens
@@ -58,8 +56,7 @@ class Search:
         self.leader: Candidate | None = None
         self.begun = False
         self.asking = Asking()
-        crowd = options.target_group_size is not None
-        self.settling = Settling(now, crowd=crowd, patience=options.min_matchmaking_time)
+        self.settling = Settling(options, now)
         self._connected = connected
         self._redirects: list[PeerID] = []
         self._leaves: list[PeerID] = []
@@ -129,10 +126,7 @@ class Search:
 
     def on_progress(self, peer: PeerID, progress: float) -> bool:
         """A follower's cumulative progress. Returns whether it is a follower."""
-        follower = self.gathering.followers.get(peer)
-        if follower is not None:
-            follower.progress = max(follower.progress, progress)
-        return follower is not None
+        return self.gathering.report(peer, progress)
 
     def on_heartbeat(self, peer: PeerID, search: bytes, patience: float, now: float, *, members: int = 1) -> bool:
         """The leader of so many members lives and will be heard again within `patience` seconds. Returns whether it
@@ -164,17 +158,10 @@ class Search:
         self.begun, self.gathering.blocked = False, why
         return True
 
-    @property
-    def unanswered(self) -> list[PeerID]:
-        """Peers that may count this one among their followers before it knows."""
-        return list(self.asking.since)
-
     def on_leave(self, peer: PeerID, search: bytes, now: float) -> None:
         """A follower went, or the leader gave its group up: that search of it no longer counts on this peer."""
         self.roll.heard(peer)
-        follower = self.gathering.followers.get(peer)
-        if follower is not None and follower.candidate.search == search:
-            self.gathering.remove(peer)
+        self.gathering.remove(peer, search)
         if self.leader is not None and (self.leader.peer_id, self.leader.search) == (peer, search):
             self.on_parted(peer, now)
 
@@ -213,13 +200,15 @@ class Search:
                 self.asking.named = answer.to.peer_id if answer.to is not None else None
             case "begun":
                 self.roll.finish(peer)
-                for mate in answer.gone:
-                    self.roll.pass_over(mate, now + BELIEF)
+                if self.me.peer_id not in answer.gone:
+                    self.roll.pass_over(answer.gone, now + BELIEF)
+                # Otherwise the leader was lost before it had told everyone, and those who have not heard either are
+                # whom to look for now.
             case "outranked":
                 if answer.candidate is not None and rank_of(answer.candidate) > self.rank:
                     self.asking.is_full(peer, now + BELIEF)  # it takes in nobody who is stranded
             case _:
-                self.roll.pass_over(peer, now + BELIEF)
+                self.roll.pass_over([peer], now + BELIEF)
 
     def on_refused(self, peer: PeerID) -> None:
         """The asked or invited peer has other terms, or looks for nothing: it is out until it begins anew."""
@@ -298,7 +287,7 @@ class Search:
         return self.gathering.close_at + OVERDUE
 
     def _seek(self, now: float, moves: Moves) -> None:
-        hedged_at = [since + self._hedge for since in self.asking.since.values()]
+        hedged_at = [since + self.settling.hedge for since in self.asking.since.values()]
         waiting = any(at > now for at in hedged_at)
         present = self.roll.present(now)
         if not waiting:
@@ -307,7 +296,7 @@ class Search:
         plan = make_plan(self.me, self.rank, present, self.options, now)
         expected = expected_followers(plan, self.roll, self.gathering.followers, now)
         patience = self.options.request_timeout
-        hopes = [hope(entry, hedge=self._hedge, patience=patience) for entry in expected]
+        hopes = [hope(entry, hedge=self.settling.hedge, patience=patience) for entry in expected]
         missing = any(until > now for until in hopes)
         ready_at = self.settling.ready_at if self.asking.named is None else -math.inf
         if not waiting and now >= ready_at:
@@ -335,13 +324,8 @@ class Search:
         candidate = moves.ask = self.roll.entries[peer].candidate
         moves.stranded = rank_of(candidate) > self.rank
         self.asking.ask(peer, now)
-        moves.wake_at = min(moves.wake_at, now + self._hedge)
+        moves.wake_at = min(moves.wake_at, now + self.settling.hedge)
         return True
-
-    @property
-    def _hedge(self) -> float:
-        """Seconds after which an answer is late: a few round trips, as the first reading has measured them."""
-        return min(HEDGE * self.options.request_timeout, max(MIN_HEDGE, self.settling.quiet))
 
     def _whom_to_ask(self, plan: Plan, missing: bool, now: float) -> tuple[PeerID | None, float]:
         """The leader that this peer should follow, and when to ask it; None if it should lead, or can only wait."""
@@ -354,6 +338,9 @@ class Search:
             above = [peer for peer in (*directed, *order) if self.roll.entries[peer].rank < self.rank]
             peer, at = self.asking.first(above, now)
         if peer is None and self.options.target_group_size is not None and not missing and not stands:
-            # Stranded: too few have come and nobody else will, so any group with room will do.
-            peer, at = self.asking.first([peer for peer in order if peer not in self.gathering.followers], now)
+            # Stranded: too few have come and nobody else will. A group with room will do, for a peer that is alone
+            # of any rank: nobody follows it who would have to come along.
+            alone = len(self.gathering) == 1
+            doors = [peer for peer in order if alone or self.roll.entries[peer].rank < self.rank]
+            peer, at = self.asking.first(doors, now)
         return peer, at

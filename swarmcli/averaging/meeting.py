@@ -26,12 +26,13 @@ class Joining(msgspec.Struct, frozen=True):
     patience: float  # seconds that it would still wait for a group that is not complete
     progress: float = 0.0  # see Progress
     stranded: bool = False  # nobody is left whom it could lead, so it asks whoever leads, of any rank
-    bandwidth: float | None = None  # relative; None: not known
+    bandwidth: float | None = None  # relative, as its user gave it
+    measured: float | None = None  # bytes per second; see bandwidth.py
     auxiliary: bool = False
     gathered: bytes = b""
 
     def __post_init__(self) -> None:
-        numbers = (self.patience, self.progress, self.bandwidth or 0.0)
+        numbers = (self.patience, self.progress, self.bandwidth or 0.0, self.measured or 0.0)
         if not all(math.isfinite(number) and number >= 0 for number in numbers):
             raise ValueError("patience, progress and bandwidth are finite and not negative")
         if len(self.gathered) > MAX_GATHERED_BYTES:

@@ -39,7 +39,8 @@ class Offer:
 
     terms: dict[str, str]
     gathered: bytes
-    bandwidth: float | None
+    bandwidth: float | None  # as the user gave it
+    measured: float | None  # bytes per second, from past rounds
     auxiliary: bool
     since: float  # swarm time at which it came up
     newcomer: bool  # it has been in no group yet

@@ -150,13 +150,15 @@ class Seeker:
         while self.group is None:
             self._wake.clear()
             self._take_from_control()
+            if self._is_unreduced():  # before the search, its time being up, begins another try
+                raise self.failure("")
             moves = self.search.moves(self._loop.time())
             self._carry_out(moves)
             if moves.begin:
                 self._begin(close)
                 continue
             self._check_terms()
-            if moves.give_up or (self._contact.unreduced and self._loop.time() > self._last_moment):
+            if moves.give_up:
                 raise self.failure(moves.give_up)
             if followed is not None and self.search.leader is None:
                 self._read_due.set()
@@ -187,9 +189,10 @@ class Seeker:
         for peer, follower in self.search.gathering.followers.items():
             self._post.tell_begin(peer, follower.candidate.search, self.group)
 
-    @property
-    def _last_moment(self) -> float:
-        return self.search.gathering.close_at - LAST_MOMENT
+    def _is_unreduced(self) -> bool:
+        """Whether the last leader gave up for want of a reducer, and there is hardly any time left to find another."""
+        late = self._loop.time() > self.search.gathering.close_at - LAST_MOMENT
+        return bool(self._contact.unreduced) and self.search.leader is None and late
 
     def failure(self, reason: str) -> SwarmError:
         """The error that says why no group came together."""
@@ -206,7 +209,7 @@ class Seeker:
         forsaken = [] if leads else list(self.search.gathering.followers)
         if self.group is None and self.search.leader is not None:
             forsaken.append(self.search.leader.peer_id)
-        forsaken += [peer for peer in self.search.unanswered if self.group is None or peer != self.group.leader]
+        forsaken += [peer for peer in self.search.asking.since if self.group is None or peer != self.group.leader]
         for peer in forsaken:
             self._post.tell_leaving(peer, Leave(self.search.me.search))
 
@@ -239,7 +242,8 @@ class Seeker:
         patience = max(search.gathering.close_at - self._loop.time(), 0.0)
         offer = self.offer
         progress = self._control.progress
-        joining = Joining(patience, progress, stranded, offer.bandwidth, offer.auxiliary, offer.gathered)
+        speeds = (offer.bandwidth, offer.measured)
+        joining = Joining(patience, progress, stranded, *speeds, offer.auxiliary, offer.gathered)
         self._post.learn(candidate)
         try:
             answer = await self._post.join(peer, Join(search.me, joining, offer.terms, offer.since))

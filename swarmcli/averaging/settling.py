@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 
+from swarmcli.averaging.config import MatchmakingOptions
+
 MIN_SETTLE = 0.05  # seconds of quiet after which peers that start together have met …
 SETTLE_FACTOR = 3.0  # … and at least so many times as long as it took to declare and read
 SETTLING_SHARE = 0.25  # of min_matchmaking_time goes by at most, while others keep coming, before anybody is asked
+MIN_HEDGE = 0.1  # seconds without an answer after which the next in rank is asked as well …
+HEDGE = 1 / 6  # … and the part of request_timeout that this is at most
 
 
 class Settling:
     """How long ago the last news of other candidates came, measured by how long it takes to declare and to read.
 
-    Where several groups form (`crowd`), those who start together first hear of each other, so that all of them
+    Where several groups may form, those who start together first hear of each other, so that all of them
     divide everyone in the same way: nobody is asked before a reading has brought nothing new.
     """
 
-    def __init__(self, now: float, *, crowd: bool, patience: float) -> None:
-        """`patience` is min_matchmaking_time, in seconds."""
+    def __init__(self, options: MatchmakingOptions, now: float) -> None:
         self.quiet = MIN_SETTLE  # seconds without news after which things have settled
-        self._crowd = crowd
-        self._longest = SETTLING_SHARE * patience
+        self._options = options
+        self._crowd = options.target_group_size is not None
         self._first_read = math.inf
         self._last_read = -math.inf
         self._news_at = now
@@ -44,9 +47,14 @@ class Settling:
         return self._calm or not self._crowd
 
     @property
+    def hedge(self) -> float:
+        """Seconds after which an answer is late: a few round trips, as the first reading has measured them."""
+        return min(HEDGE * self._options.request_timeout, max(MIN_HEDGE, self.quiet))
+
+    @property
     def ready_at(self) -> float:
         """When to ask and to invite."""
-        return -math.inf if self.calm else self._first_read + self._longest
+        return -math.inf if self.calm else self._first_read + SETTLING_SHARE * self._options.min_matchmaking_time
 
     @property
     def settled_at(self) -> float:

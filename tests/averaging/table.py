@@ -32,7 +32,8 @@ class Seat:
 
     search: Search
     alive: bool = True
-    frozen: bool = False
+    doom: str = ""  # the step at which it dies as a leader, see Table.doom
+    heard: bool = True  # its death is
     group: list[PeerID] | None = None
     gave_up: str = ""
     formed_at: float = math.nan
@@ -54,17 +55,26 @@ class Table:
         self.random = random.Random(self.seed)
         self.board: dict[PeerID, Candidate] = {}
         self.seats: dict[PeerID, Seat] = {}
+        self.sees: dict[PeerID, frozenset[PeerID]] = {}  # whose declarations this one finds, if not all
+        self.stale: list[Candidate] = []  # older declarations that are still found
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
 
     # What happens at the table
 
     def sit(
-        self, number: int, *, at: float = 0.0, listening: bool = True, goal: Goal | None = None, tag: bytes = b""
+        self,
+        number: int,
+        *,
+        at: float = 0.0,
+        listening: bool = True,
+        goal: Goal | None = None,
+        tag: bytes = b"",
+        me: Candidate | None = None,
     ) -> Seat:
         """A peer begins to look for a group at time `at`."""
         peer, goal = peer_id(number), goal or Goal()
-        me = Candidate(peer, search_id(at, self.random.randbytes(8)), tag, listening)
+        me = me or Candidate(peer, search_id(at, self.random.randbytes(8)), tag, listening)
         search = Search(me, Roll(tag, peer), self.options, goal, now=at, connected=self._connected(peer))
         seat = self.seats[peer] = Seat(search)
         self._at(at, lambda: self._begin(seat))
@@ -73,14 +83,20 @@ class Table:
     def kill(self, number: int, at: float, *, heard: bool = True) -> None:
         """A peer dies; with `heard` those whom it met notice at once, otherwise it is just silent."""
         seat = self.seats[peer_id(number)]
+        seat.heard = heard
+        self._at(at, lambda: self._die(seat))
 
-        def die() -> None:
-            seat.alive = False
-            for other in self.seats.values() if heard else ():
-                other.search.on_lost(seat.search.me.peer_id, self.now)
-                self._step(other)
+    def doom(self, number: int, step: str, *, heard: bool) -> None:
+        """A peer dies when it is first "asked", has "accepted" half of the others, is "closing" its group before it
+        told anybody, or has told "half" of its members."""
+        seat = self.seats[peer_id(number)]
+        seat.doom, seat.heard = step, heard
 
-        self._at(at, die)
+    def _die(self, seat: Seat) -> None:
+        seat.alive = False
+        for other in self.seats.values() if seat.heard else ():
+            other.search.on_lost(seat.search.me.peer_id, self.now)
+            self._step(other)
 
     def declare_ghost(self, number: int, *, tag: bytes = b"") -> None:
         """A declaration whose peer is gone."""
@@ -142,7 +158,8 @@ class Table:
 
     def _read(self, seat: Seat) -> None:
         """Begins a read, whose result is as of now and arrives later."""
-        seen = list(self.board.values())
+        sees = self.sees.get(seat.search.me.peer_id, self.board.keys())
+        seen = [candidate for peer, candidate in self.board.items() if peer in sees] + self.stale
 
         def arrive() -> None:
             if not seat.alive or seat.group is not None or seat.gave_up:
@@ -208,6 +225,8 @@ class Table:
         def receive() -> None:
             assert other is not None
             answer = None
+            if other.doom == "asked":
+                return self._die(other)
             if (
                 not other.gave_up
                 and other.search.me.tag == me.tag
@@ -215,6 +234,8 @@ class Table:
             ):
                 answer = other.search.on_join(me, joining, self.now)
             self._send(seat, lambda: settle(answer))
+            if other.doom == "accepted" and 2 * len(other.search.gathering) >= len(self.seats):
+                self._die(other)
 
         def settle(answer: Answer | None) -> None:
             answered.append(True)
@@ -259,9 +280,13 @@ class Table:
         order = [follower.candidate for follower in seat.search.gathering.by_rank()]
         members = [seat.search.me.peer_id, *(candidate.peer_id for candidate in order)]
         seat.group, seat.formed_at = members, self.now
-        for candidate in order:
+        told = {"closing": 0, "half": len(order) // 2}.get(seat.doom, len(order))
+        for candidate in order[:told]:
             other = self.seats[candidate.peer_id]
             self._send(other, lambda other=other, candidate=candidate: self._begun(seat, other, candidate, members))
+
+        if seat.doom:
+            self._die(seat)
 
     def _begun(self, leader: Seat, seat: Seat, candidate: Candidate, members: list[PeerID]) -> None:
         if seat.search.on_begin(leader.search.me.peer_id, candidate.search, members):

@@ -83,7 +83,7 @@ def test_a_finished_search_does_not_come_back_from_stale_declarations() -> None:
 
 def test_passing_over_and_coming_back() -> None:
     roll = roll_of(candidate(1), candidate(2))
-    roll.pass_over(peer_id(1), 5.0)
+    roll.pass_over([peer_id(1)], 5.0)
     assert [entry.candidate.peer_id for entry in roll.present(4.9)] == [peer_id(2)]
     assert roll.next_change(0.0) == 5.0 and roll.next_change(5.0) == math.inf
     assert len(roll.present(5.0)) == 2
