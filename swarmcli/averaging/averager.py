@@ -13,6 +13,7 @@ import torch
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
+from swarmcli.averaging.layout import Layout
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.shell import CoreRunner
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
@@ -57,6 +58,7 @@ class DecentralizedAverager:
         sender_timeout: float | None = None,
         reducer_timeout: float | None = None,
         compression: CompressionBase | None = None,
+        state_compression: CompressionBase | None = None,
         tensor_infos: Sequence[CompressionInfo] | None = None,
         bandwidth: float | None = None,
         min_vector_size: int = 0,
@@ -69,11 +71,12 @@ class DecentralizedAverager:
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
-        `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and `compression` default to the
-        DHT's mode and to none. `tensor_infos`: key and role of each tensor, by which an adaptive `compression` chooses;
-        unless given, keys are indices. `allow_state_sharing`: others may download what `get_current_state` gives;
-        unless given, a peer that can be dialed and is no auxiliary shares. `daemon=False` keeps the process alive, when
-        its main thread has ended, until somebody calls `shutdown`.
+        `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and the two compressions default to
+        the DHT's mode and to none. `state_compression`: how others download the state from here; with a lossy codec
+        they do not get every bit of it. `tensor_infos`: key and role of each tensor, by which adaptive compressions
+        choose; unless given, keys are indices (in a state they always are). `allow_state_sharing`: others may download
+        what `get_current_state` gives; unless given, a peer that can be dialed and is no auxiliary shares.
+        `daemon=False` keeps the process alive, when its main thread has ended, until somebody calls `shutdown`.
 
         Raises ValueError and TypeError for arguments that make no sense.
         """
@@ -82,9 +85,11 @@ class DecentralizedAverager:
         hidden = dht.client_mode if client_mode is None else client_mode
         patience = next_chunk_timeout if sender_timeout is None else sender_timeout
         codec = NoCompression() if compression is None else compression
+        state_codec = NoCompression() if state_compression is None else state_compression
         infos = None if tensor_infos is None else tuple(tensor_infos)
         self.dht = dht
         self._tensors = list(averaged_tensors)
+        Layout.of(self._tensors, codec, infos)  # so that what does not fit is refused here, not when it starts
         self.config = AveragerConfig(
             prefix=prefix,
             matchmaking=MatchmakingOptions(target_group_size, min_group_size, min_matchmaking_time, request_timeout),
@@ -96,6 +101,7 @@ class DecentralizedAverager:
             auxiliary=auxiliary,
             client_mode=client_mode,
             share_state=not (hidden or auxiliary) if allow_state_sharing is None else allow_state_sharing,
+            state_compression=state_codec,
             declare_state_period=declare_state_period,
         )
         self._state_sharing_priority = 0.0
@@ -293,6 +299,10 @@ class DecentralizedAverager:
         if state is None:
             logger.info("nobody shares a state of %r", self.prefix)
             return None
+        if not state.exact:
+            logger.info(
+                "the state of %r came with a lossy codec: it is not equal to its donor's in every bit", self.prefix
+            )
         return state.metadata, [tensor.clone() for tensor in state.tensors.values()]
 
     async def _make_core(self) -> AveragerCore:

@@ -7,7 +7,9 @@ import math
 from dataclasses import dataclass, field
 
 from swarmcli.averaging.patience import AllreduceOptions
+from swarmcli.compression import CompressionBase, NoCompression
 
+REQUEST_TIMEOUT = 3.0  # seconds
 MAX_PREFIX = 100  # characters; the prefix is part of method names and keys
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,8 @@ class AveragerConfig:
     auxiliary: bool = False  # reduces for others, and its own tensors stay out
     client_mode: bool | None = None  # as if nobody could dial this peer; None: as the node
     share_state: bool = False  # others may download from here what `get_state` gives
+    # How that state travels. Whoever downloads it with a lossy codec holds other bits than the donor, and is told so.
+    state_compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
     declare_state_period: float = 30.0  # seconds between two repetitions of the offer to share
 
     def __post_init__(self) -> None:
@@ -62,6 +66,8 @@ class AveragerConfig:
         _check(0 < self.averaging_alpha <= 1, "averaging_alpha", self.averaging_alpha, "above 0 and at most 1")
         _check(self.min_vector_size >= 0, "min_vector_size", self.min_vector_size, "not negative")
         _check(self.declare_state_period > 0, "declare_state_period", self.declare_state_period, "positive")
+        codec = self.state_compression
+        _check(isinstance(codec, CompressionBase), "state_compression", codec, "a codec such as Float16Compression()")
         speed = self.bandwidth
         _check(speed is None or (math.isfinite(speed) and speed >= 0), "bandwidth", speed, "None, or not negative")
 

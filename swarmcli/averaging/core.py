@@ -158,7 +158,9 @@ class AveragerCore:
 
     async def _snapshot(self) -> Snapshot:
         metadata, tensors = await self._get_state()
-        return Snapshot(b"", metadata, {str(index): tensor for index, tensor in enumerate(tensors)})
+        named = {str(index): tensor for index, tensor in enumerate(tensors)}
+        roles = {str(index): info.role for index, info in enumerate(self.config.allreduce.tensor_infos or ())}
+        return Snapshot(b"", metadata, named, self.config.state_compression, roles)
 
     async def _copy_tensors(self) -> tuple[Any, Sequence[torch.Tensor]]:
         async with self.tensors() as tensors:

@@ -22,7 +22,7 @@ from swarmcli.averaging.group import check_addresses
 from swarmcli.averaging.snapshot import StateOutline, read_manifest
 from swarmcli.averaging.tasks import Bell
 from swarmcli.averaging.visit import Busy, Visit
-from swarmcli.errors import NetworkError, StateDownloadError
+from swarmcli.errors import CompressionError, NetworkError, StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, PeerInfo
 from swarmcli.network.thread import offload
@@ -40,6 +40,7 @@ Raw: TypeAlias = bytes
 class DownloadedState:
     """A whole state. Its tensors share one memory: copy those that are to outlive the others.
 
+    exact     every bit as the donor has it; False where tensors travelled with a lossy codec
     donors    who gave something of it
     bytes     of all chunks that came, those included that had to be fetched again
     manifest  and digests of all chunks, with which it can be handed on
@@ -52,6 +53,7 @@ class DownloadedState:
     bytes: int
     manifest: Raw = field(repr=False, default=b"")
     digests: tuple[Raw, ...] = field(repr=False, default=())
+    exact: bool = True
 
 
 async def download_state(
@@ -105,7 +107,10 @@ class _Download:
                 await self._visit_all(tasks)
             collection = self._collection
             if collection is not None and collection.assembly.complete:
-                return await offload(_finish, collection)
+                try:
+                    return await offload(_finish, collection)
+                except CompressionError as error:
+                    self._reject(collection, str(error))
             await self._think_again()
         raise self.failure("no donor gave a complete state")
 
@@ -139,6 +144,13 @@ class _Download:
             self._waiting.extend(self._unequal)
             self._unequal.clear()
             self._settled = False
+
+    def _reject(self, collection: Collection, reason: str) -> None:
+        """Its hashes are those that were named, but no codec makes such tensors."""
+        self._collection, self._settled = None, False
+        for donor in collection.donors:
+            self._attempts[donor.text] = reason
+            self._endpoint.events.emit(PeerRefused(donor.text, reason, "state"))
 
     async def _visit(self, visit: Visit) -> None:
         donor = visit.peer
@@ -199,4 +211,5 @@ def _finish(collection: Collection) -> DownloadedState:
         bytes=collection.received,
         manifest=collection.manifest,
         digests=tuple(digest for _, digest in sorted(assembly.arrived.items())),
+        exact=assembly.outline.exact,
     )

@@ -64,10 +64,13 @@ class Snapshot:
     roles: Mapping[str, TensorRole] = field(default_factory=dict)
 
     def encode(self, name: str) -> TensorMessage:
-        """One tensor as it travels."""
+        """One tensor as it travels: unchanged if it holds NaN or infinity (as masks do) and the codec refuses those."""
         tensor, role = self.tensors[name], self.roles.get(name, TensorRole.UNSPECIFIED)
         key = int(name) if name.isdecimal() else name
-        return self.codec.compress(tensor, CompressionInfo.of(tensor, key=key, role=role))
+        try:
+            return self.codec.compress(tensor, CompressionInfo.of(tensor, key, role))
+        except CompressionError:
+            return NoCompression().compress(tensor)
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -101,6 +104,7 @@ class StateOutline:
     metadata: Any
     descriptors: Mapping[str, TensorDescriptor]
     nbytes: int  # with the gaps between tensors
+    exact: bool = True  # every bit as the donor has it; a lossy codec gives that up
 
 
 @dataclass(frozen=True)
@@ -144,14 +148,10 @@ class ChunkLayout:
 
         Raises CompressionError for what no codec makes.
         """
-        tensors = {}
-        for entry, offset in zip(self.entries, self.offsets, strict=False):
-            flat, descriptor = memory[offset : offset + entry.nbytes], entry.header.descriptor()
-            if entry.codec == NoCompression.name:
-                tensors[entry.name] = flat.view(descriptor.dtype).view(descriptor.shape)
-            else:
-                tensors[entry.name] = extract(TensorMessage(entry.header, (tensor_memory(flat),)))
-        return tensors
+        return {
+            entry.name: extract(TensorMessage(entry.header, (tensor_memory(memory[offset : offset + entry.nbytes]),)))
+            for entry, offset in zip(self.entries, self.offsets, strict=False)
+        }
 
 
 class PinnedState:
@@ -222,7 +222,8 @@ def read_manifest(data: bytes | memoryview, max_bytes: int) -> tuple[ChunkLayout
         raise ValueError(f"a state of {nbytes} bytes, at most {max_bytes} are accepted")
     if layout.chunks > _MAX_CHUNKS and layout.chunk_size < _MAX_CHUNK:
         raise ValueError(f"a state in {layout.chunks} chunks, at most {_MAX_CHUNKS} are accepted")
-    return layout, StateOutline(manifest.version, metadata, descriptors, layout.nbytes)
+    exact = all(entry.codec == NoCompression.name for entry in manifest.tensors)
+    return layout, StateOutline(manifest.version, metadata, descriptors, layout.nbytes, exact)
 
 
 def digest_of_chunk(*pieces: memoryview) -> bytes:
@@ -236,10 +237,7 @@ def digest_of_chunk(*pieces: memoryview) -> bytes:
 def _descriptor(entry: TensorEntry) -> TensorDescriptor:
     """Raises CompressionError for a tensor that does not fit its size."""
     descriptor = entry.header.descriptor()
-    codec = codec_named(entry.codec)
-    if entry.nbytes > codec.payload_bound(descriptor) or (
-        isinstance(codec, NoCompression) and entry.nbytes != descriptor.nbytes
-    ):
+    if entry.nbytes != codec_named(entry.codec).payload_bound(descriptor):
         raise CompressionError(f"tensor {entry.name[:40]!r} in {entry.nbytes} bytes")
     return descriptor
 

@@ -14,6 +14,14 @@ import torch
 
 from swarmcli import DHT, DecentralizedAverager
 from swarmcli.averaging import AveragingMode, AveragingStage
+from swarmcli.compression import (
+    CompressionInfo,
+    Float16Compression,
+    PerTensorCompression,
+    RoleAdaptiveCompression,
+    TensorRole,
+    Uniform8BitQuantization,
+)
 from swarmcli.events import RoundFinished
 
 
@@ -130,6 +138,27 @@ def test_state_is_loaded_from_whoever_shares_it() -> None:
             assert metadata == {"epoch": 5} and torch.equal(tensors[0], torch.arange(4))
 
 
+def test_tensors_and_states_travel_compressed() -> None:
+    like = (torch.zeros(50, 7), torch.zeros(3, dtype=torch.float64))
+    infos = [CompressionInfo.from_tensor(tensor, key="w", role=TensorRole.PARAMETER) for tensor in like]
+    with swarm(
+        2,
+        compression=RoleAdaptiveCompression(parameter=Uniform8BitQuantization()),
+        state_compression=Float16Compression(),
+        tensor_infos=infos,
+        declare_state_period=1.0,
+    ) as (one, other):
+        for averager, value in ((one, 0.1), (other, 0.3)):
+            with averager.get_tensors() as tensors:
+                tensors[0].fill_(value)
+        assert all(result is not None for result in average([one, other]))
+        with one.get_tensors() as mine, other.get_tensors() as theirs:
+            assert torch.equal(mine[0], theirs[0])
+            torch.testing.assert_close(mine[0], torch.full((50, 7), 0.2))
+        loaded = one.load_state_from_peers(timeout=30)
+        assert loaded is not None and torch.equal(loaded[1][0], mine[0].half().float())
+
+
 def test_group_bits() -> None:
     with swarm(1, initial_group_bits="01") as (averager,):
         assert averager.get_group_bits() == "01"
@@ -173,6 +202,9 @@ def test_life() -> None:
         ({"prefix": ""}, "prefix"),
         ({"declare_state_period": 0}, "declare_state_period"),
         ({"sender_timeout": 0.0}, "sender_timeout"),
+        ({"state_compression": Float16Compression}, "state_compression"),
+        ({"tensor_infos": ()}, "tensor_infos"),
+        ({"compression": PerTensorCompression([])}, "no codec for a tensor with the key 0"),
     ],
 )
 def test_arguments_that_make_no_sense(options: dict[str, Any], words: str) -> None:
