@@ -9,14 +9,12 @@ promises anything to a proposer while it follows one of a lower rank, so propose
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from swarmcli.averaging.attendance import Attendance, Crier
 from swarmcli.averaging.ballot_messages import (
     OutcomeAnswer,
     OutcomeQuestion,
-    PresenceAnswer,
-    PresenceQuestion,
     VoteMessage,
 )
 from swarmcli.averaging.ballot_zero import BallotZero
@@ -32,8 +30,6 @@ from swarmcli.errors import NetworkError
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one proposer, doubled each time
 _ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one may come to its end
 _SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one
-_LOOKS_ALIVE = 3.0  # seconds for a candidate to say that it is there, and so many round trips on top:
-_ALIVE_TRIPS = 10.0
 _GRACE = 10.0  # seconds that a follower waits beyond the leader's own deadline
 
 
@@ -45,15 +41,14 @@ class Agreement:
         mates: Mates,
         votes: RoundVotes,
         bench: Bench,
-        reducers: Iterable[int],
         options: AllreduceOptions,
         absent: Callable[[int, str], None],
     ) -> None:
-        """`absent` is told what the reducers are told: who need not be waited for, and why."""
+        """`absent` is told what the others are told: who need not be waited for, and why."""
         self._mates, self._votes, self._options = mates, votes, options
         self._proposer = Proposer(mates, votes, bench, options.for_reducer)
         self._attendance = Attendance(mates, self._lose, options.to_begin)
-        self._crier, self._absent = Crier(mates, reducers), absent
+        self._crier, self._absent = Crier(mates), absent
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
         self._following = 0
         self._gathered, self._settled = asyncio.Event(), asyncio.Event()
@@ -121,7 +116,8 @@ class Agreement:
 
     def follows(self, asker: int) -> int | None:
         """Whom this member follows, if that one goes before the asker: then nothing is promised to the asker."""
-        return self._following if self._following < asker and not self._settled.is_set() else None
+        ranks = self._mates.ranks
+        return self._following if ranks[self._following] < ranks[asker] and not self._settled.is_set() else None
 
     async def gathered(self) -> None:
         """Waits until this member's own exchange has come to its end, or the outcome is known."""
@@ -151,8 +147,9 @@ class Agreement:
                 self.learn(decision)
                 return
             spent.add(self._following)
-            self._following = min(set(range(self._mates.me + 1)) - spent)
-            self._following = await self._next_in_rank(spent)
+            candidates = self._candidates(spent)
+            self._following = candidates[0]
+            self._following = await self._first_alive(candidates, spent)
 
     async def _ask(self, member: int) -> Decision | None:
         """None: it does not know and never will, or cannot be reached."""
@@ -162,11 +159,15 @@ class Agreement:
         except NetworkError:
             return None
 
-    async def _next_in_rank(self, spent: set[int]) -> int:
-        """The first of those before this member that takes part in the round; this member if there is none."""
-        candidates = [member for member in range(self._mates.me) if member not in spent]
+    def _candidates(self, spent: set[int]) -> list[int]:
+        """Who may lead, by rank, up to this member."""
+        ranks = self._mates.ranks
+        return [member for member in ranks if ranks[member] <= ranks[self._mates.me] and member not in spent]
+
+    async def _first_alive(self, candidates: list[int], spent: set[int]) -> int:
+        """The first that takes part in the round, this member at the latest; those that do not are spent."""
         async with asyncio.TaskGroup() as tasks:
-            looks = {member: tasks.create_task(self._takes_part(member)) for member in candidates}
+            looks = {member: tasks.create_task(self._takes_part(member)) for member in candidates[:-1]}
             for member, look in looks.items():
                 if await look:
                     for other in looks.values():
@@ -176,15 +177,10 @@ class Agreement:
         return self._mates.me
 
     async def _takes_part(self, member: int) -> bool:
-        question = PresenceQuestion(self._mates.group.group_id)
-        patience = _LOOKS_ALIVE + _ALIVE_TRIPS * self._mates.slowest_round_trip
-        try:
-            answer = await self._mates.ask(member, "presence", question, PresenceAnswer, patience)
-        except NetworkError:
-            return False
-        if answer.verdict is not None:
+        answer = await self._mates.presence(member)
+        if answer is not None and answer.verdict is not None:
             self.learn(answer.verdict.decision())
-        return answer.standing == "running"
+        return answer is not None and answer.standing == "running"
 
     # Leading
 

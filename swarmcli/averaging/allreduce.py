@@ -301,7 +301,7 @@ class Allreduce:
         del self._tensors, self.holdings, self._agreement
 
     def _make_agreement(self) -> Agreement:
-        return Agreement(self._mates, self._votes, self, self._plan.by_reducer, self._options, self._absent)
+        return Agreement(self._mates, self._votes, self, self._options, self._absent)
 
     def _absent(self, member: int, reason: str) -> None:
         for exchange in self._exchanges[:1]:

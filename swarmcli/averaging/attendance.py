@@ -7,10 +7,9 @@ whose connection has ended, that has left, or that knows nothing of the round, i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from swarmcli.averaging.ballot_messages import PresenceAnswer, PresenceQuestion
 from swarmcli.averaging.mates import AT_ONCE, Mates
 from swarmcli.averaging.messages import MAX_WORDS, AbsenceNotice, Noted
 from swarmcli.errors import CallRefused, NetworkError
@@ -18,7 +17,7 @@ from swarmcli.errors import CallRefused, NetworkError
 _PAUSES = (1.0, 1.0, 2.0, 4.0, 8.0)  # seconds between two questions; the last one repeats
 _LOOK_AGAIN = 0.25  # seconds, while there is no connection
 _CONNECTING = 5.0  # seconds that a connection may still be on its way when the round begins
-_TELLINGS = 10  # tries to tell a reducer that follows another leader
+_TELLINGS = 10  # tries to tell a member that follows another leader
 _DOUBTS = 2  # answers in a row after which a member that does not know of the round will not come to know of it
 
 
@@ -57,7 +56,8 @@ class Attendance:
                 break
             if not connected and self._mates.is_connected(member):
                 continue
-            standing = await self._ask(member)
+            answer = await self._mates.presence(member)
+            standing = "" if answer is None else answer.standing
             asked += connected
             if standing == "over":
                 return "it has left"
@@ -81,21 +81,12 @@ class Attendance:
             lost.cancel()
         return reason
 
-    async def _ask(self, member: int) -> str:
-        """What it says of itself; "" if it cannot be reached."""
-        question = PresenceQuestion(self._mates.group.group_id)
-        try:
-            return (await self._mates.ask(member, "presence", question, PresenceAnswer, AT_ONCE)).standing
-        except NetworkError:
-            return ""
-
 
 class Crier:
-    """Tells the reducers whom they need not wait for."""
+    """Tells the others whom they need not wait for."""
 
-    def __init__(self, mates: Mates, reducers: Iterable[int]) -> None:
+    def __init__(self, mates: Mates) -> None:
         self._mates = mates
-        self._reducers = sorted(set(reducers) - {mates.me})
         self._news: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
 
     def tell(self, member: int, reason: str) -> None:
@@ -107,16 +98,16 @@ class Crier:
             while True:
                 member, reason = await self._news.get()
                 notice = AbsenceNotice(self._mates.group.group_id, member, reason[:MAX_WORDS])
-                for reducer in self._reducers:
-                    if reducer != member:
-                        tasks.create_task(self._tell(reducer, notice))
+                for other in self._mates.others:
+                    if other != member:
+                        tasks.create_task(self._tell(other, notice))
 
-    async def _tell(self, reducer: int, notice: AbsenceNotice) -> None:
+    async def _tell(self, other: int, notice: AbsenceNotice) -> None:
         for _ in range(_TELLINGS):
             try:
-                await self._mates.ask(reducer, "absence", notice, Noted, AT_ONCE)
+                await self._mates.ask(other, "absence", notice, Noted, AT_ONCE)
                 return
             except CallRefused:
                 await asyncio.sleep(_PAUSES[0])  # it has not noticed yet that its leader is gone
             except NetworkError:
-                return  # the reducer's own patience does the same, later
+                return  # its own patience does the same, later

@@ -17,10 +17,12 @@ from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.reducer import Average, Reducer
 from swarmcli.averaging.reducing import PartReceiver
 from swarmcli.averaging.sending import Contribution, FromReducer, PartSender
-from swarmcli.averaging.tasks import forget, forgetful
+from swarmcli.averaging.tasks import beside, forget, forgetful
 from swarmcli.averaging.vector import Results
-from swarmcli.errors import CallRefused, NetworkError, RoundFailed
+from swarmcli.errors import CallRefused, ConnectionLost, NetworkError, RoundFailed
 from swarmcli.network import Stream
+
+_TO_OPEN = 20.0  # seconds for a stream to a reducer that can be dialed: that needs no answer of its round
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Exchange:
         self.reducer = Reducer(plan, mates.me, senders, mine.inputs if mine else None, results)
         others = [index for index in senders if index != mates.me] if self.reducer.parts else []
         self.receiver = PartReceiver(plan, self.reducer, others, options, mates.endpoint.round_trip)
+        self._doubts: dict[int, asyncio.Event] = {}  # of reducers that averages are expected from
         self._sender: PartSender | None = None
         if mine is not None and results is not None:
             self._sender = PartSender(plan, senders, mine, results, options)
@@ -112,8 +115,11 @@ class Exchange:
         await visit.over.wait()
 
     def absent(self, member: int, reason: str) -> None:
-        """Who has not come to this reducer by now need not be waited for."""
+        """Who has not come to this reducer by now need not be waited for; of a reducer that has given nothing it is
+        asked whether it is there."""
         self.receiver.absent(member, reason)
+        if member in self._doubts:
+            self._doubts[member].set()
 
     def leave(self) -> None:
         """This member takes no further part in what reducers do that open their streams themselves."""
@@ -130,10 +136,7 @@ class Exchange:
         """Everything between this member as a sender and one reducer; what came before a failure counts."""
         peer, here = self._mates.peer(reducer), FromReducer()
         try:
-            if reducer in self._visits:
-                await self._exchange_with_visitor(reducer, here)
-            else:
-                await self._exchange_by_visit(reducer, here)
+            await self._talk_unless_absent(reducer, here)
         except TimeoutError as error:
             forget(error)
             got.failures[reducer] = f"reducer {peer.short} fell silent"
@@ -144,9 +147,27 @@ class Exchange:
         for member, reason in here.left_out.items():
             self.left_out.setdefault(member, reason)
 
+    @forgetful
+    async def _talk_unless_absent(self, reducer: int, here: FromReducer) -> None:
+        talk = self._exchange_with_visitor if reducer in self._visits else self._exchange_by_visit
+        doubts = self._doubts[reducer] = asyncio.Event()
+        async with beside(talk(reducer, here)) as talking:
+            while not talking.done():
+                async with beside(doubts.wait()) as doubting:
+                    await asyncio.wait([talking, doubting], return_when=asyncio.FIRST_COMPLETED)
+                if talking.done() or here.averages:
+                    await talking
+                doubts.clear()
+                if not talking.done() and not await self._is_there(reducer):
+                    raise ConnectionLost("it is out of reach, and so it is for others")
+
+    async def _is_there(self, reducer: int) -> bool:
+        answer = await self._mates.presence(reducer)
+        return answer is not None and answer.standing in ("running", "expected")
+
     async def _exchange_by_visit(self, reducer: int, got: FromReducer) -> None:
         assert self._sender is not None
-        mates, patience = self._mates, self._options.for_reducer
+        mates, patience = self._mates, min(self._options.for_reducer, _TO_OPEN)
         request = OpenExchange(mates.group.group_id, ballot=self.ballot)
         method = mates.post.method("exchange")
         async with mates.endpoint.stream(mates.peer(reducer), method, request, timeout=patience) as stream:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
+from swarmcli.averaging.ballot_messages import PresenceAnswer, PresenceQuestion
 from swarmcli.averaging.group import Group
+from swarmcli.errors import NetworkError
 from swarmcli.network import Endpoint, PeerID, PeerInfo
 
 A = TypeVar("A")
 
 UNBOUNDED = 1e7  # seconds, for a call that ends with its connection or with a deadline around it
 AT_ONCE = 10.0  # seconds for what is answered at once
+
+_LOOKS_ALIVE = 3.0  # seconds for a member to say that it is there, and so many round trips on top:
+_ALIVE_TRIPS = 10.0
 
 
 class Post(Protocol):
@@ -38,6 +44,13 @@ class Mates:
     def others(self) -> Iterator[int]:
         return (index for index in range(len(self.group)) if index != self.me)
 
+    @cached_property
+    def ranks(self) -> dict[int, int]:
+        """Member → its rank among those that may lead, the leader first: whoever cannot be dialed comes last."""
+        members = self.group.members
+        order = sorted(range(len(members)), key=lambda index: (index != 0, not members[index].listening, index))
+        return {index: rank for rank, index in enumerate(order)}
+
     @property
     def auxiliaries(self) -> frozenset[int]:
         return frozenset(index for index, member in enumerate(self.group.members) if member.auxiliary)
@@ -61,6 +74,14 @@ class Mates:
     async def ask(self, index: int, name: str, request: Any, answer_type: type[A], timeout: float = UNBOUNDED) -> A:
         """Raises NetworkError; with the usual timeout only when the connection has ended or there is none."""
         return await self.endpoint.call(self.peer(index), self.post.method(name), request, answer_type, timeout=timeout)
+
+    async def presence(self, index: int) -> PresenceAnswer | None:
+        """What a member says of itself, within a few seconds; None if it cannot be reached."""
+        patience = _LOOKS_ALIVE + _ALIVE_TRIPS * self.slowest_round_trip
+        try:
+            return await self.ask(index, "presence", PresenceQuestion(self.group.group_id), PresenceAnswer, patience)
+        except NetworkError:
+            return None
 
     @property
     def slowest_round_trip(self) -> float:

@@ -266,7 +266,7 @@ REDUCERS = {
     "too much": (sends(lambda plan: (average(plan)[0], bytes(1 << 20))), "bytes"),
     "an early end": (sends(), "was lost"),
     "nobody's tensors": (nothing_arrived, "nobody's tensors arrived"),
-    "silence": (silence, "fell silent"),
+    "silence": (silence, "fell silent|out of reach"),
 }
 
 
