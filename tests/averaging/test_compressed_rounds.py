@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -139,6 +140,25 @@ def test_nan_is_not_quantized_but_left_out() -> None:
                 assert all(tensor.isfinite().all() for tensor in outcome.averages)
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("codec", [Uniform8BitQuantization(), Quantile8BitQuantization(), BlockwiseQuantization(64)])
+@pytest.mark.parametrize("moment", [0.05, 0.1, 0.2, 0.3, 0.4])
+def test_a_reducer_that_dies_does_not_break_the_one_result(codec: CompressionBase, moment: float) -> None:
+    """Deputies encode anew what nobody holds: survivors still hold equal bits, and the mean of those whom they name."""
+
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=200, compression=codec, sender_timeout=5.0)
+        async with Swarm([Kind() for _ in range(5)], bandwidth=10_000, options=options) as swarm:
+
+            async def kill() -> None:
+                await asyncio.sleep(moment)
+                swarm.kill(3)
+
+            outcomes = await swarm.round(kill)
+            assert len(swarm.check(outcomes, tolerance=0.06)) == 4
+
+    virtual_time.run(main(), timeout=2000)
 
 
 # Averagers
