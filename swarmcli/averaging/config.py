@@ -52,7 +52,7 @@ class AveragerConfig:
     initial_group_bits: str = ""  # the bucket to begin in; the bits move after every round
     averaging_alpha: float = 1.0  # tensors move by this fraction towards the average
     min_vector_size: int = 0  # elements; nobody reduces fewer
-    bandwidth: float | None = None  # share of the reducing work; None: the group's mean; 0: reduces nothing
+    bandwidth: float | None = None  # share of the reducing work; None: as measured in past rounds; 0: reduces nothing
     auxiliary: bool = False  # reduces for others, and its own tensors stay out
     client_mode: bool | None = None  # as if nobody could dial this peer; None: as the node
     share_state: bool = False  # others may download from here what `get_state` gives

@@ -255,7 +255,8 @@ class AveragerCore:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
                 await self.archive.written()  # or the results of two rounds would be in memory at once
                 round_ = Allreduce(self._service, group, self._tensors, weight=weight, options=self.config.allreduce)
-                result = await round_.run()
+                with self._finder.link.watching():
+                    result = await round_.run()
                 if result.total_weight > 0 and result.averages:
                     await on_executor(self._layout.nbytes, self._apply, result.averages)
                     self.archive.keep(group.group_id, group.tag, result)

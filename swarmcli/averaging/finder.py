@@ -53,7 +53,7 @@ class GroupFinder:
         self._config = config
         self._total_size = total_size
         self._own_terms = own_terms
-        self.link = LinkGauge(lambda: self._endpoint.statistics().traffic)
+        self.link = LinkGauge(node.endpoint.passed)
         self._parted = parted
         self._tasks = TaskOwner()
         timeout = config.matchmaking.request_timeout

@@ -49,6 +49,10 @@ class MemoryConnection:
         self._network.joined(self)
         owner.connections[self] = None
 
+    @property
+    def bytes_waiting(self) -> int:
+        return self._unacknowledged
+
     def start(self, receiver: Receiver) -> None:
         self._receiver = receiver
         if self._error is not None:

@@ -31,7 +31,7 @@ from swarmcli.network.messages import BulkDenied, BulkWanted, Hello
 from swarmcli.network.methods import Methods
 from swarmcli.network.streams import Stream, StreamBlock
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.network.traffic import EndpointStatistics, Refusals, Traffic
+from swarmcli.network.traffic import EndpointStatistics, Refusals, Traffic, Volume
 from swarmcli.network.transport import Connection, PeerInfo, Purpose, Transport
 
 logger = logging.getLogger(__name__)
@@ -197,10 +197,17 @@ class Endpoint:
         """Smoothed seconds from a question to its answer, without the time spent in handlers. None: not known."""
         return self._connections.round_trip(peer)
 
+    def passed(self) -> Volume:
+        """Bytes that have gone through this peer's links so far, as far as that is known."""
+        return self._traffic.passed(self._standing())
+
+    def _standing(self) -> list[Connection]:
+        controls = [channel.connection for channel in self._connections.channels()]
+        return controls + [channel.connection for channel in self._pool.channels()]
+
     def statistics(self) -> EndpointStatistics:
         controls, bulk = self._connections.channels(), self._pool.channels()
-        standing = [channel.connection for channel in controls] + [channel.connection for channel in bulk]
-        total, by_peer = self._traffic.totals(standing)
+        total, by_peer = self._traffic.totals(self._standing())
         return EndpointStatistics(
             peers=len({channel.peer_id for channel in controls}),
             bulk_connections=len(bulk),

@@ -20,7 +20,7 @@ from typing import cast
 from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tcp_frames import FrameReader, goodbye_frame
-from swarmcli.network.tcp_handshake import Greeted, Greeting, Refused, take_message
+from swarmcli.network.tcp_handshake import Greeted, Greeting, Refused, take_message, tls_failure
 from swarmcli.network.tcp_writer import TLSWriter
 from swarmcli.network.tls import ALPN, TLSEngine
 from swarmcli.network.transport import Buffer, FrameLimits, Purpose, Receiver
@@ -95,6 +95,10 @@ class TCPConnection(asyncio.BufferedProtocol):
     @property
     def bytes_sent(self) -> int:
         return self._writer.bytes_sent
+
+    @property
+    def bytes_waiting(self) -> int:
+        return self._writer.bytes_waiting
 
     @property
     def is_open(self) -> bool:
@@ -193,7 +197,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         try:
             complete = self._engine.handshake()
         except ssl.SSLError as error:
-            raise _tls_failure(error) from error
+            raise tls_failure(error) from error
         finally:
             self._writer.flush()  # the alert as well, if it failed
         if not complete:
@@ -340,9 +344,3 @@ class TCPConnection(asyncio.BufferedProtocol):
 
     def __repr__(self) -> str:
         return f"<TCPConnection {self.remote_address} {self._phase.name.lower()}>"
-
-
-def _tls_failure(error: ssl.SSLError) -> HandshakeError:
-    if error.reason in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE"):
-        return Refused("no TLS", "the other end is another program: it does not speak TLS")
-    return Refused("no swarm TLS", f"the other end is another program: its TLS is not a swarm peer's ({error.reason})")

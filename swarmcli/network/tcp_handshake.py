@@ -17,6 +17,7 @@ versions can name each other before they part.
 from __future__ import annotations
 
 import os
+import ssl
 import struct
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -141,3 +142,10 @@ def _expect(kind: Kind, message: Message, length: int) -> bytes:
 def printable(words: bytes, limit: int = 200) -> str:
     """A stranger's words for a log or a terminal: bounded, and without control characters."""
     return "".join(char if char.isprintable() else "�" for char in words.decode(errors="replace")[:limit])
+
+
+def tls_failure(error: ssl.SSLError) -> HandshakeError:
+    """What a failed TLS handshake says about the other end."""
+    if error.reason in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE"):
+        return Refused("no TLS", "the other end is another program: it does not speak TLS")
+    return Refused("no swarm TLS", f"the other end is another program: its TLS is not a swarm peer's ({error.reason})")

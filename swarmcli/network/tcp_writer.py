@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import termios
+from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from swarmcli.errors import ConnectionLost
 from swarmcli.network.tcp_frames import byte_views, frame_start
@@ -32,6 +36,11 @@ class TLSWriter:
         self._error: Exception | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Written, and not yet acknowledged by the other end's system; of those, what this one can tell."""
+        return self._socket.get_write_buffer_size() + _in_system_buffer(self._socket.get_extra_info("socket"))
 
     def attach(self, socket: asyncio.WriteTransport) -> None:
         self._socket = socket
@@ -105,3 +114,15 @@ class TLSWriter:
             raise ConnectionLost(str(self._error))
         if self._socket.is_closing():  # `fail` will come, but a sender in a hurry does not let the loop say so
             raise ConnectionLost("the other end broke off")
+
+
+def _in_system_buffer(socket: Any) -> int:
+    """Bytes that the system has taken from a socket and still holds. 0 where it does not say."""
+    if not hasattr(termios, "TIOCOUTQ"):
+        return 0
+    count = array("i", [0])
+    try:
+        fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, count)
+    except (OSError, ValueError):  # closed by now
+        return 0
+    return count[0]

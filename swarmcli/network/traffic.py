@@ -79,6 +79,13 @@ class Traffic:
             by_peer[connection.peer_id] = by_peer.get(connection.peer_id, Volume()) + _volume(connection)
         return total, by_peer
 
+    def passed(self, standing: Iterable[Connection]) -> Volume:
+        """Everything that is through the links: without what still waits to be sent."""
+        total = self._total
+        for connection in standing:
+            total += Volume(connection.bytes_sent - connection.bytes_waiting, connection.bytes_received)
+        return total
+
 
 class Refusals:
     """Counts the PeerRefused events of an endpoint, whoever emits them. `by_peer` is bounded, the oldest go first."""

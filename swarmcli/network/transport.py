@@ -73,6 +73,10 @@ class Connection(Protocol):
         """So far, handed over for writing."""
 
     @property
+    def bytes_waiting(self) -> int:
+        """Of these, how many are known not to have reached the other end yet."""
+
+    @property
     def bytes_received(self) -> int:
         """So far, of unfinished frames too: a keepalive tells by it that the other end lives."""
 

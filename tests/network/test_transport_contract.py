@@ -178,6 +178,26 @@ async def test_who_does_not_read_stops_the_sender(world: World) -> None:
 
 
 @on_each_transport
+async def test_what_waits_to_be_read_is_known_at_the_sender(world: World) -> None:
+    async with pair(world) as both:
+        both.dialer.start(both.at_dialer)
+        assert both.dialer.bytes_waiting == 0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(ASecond):
+                await _flood(both.dialer)
+        assert both.dialer.bytes_waiting > 200_000
+        assert both.dialer.bytes_waiting <= both.dialer.bytes_sent * 1.01  # with what encryption adds
+        both.dialer.abort("enough")
+        await asyncio.sleep(0.1)
+        assert both.dialer.bytes_waiting >= 0  # a figure also when there is no socket any more
+
+
+async def _flood(connection: Connection) -> None:
+    for _ in range(100):
+        await connection.send(b"flood", [bytes(1 << 19)])
+
+
+@on_each_transport
 async def test_close_lets_what_was_sent_arrive_and_tells_the_reason(world: World) -> None:
     async with pair(world) as both:
         both.start()

@@ -1,0 +1,114 @@
+"""How much each member's link can carry: measured here in past rounds, claimed, and made comparable in a group.
+
+A link is only as fast as it was seen to be, and it is seen at its fastest in those moments of a round in which the
+others keep it busy. So what counts is the fastest eighth of a round, in the slower of the two directions. That is a
+lower bound: where everyone else is slow, nobody can show more, and nothing depends on it either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from swarmcli.network.traffic import Volume
+
+MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; beyond a gigabit it is the processor that limits a round
+MOST_ABOVE_MEDIAN = 16.0  # no claim counts more than so many times the median of its group
+
+_SHORTEST = 0.2  # seconds; a shorter round says nothing, and gains nothing from better shares
+_WINDOWS = 8  # per round
+_SAMPLES = 128  # kept of one round; then every second one is dropped
+_FIRST_TICK = 0.02  # seconds between the first samples
+_RISE, _FALL = 0.5, 0.2  # weight of a new figure, in logarithms; a slower one may be due to the others
+_STEP = math.sqrt(2)  # claims are powers of it, so that links that are nearly alike claim the same
+
+
+class LinkGauge:
+    """Watches what passes over this peer's bulk connections while its rounds run."""
+
+    def __init__(self, passed: Callable[[], Volume]) -> None:
+        """`passed`: the bytes sent and received so far."""
+        self._passed = passed
+        self._estimate: float | None = None  # bytes per second
+        self._samples: list[tuple[float, Volume]] = []
+        self._tick = _FIRST_TICK
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def claim(self) -> float | None:
+        """Bytes per second each way that others may count on; None while nothing is known."""
+        if self._estimate is None:
+            return None
+        return min(max(_STEP ** round(math.log(self._estimate, _STEP)), MIN_CLAIM), MAX_CLAIM)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A round runs in this block."""
+        self._samples, self._tick = [], _FIRST_TICK
+        self._look()
+        try:
+            yield
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._note()
+            self._learn()
+
+    def _look(self) -> None:
+        self._note()
+        if len(self._samples) >= _SAMPLES:
+            del self._samples[1::2]
+            self._tick *= 2
+        self._timer = asyncio.get_running_loop().call_later(self._tick, self._look)
+
+    def _note(self) -> None:
+        self._samples.append((asyncio.get_running_loop().time(), self._passed()))
+
+    def _learn(self) -> None:
+        seconds = self._samples[-1][0] - self._samples[0][0]
+        if seconds < _SHORTEST:
+            return
+        seen = fastest_stretch(self._samples, seconds / _WINDOWS)
+        if seen < MIN_CLAIM:
+            return  # a round in which next to nothing passed
+        if self._estimate is None:
+            self._estimate = seen
+        else:
+            weight = _RISE if seen > self._estimate else _FALL
+            self._estimate *= (seen / self._estimate) ** weight
+
+
+def fastest_stretch(samples: Sequence[tuple[float, Volume]], seconds: float) -> float:
+    """The most bytes per second over any stretch of at least so many seconds, in the slower direction."""
+    sent = received = 0.0
+    start = 0
+    for time, volume in samples:
+        while start + 1 < len(samples) and time - samples[start + 1][0] >= seconds:
+            start += 1
+        begun, before = samples[start]
+        if time - begun >= seconds:
+            sent = max(sent, (volume.sent - before.sent) / (time - begun))
+            received = max(received, (volume.received - before.received) / (time - begun))
+    return min(sent, received)
+
+
+def comparable(given: Sequence[float | None], measured: Sequence[float | None]) -> list[float]:
+    """One bandwidth for each member of a group, relative to each other.
+
+    What users gave counts if anybody gave any (beyond 0, by which a member declines to reduce), otherwise what members
+    have measured, within plausible bounds; whoever has neither is taken for the mean of the others.
+    """
+    known = list(given) if any(given) else _plausible(given, measured)
+    positive = [figure for figure in known if figure]
+    usual = statistics.fmean(positive) if positive else 1.0
+    return [usual if figure is None else figure for figure in known]
+
+
+def _plausible(given: Sequence[float | None], measured: Sequence[float | None]) -> list[float | None]:
+    claims = [min(claim, MAX_CLAIM) for claim in measured if claim]
+    most = MOST_ABOVE_MEDIAN * statistics.median(claims) if claims else 0.0
+    within = [min(claim, MAX_CLAIM, most) if claim else None for claim in measured]
+    return [0.0 if own == 0 else claim for own, claim in zip(given, within, strict=True)]
