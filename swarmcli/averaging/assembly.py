@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from swarmcli.averaging.lending import fresh_memory
 from swarmcli.averaging.snapshot import ChunkLayout, StateOutline, digest_of_chunk
 from swarmcli.averaging.tasks import Bell
 from swarmcli.compression.base import tensor_memory
@@ -19,8 +20,8 @@ class Assembly:
         """Allocates the memory. Raises ValueError if there is not enough."""
         self.layout, self.outline = layout, outline
         try:
-            self._memory = torch.empty(layout.nbytes, dtype=torch.uint8)
-        except RuntimeError as error:
+            self._memory = fresh_memory(layout.nbytes)
+        except (RuntimeError, OSError) as error:
             raise ValueError(f"no memory for a state of {layout.nbytes} bytes") from error
         self._bytes = tensor_memory(self._memory)
         self._open = deque(range(layout.chunks))  # nobody fetches these

@@ -16,6 +16,7 @@ from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.layout import Layout
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.shell import CoreRunner
+from swarmcli.averaging.snapshot import copied
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht import DHT
 from swarmcli.errors import AveragingError, StateDownloadError
@@ -264,7 +265,7 @@ class DecentralizedAverager:
         To be overridden where the state is more than the averaged tensors. Called in a thread of the executor.
         """
         with self.get_tensors() as tensors:
-            return None, [tensor.detach().clone() for tensor in tensors]
+            return None, list(copied({str(index): tensor for index, tensor in enumerate(tensors)}).values())
 
     @overload
     def load_state_from_peers(
@@ -303,7 +304,7 @@ class DecentralizedAverager:
             logger.info(
                 "the state of %r came with a lossy codec: it is not equal to its donor's in every bit", self.prefix
             )
-        return state.metadata, [tensor.clone() for tensor in state.tensors.values()]
+        return state.metadata, list(state.tensors.values())
 
     async def _make_core(self) -> AveragerCore:
         async def get_state() -> tuple[Any, Sequence[torch.Tensor]]:

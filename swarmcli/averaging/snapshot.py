@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import msgspec
 import torch
 
+from swarmcli.averaging.lending import fresh_memory
 from swarmcli.compression import (
     CompressionBase,
     CompressionInfo,
@@ -224,6 +225,16 @@ def read_manifest(data: bytes | memoryview, max_bytes: int) -> tuple[ChunkLayout
         raise ValueError(f"a state in {layout.chunks} chunks, at most {_MAX_CHUNKS} are accepted")
     exact = all(entry.codec == NoCompression.name for entry in manifest.tensors)
     return layout, StateOutline(manifest.version, metadata, descriptors, layout.nbytes, exact)
+
+
+@torch.no_grad()
+def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies in host memory that nobody else changes, as a snapshot needs them."""
+    layout = ChunkLayout.of(tensors)
+    copies = layout.tensors(fresh_memory(layout.nbytes))
+    for name, tensor in tensors.items():
+        copies[name].copy_(tensor)
+    return copies
 
 
 def digest_of_chunk(*pieces: memoryview) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from swarmcli.averaging.snapshot import copied
 from swarmcli.optim.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors
 from swarmcli.optim.plain_values import fit, to_plain
 
@@ -47,8 +48,7 @@ class CapturedState:
 
     def clone(self) -> CapturedState:
         """The same with tensors in host memory that later steps do not change."""
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.tensors.items()}
-        return CapturedState(self.metadata, copies)
+        return CapturedState(self.metadata, copied(self.tensors))
 
 
 class TrainingState:
