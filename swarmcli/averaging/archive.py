@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from swarmcli.averaging.donor import StateDonor
 from swarmcli.averaging.kept_round import (
     KeptRound,
@@ -62,7 +64,16 @@ class RoundArchive:
 
         A round that cannot be written, for want of space above all, is not kept; the first time that is told.
         """
-        self._tasks.spawn(self._store(group_id, tag, result))
+        try:
+            record = RoundRecord.of(group_id, tag, result)
+        except ValueError as error:
+            self._tell(str(error))
+        else:
+            self._tasks.spawn(self._store(record, result.averages))
+
+    async def keep_alone(self, round_id: bytes, tag: bytes, averages: Sequence[torch.Tensor], weight: float) -> None:
+        """The same for a round that this peer made by itself; returns when the tensors may change again."""
+        await self._store(RoundRecord.alone(round_id, tag, self._endpoint.peer_id, weight), averages)
 
     async def written(self) -> None:
         """Returns once nothing is being written, and so no memory of a result is held here."""
@@ -97,14 +108,13 @@ class RoundArchive:
             timeout=timeout,
         )
 
-    async def _store(self, group_id: bytes, tag: bytes, result: AllreduceResult) -> None:
+    async def _store(self, record: RoundRecord, averages: Sequence[torch.Tensor]) -> None:
         file: RoundFile | None = None
         try:
             file = self._spare.pop() if self._spare else RoundFile(self._directory)
-            record = RoundRecord.of(group_id, tag, result)
-            self._rounds.append(await StoredRound.write(record, result.averages, file))
+            self._rounds.append(await StoredRound.write(record, averages, file))
             file = None
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self._tell(str(error))
         finally:
             if file is not None:

@@ -65,6 +65,11 @@ class RoundRecord(msgspec.Struct, frozen=True):
         return round(self.total_weight)
 
     @classmethod
+    def alone(cls, round_id: bytes, tag: bytes, peer: PeerID, weight: float) -> RoundRecord:
+        """Of a round that a peer made by itself: there are no parts, and nobody voted."""
+        return cls(round_id, tag, digest_of_parts(b""), (peer,), (weight,), (), b"")
+
+    @classmethod
     def of(cls, group_id: bytes, tag: bytes, result: AllreduceResult) -> RoundRecord:
         digests = b"".join(average.digest for average in result.parts)
         peers, weights = tuple(result.weights), tuple(result.weights.values())

@@ -111,7 +111,9 @@ class SynchronousEnd:
             return Failed("this peer has no samples any more")
         await self._group.close()
         self._ledger.note_outcome("alone")
-        round_id = solitary_round_id(self._own_id, self._replica.standing.lineage)
+        lineage, averages = self._replica.standing.lineage, self._replica.gradients.averaged
+        round_id = solitary_round_id(self._own_id, lineage)
+        await self._averager.archive.keep_alone(round_id, lineage, averages, self._replica.samples)
         return Committed(round_id, self._replica.samples, contributors=(self._own_id,))
 
     async def _load_means(self) -> None:

@@ -53,6 +53,23 @@ def test_a_peer_that_missed_one_or_two_rounds_replays_them(make: Callable[..., o
     virtual_time.run(main(), seed=seed, timeout=300)
 
 
+def test_rounds_that_a_peer_stepped_alone_are_replayed_too() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            late, other = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(late.train(3), other.train(3))
+            swarm.network.freeze(late.node.peer_id)
+            await other.train(4)
+            assert other.epochs[-1].peers == 1
+            swarm.network.thaw(late.node.peer_id)
+            downloads, replays = record(late.node, StateDownloaded), record(late.node, RoundsReplayed)
+            await asyncio.sleep(5)
+            assert await late.core.join()
+            assert len(digests([late, other])) == 1 and len(replays) == 1 and not downloads
+
+    virtual_time.run(main(), timeout=300)
+
+
 def test_who_missed_more_downloads() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
