@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from itertools import groupby
 
 import msgspec
 import psutil
@@ -20,7 +21,7 @@ from swarmcli.averaging.group import MAX_TAG_BYTES
 from swarmcli.averaging.snapshot import Snapshot
 from swarmcli.dht.keys import OwnedSubkey
 from swarmcli.dht.node import DHTNode
-from swarmcli.errors import DHTError, NetworkError
+from swarmcli.errors import DHTError, NetworkError, StateDownloadError
 from swarmcli.events import StateDonated, StateDownloaded
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
@@ -102,31 +103,34 @@ class StateSharing:
         return sorted(offers, key=lambda item: (-item[1].priority, -item[1].epoch))
 
     async def download(self, timeout: float | None) -> DownloadedState | None:
-        """The state of the best donors; None if nobody offers any. Raises StateDownloadError."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        """The state of the best donors; None if nobody offers any. Raises StateDownloadError.
+
+        Those of the highest priority and epoch are asked together; only if none of them gives it, the next ones are.
+        """
+        began = _now()
+        deadline = began + (LONGEST_DOWNLOAD if timeout is None else timeout)
         offers = await self.donors()
         if not offers:
             return None
-        state = await download_state(
-            self._node.endpoint,
-            self._prefix,
-            [peer for peer, _ in offers],
-            timeout=LONGEST_DOWNLOAD if timeout is None else max(timeout - (loop.time() - began), 0.0),
-            max_bytes=psutil.virtual_memory().total,
-        )
-        best = dict(offers)[state.donors[0]] if state.donors else offers[0][1]
-        self._node.endpoint.events.emit(
-            StateDownloaded(
-                best.epoch,
-                best.tag.hex(),
-                tuple(peer.text for peer in state.donors),
-                state.bytes,
-                loop.time() - began,
-                "asked for",
-            )
-        )
-        return state
+        attempts: dict[str, str] = {}
+        for (_, epoch), equals in groupby(offers, key=lambda item: (item[1].priority, item[1].epoch)):
+            peers = dict(equals)
+            try:
+                state = await self._download_from(list(peers), max(deadline - _now(), 0.0))
+            except StateDownloadError as error:
+                attempts |= error.attempts
+                continue
+            lineage = peers[state.donors[0]].tag.hex() if state.donors else ""
+            donors = tuple(peer.text for peer in state.donors)
+            event = StateDownloaded(epoch, lineage, donors, state.bytes, _now() - began, "asked for")
+            self._node.endpoint.events.emit(event)
+            return state
+        words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in attempts.items())
+        raise StateDownloadError(f"nobody gave a complete state ({words})", attempts)
+
+    async def _download_from(self, peers: list[PeerID], timeout: float) -> DownloadedState:
+        max_bytes = psutil.virtual_memory().total
+        return await download_state(self._node.endpoint, self._prefix, peers, timeout=timeout, max_bytes=max_bytes)
 
     async def _keep_offering(self) -> None:
         while True:
@@ -147,6 +151,10 @@ class StateSharing:
 
     def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
         self._node.endpoint.events.emit(StateDonated(peer.text, self.offer.epoch, sent))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _offer(subkey: object, value: object) -> StateOffer | None:

@@ -38,6 +38,23 @@ def test_a_newcomer_loads_the_state_of_the_highest_priority() -> None:
     run(main())
 
 
+def test_a_slow_donor_of_high_priority_goes_before_a_quick_one() -> None:
+    async def main() -> None:
+        async with Averagers(9) as swarm:
+            quick, slow = await swarm.add(2, share_state=True)
+            newcomer = await swarm.add_one()
+            slow.core.declare_state(priority=1.0)
+            await asyncio.sleep(1)
+            swarm.network.set_bandwidth(slow.peer_id, 2000)
+            state = await newcomer.core.load_state_from_peers(timeout=60)
+            assert state is not None and state.donors == (slow.peer_id,)
+            swarm.kill(slow)
+            state = await newcomer.core.load_state_from_peers(timeout=60)
+            assert state is not None and state.donors == (quick.peer_id,)
+
+    run(main())
+
+
 def test_equal_priorities_prefer_the_higher_epoch() -> None:
     async def main() -> None:
         async with Averagers(1) as swarm:
