@@ -6,6 +6,7 @@ written by the executor, once the round has ended, and used again for later roun
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ from swarmcli.events import Noticed
 from swarmcli.network import Endpoint, PeerID
 from swarmcli.network.tasks import TaskOwner
 
+_PATIENCE = 2.0  # seconds for which a round waits until the one before has been written
+_MOST_FETCHES = 8  # at a time: they are small beside downloads of a state
+
 logger = logging.getLogger(__name__)
 
 
@@ -40,10 +44,11 @@ class RoundArchive:
         """`directory` is for the files; None: the usual one."""
         self._endpoint, self._prefix, self._keep = endpoint, prefix, keep
         self._directory = directory or usual_directory()
-        self._donor = StateDonor(endpoint, replay_prefix(prefix), self._provide)
+        self._donor = StateDonor(endpoint, replay_prefix(prefix), self._provide, max_downloads=_MOST_FETCHES)
         self._tasks = TaskOwner()
         self._rounds: deque[StoredRound] = deque()  # oldest first
         self._spare: list[RoundFile] = []
+        self._writing: RoundFile | None = None
         self._said = False  # that rounds are not kept
 
     def start(self) -> None:
@@ -76,8 +81,17 @@ class RoundArchive:
         await self._store(RoundRecord.alone(round_id, tag, self._endpoint.peer_id, weight), averages)
 
     async def written(self) -> None:
-        """Returns once nothing is being written, and so no memory of a result is held here."""
-        await self._tasks.join()
+        """Returns once nothing is being written, and so no memory of a result is held here.
+
+        A disk that takes much longer than a round costs nobody's time: what it is writing is given up.
+        """
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._tasks.join()
+        except TimeoutError:
+            if self._writing is not None:
+                self._writing.give_up()
+            await self._tasks.join()
 
     @property
     def group_ids(self) -> tuple[bytes, ...]:
@@ -111,12 +125,13 @@ class RoundArchive:
     async def _store(self, record: RoundRecord, averages: Sequence[torch.Tensor]) -> None:
         file: RoundFile | None = None
         try:
-            file = self._spare.pop() if self._spare else RoundFile(self._directory)
+            file = self._writing = self._spare.pop() if self._spare else RoundFile(self._directory)
             self._rounds.append(await StoredRound.write(record, averages, file))
             file = None
         except OSError as error:
             self._tell(str(error))
         finally:
+            self._writing = None
             if file is not None:
                 file.close()
         while len(self._rounds) > self._keep:

@@ -32,6 +32,7 @@ class RoundFile:
         self._directory = directory
         self._file: IO[bytes] = tempfile.TemporaryFile("w+b", 0, dir=directory)  # noqa: SIM115  # closed by its owner
         self._mapping: weakref.ref[mmap.mmap] | None = None
+        self._given_up = False
 
     @property
     def in_use(self) -> bool:
@@ -47,10 +48,16 @@ class RoundFile:
             os.ftruncate(self._file.fileno(), nbytes)
 
     def write(self, offset: int, content: memoryview) -> None:
-        """Raises OSError."""
+        """Raises OSError, also when it is given up in another thread."""
         while content:
+            if self._given_up:
+                raise OSError(f"{self._directory} is too slow: the next round is waiting")
             written = os.pwrite(self._file.fileno(), content[:_WRITE], offset)
             content, offset = content[written:], offset + written
+
+    def give_up(self) -> None:
+        """Ends the writing that is under way."""
+        self._given_up = True
 
     def map(self, nbytes: int) -> torch.Tensor:
         """What is in it, as bytes that nobody changes while the tensor is alive."""

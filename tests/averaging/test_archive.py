@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from swarmcli.averaging import archive as archive_module
 from swarmcli.averaging import stored_round as stored_round_module
 from swarmcli.averaging.archive import RoundArchive
 from swarmcli.averaging.kept_round import KeptRound, replay_prefix
@@ -21,7 +24,7 @@ from swarmcli.averaging.snapshot import Snapshot
 from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Event, Noticed, PeerRefused
-from swarmcli.network import PeerID, virtual_time
+from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID, virtual_time
 from tests.averaging.rounds import Kind, Swarm
 
 TAG = b"lineage"
@@ -175,6 +178,41 @@ def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.M
             assert_is(await keepers.fetch(tag=TAG), result)
 
     virtual_time.run(main())
+
+
+def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In real time, with a write that hangs until it has been given up."""
+    hanging, go_on = threading.Event(), threading.Event()
+    pwrite, give_up = stored_round_module.os.pwrite, stored_round_module.RoundFile.give_up
+
+    def given_up(file: stored_round_module.RoundFile) -> None:
+        give_up(file)
+        go_on.set()
+
+    def slow(*args: Any) -> int:
+        hanging.set()
+        go_on.wait()
+        return pwrite(*args)
+
+    async def main(result: AllreduceResult) -> None:
+        endpoint = Endpoint(MemoryNetwork().transport(Identity.from_seed(1)))
+        archive = RoundArchive(endpoint, "test", directory=tmp_path)
+        monkeypatch.setattr(archive_module, "_PATIENCE", 0.01)
+        monkeypatch.setattr(stored_round_module, "_WRITE", 1000)
+        monkeypatch.setattr(stored_round_module.os, "pwrite", slow)
+        monkeypatch.setattr(stored_round_module.RoundFile, "give_up", given_up)
+        archive.keep(bytes(32), TAG, result)
+        await asyncio.to_thread(hanging.wait)
+        await archive.written()
+        assert archive.group_ids == () and archive._said
+        await archive.close()
+
+    asyncio.run(main(virtual_time.run(one_result())))
+
+
+async def one_result() -> AllreduceResult:
+    async with Keepers() as keepers:
+        return await keepers.round()
 
 
 def test_the_disk_is_not_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
