@@ -42,6 +42,8 @@ from swarmcli.errors import CallRefused
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
 
+_STALLED = 5.0  # seconds without a byte, after which a member that knows of a commit waits for nobody in particular
+
 
 class Allreduce:
     """One round of one group at one member. Made and run once."""
@@ -200,11 +202,22 @@ class Allreduce:
         ):
             decision = await agreeing
             if isinstance(decision, Committed):
-                await taking_part
-                await reducing
+                await self._finish(taking_part, reducing)
                 async with self._one_repair:  # one that is under way comes to its end by itself
                     await self._catch_up(decision.digest)
             return decision
+
+    async def _finish(self, *exchanging: asyncio.Task[None]) -> None:
+        """After a commit: waits for what is still exchanged, as long as anything arrives.
+
+        Whoever goes on waiting for a member that is silent finds that the others have let go of what they hold.
+        """
+        arrived, unfinished = -1, set(exchanging)
+        while unfinished and arrived != self._bytes_received:
+            arrived = self._bytes_received
+            _, unfinished = await asyncio.wait(unfinished, timeout=_STALLED)
+        for task in set(exchanging) - unfinished:
+            task.result()
 
     async def _take_part(self, exchange: Exchange) -> None:
         """Exchanges everything, and tells what came of it."""
@@ -258,19 +271,26 @@ class Allreduce:
             left_out |= exchange.all_left_out
         left_out |= self._trouble.failures
         named = {self._mates.peer(index): reason for index, reason in left_out.items()}
-        streams = [stream for exchange in self._exchanges for stream in exchange.streams]
         return AllreduceResult(
             averages=self._averages() if weights else [],
             contributors=tuple(weights),
             weights=weights,
             left_out={peer: reason for peer, reason in (partly | named).items() if peer not in weights},
             digest=digest or b"",
-            bytes_sent=sum(stream.bytes_sent for stream in streams),
-            bytes_received=sum(stream.bytes_received for stream in streams),
+            bytes_sent=sum(stream.bytes_sent for stream in self._streams),
+            bytes_received=self._bytes_received,
             parts=parts,
             deputies=deputies_of(self.group, self._plan, parts),
             late=self._was_late,
         )
+
+    @property
+    def _streams(self) -> list[Stream]:
+        return [stream for exchange in self._exchanges for stream in exchange.streams]
+
+    @property
+    def _bytes_received(self) -> int:
+        return sum(stream.bytes_received for stream in self._streams)
 
     def _averages(self) -> list[torch.Tensor]:
         if self._late is not None:
