@@ -10,7 +10,7 @@ from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.lineage import Standing
 from swarmcli.optim.setup import averager_config
-from swarmcli.optim.standing_group import Committed, Failed, StandingGroup, Undecided
+from swarmcli.optim.standing_group import Committed, Failed, StandingGroup
 
 from .optim_swarm import TARGET, Swarm
 
@@ -67,7 +67,7 @@ def test_groups_of_other_lineages_do_not_mix() -> None:
     virtual_time.run(main())
 
 
-def test_after_a_member_died_it_forms_again_with_the_same_samples() -> None:
+def test_after_a_member_died_the_others_step_with_what_they_have() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             nodes = [await swarm.node() for _ in range(3)]
@@ -77,19 +77,28 @@ def test_after_a_member_died_it_forms_again_with_the_same_samples() -> None:
                     member.group.report(TARGET)
                 assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other, third))))
                 swarm.network.kill(nodes[2].peer_id)
-                outcomes = await asyncio.gather(one.group.contribute(1), other.group.contribute(1))
-                for member, outcome in zip((one, other), outcomes, strict=True):
-                    assert not isinstance(outcome, Committed)
-                    if isinstance(outcome, Undecided):  # the one that died was the leader
-                        assert member.group.undecided
-                        await member.group.close()
-                        member.group.open(HERE)
-                        member.group.report(TARGET)
-                assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
-                again = await asyncio.gather(one.group.contribute(1), other.group.contribute(1))
-                assert again[0] == again[1]
-                assert isinstance(again[0], Committed)
+                first, second = await asyncio.gather(one.group.contribute(1), other.group.contribute(1))
+                assert isinstance(first, Committed) and isinstance(second, Committed)
+                assert first.round_id == second.round_id and first.samples == second.samples == 2
+                assert set(first.contributors) == {nodes[0].peer_id, nodes[1].peer_id}
                 assert one.tensor.item() == other.tensor.item() == 2.5
+
+    virtual_time.run(main(), timeout=200)
+
+
+def test_after_a_round_that_gave_nothing_it_forms_again_with_the_same_samples() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
+            for member in (one, other):
+                member.group.open(HERE)
+                member.group.report(TARGET)
+            assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
+            outcomes = await asyncio.gather(one.group.contribute(0), other.group.contribute(0))
+            assert all(isinstance(outcome, Failed) for outcome in outcomes)
+            assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
+            again = await asyncio.gather(one.group.contribute(1), other.group.contribute(1))
+            assert again[0] == again[1] and isinstance(again[0], Committed)
+            assert one.tensor.item() == other.tensor.item() == 2.5
 
     virtual_time.run(main(), timeout=200)
 
