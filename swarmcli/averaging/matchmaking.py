@@ -289,16 +289,12 @@ class Search:
     def _seek(self, now: float, moves: Moves) -> None:
         hedged_at = [since + self.settling.hedge for since in self.asking.since.values()]
         waiting = any(at > now for at in hedged_at)
-        present = self.roll.present(now)
-        if not waiting:
-            # Whoever is slow to answer may still do so; meanwhile the next in rank is asked.
-            present = [entry for entry in present if entry.candidate.peer_id not in self.asking.since]
-        plan = make_plan(self.me, self.rank, present, self.options, now)
+        ready_at = self.settling.ready_at if self.asking.named is None else -math.inf
+        plan = self._plan(waiting, now) if now >= ready_at else Plan([], {}, crowded=True)
         expected = expected_followers(plan, self.roll, self.gathering.followers, now)
         patience = self.options.request_timeout
         hopes = [hope(entry, hedge=self.settling.hedge, patience=patience) for entry in expected]
         missing = any(until > now for until in hopes)
-        ready_at = self.settling.ready_at if self.asking.named is None else -math.inf
         if not waiting and now >= ready_at:
             waiting = self._reach_out(plan, expected, missing, now, moves)
         decision = self.gathering.decide(
@@ -309,6 +305,13 @@ class Search:
         moves.begin, moves.give_up = decision.begin, decision.give_up
         times = (moves.wake_at, decision.wake_at, ready_at, *hopes, *hedged_at)
         moves.wake_at = min(time for time in times if time > now)
+
+    def _plan(self, waiting: bool, now: float) -> Plan:
+        present = self.roll.present(now)
+        if not waiting:
+            # Whoever is slow to answer may still do so; meanwhile the next in rank is asked.
+            present = [entry for entry in present if entry.candidate.peer_id not in self.asking.since]
+        return make_plan(self.me, self.rank, present, self.options, now)
 
     def _reach_out(self, plan: Plan, expected: list[Entry], missing: bool, now: float, moves: Moves) -> bool:
         """Asks somebody, or else invites those who are expected. Returns whether this peer may come to follow."""

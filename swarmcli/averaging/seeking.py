@@ -38,7 +38,7 @@ from swarmcli.errors import (
 )
 from swarmcli.network.identity import PeerID
 
-FIRST_PAUSE = 0.1  # seconds between the first two reads of the declarations; each pause is twice the one before …
+FIRST_PAUSE = 0.1  # seconds at most between the first two reads of the declarations; each pause is twice the last …
 LAST_PAUSE = 4.0  # … up to this
 LAST_MOMENT = 1.0  # seconds before the end of the time in which a group without a reducer ends the search
 
@@ -280,7 +280,7 @@ class Seeker:
     async def _keep_declared(self) -> None:
         """Declares this peer, then reads who else has: often at first, and not at all while it follows somebody."""
         started = self._loop.time()
-        declared_until, pause = started, FIRST_PAUSE
+        declared_until, pause = started, 0.0
         while True:
             if self._loop.time() > declared_until - LIFETIME / 2:
                 await self._board.declare(self.search.me, LIFETIME)
@@ -290,12 +290,14 @@ class Seeker:
                     self.search.learn(candidate, self._loop.time())
                 self.search.on_read(self._loop.time(), self._loop.time() - started)
                 self._wake.set()
+            settling = self.search.settling
+            if self._read_due.is_set() or not settling.calm:
+                pause = 0.0
+            self._read_due.clear()
+            pause = min(2 * pause, LAST_PAUSE) or min(FIRST_PAUSE, settling.trip)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._read_due.wait()
-            hurry = self._read_due.is_set() or not self.search.settling.calm
-            pause = FIRST_PAUSE if hurry else min(2 * pause, LAST_PAUSE)
-            self._read_due.clear()
 
     # Who is lost, and who differs
 

@@ -17,7 +17,7 @@ class Settling:
     """How long ago the last news of other candidates came, measured by how long it takes to declare and to read.
 
     Where several groups may form, those who start together first hear of each other, so that all of them
-    divide everyone in the same way: nobody is asked before a reading has brought nothing new.
+    divide everyone in the same way: nobody is asked before a reading has brought nothing new for a while.
     """
 
     def __init__(self, options: MatchmakingOptions, now: float) -> None:
@@ -42,6 +42,11 @@ class Settling:
             self.quiet = max(MIN_SETTLE, SETTLE_FACTOR * duration)
 
     @property
+    def trip(self) -> float:
+        """Seconds that it takes to declare and to read."""
+        return self.quiet / SETTLE_FACTOR
+
+    @property
     def calm(self) -> bool:
         """Whether no more readings are needed before anybody is asked."""
         return self._calm or not self._crowd
@@ -54,7 +59,11 @@ class Settling:
     @property
     def ready_at(self) -> float:
         """When to ask and to invite."""
-        return -math.inf if self.calm else self._first_read + SETTLING_SHARE * self._options.min_matchmaking_time
+        if not self._crowd:
+            return -math.inf
+        if self._calm:
+            return self._news_at + self.quiet
+        return self._first_read + SETTLING_SHARE * self._options.min_matchmaking_time
 
     @property
     def settled_at(self) -> float:

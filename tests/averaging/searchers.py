@@ -21,7 +21,7 @@ from swarmcli.network.rpc import Endpoint
 from swarmcli.network.virtual_time import EPOCH
 
 
-@dataclass
+@dataclass(eq=False)
 class Searcher:
     """One peer. `jump` is what its clock is off by, and may be changed at any time."""
 

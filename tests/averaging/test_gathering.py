@@ -140,3 +140,29 @@ def test_a_standing_group_that_would_be_too_small_waits_for_the_missing_and_then
 
 def test_a_group_of_one_is_possible_where_it_is_wanted() -> None:
     assert decide(gathering(options={"min_group_size": 1}), 0.5).begin
+
+
+def test_a_claim_counts_for_the_target_at_most_and_never_shrinks() -> None:
+    made = gathering(followers=2, target=100.0)
+    assert made.report(peer_id(1), 1e30) and made.total_progress == 100.0
+    assert made.report(peer_id(1), 5.0) and made.total_progress == 100.0
+    assert not made.report(peer_id(9), 50.0)
+    join(made, 3, progress=1e30)
+    assert made.total_progress == 200.0
+
+
+def test_heartbeats_are_frequent_where_a_lost_member_would_delay_a_round() -> None:
+    standing = gathering(followers=2, target=100.0)
+    assert standing.beat_interval == 1.0 and standing.patience == 4.0
+    standing.own_progress = 80.0
+    assert standing.beat_interval == gathering().beat_interval == 0.25
+    assert gathering(followers=256).beat_interval == 1.0  # or the leader would do nothing else
+
+
+def test_a_group_that_nobody_could_reduce_for_waits_for_one_who_can() -> None:
+    made = gathering(followers=2)
+    made.blocked = "no bandwidth"
+    assert decide(made, 1.0) == Decision(wake_at=5.0)
+    assert decide(made, 5.0).begin  # to say so
+    join(made, 3)
+    assert made.blocked == "" and decide(made, 1.0).begin

@@ -144,4 +144,4 @@ def test_a_crowd_asks_only_when_a_reading_brings_nothing_new() -> None:
     crowd.on_read(0.2, 0.1)
     assert not crowd.calm
     crowd.on_read(0.3, 0.1)
-    assert crowd.calm and crowd.settled_at == pytest.approx(0.15 + 0.3)
+    assert crowd.calm and crowd.ready_at == crowd.settled_at == pytest.approx(0.15 + 0.3)

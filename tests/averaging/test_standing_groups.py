@@ -119,6 +119,28 @@ def test_what_a_dead_member_did_does_not_count() -> None:
     run(main(), 1)
 
 
+def test_a_member_that_claims_too_much_makes_the_round_early_and_nothing_else() -> None:
+    """Its word counts for the target at most; the average is by the weights that were handed in, and tells their sum."""
+
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers = await swarm.add(3)
+            controls = stand(peers, require_trigger=True)
+            await asyncio.sleep(5)
+            assert not any(control.begun.done() for control in controls)
+            controls[2].report(1e30)
+            await begun(controls)
+            for control, weight in zip(controls, (1.0, 2.0, 1.0), strict=True):
+                control.weight = weight
+                control.allow_allreduce()
+            results = await all_results(controls)
+            assert_one_group(results, peers)
+            assert_all_equal(peers, (0 + 2 + 2) / 4)
+            assert {result.total_weight for result in results} == {4.0}, "the result says how much was really done"
+
+    run(main(), 1)
+
+
 def test_alone_it_says_so_as_soon_as_it_has_done_enough() -> None:
     async def main() -> None:
         async with Averagers(2) as swarm:
