@@ -27,7 +27,7 @@ class MatchmakingOptions:
     target_group_size: int | None = None  # groups hold at most this many; None: everyone under the key
     min_group_size: int = 2  # smaller groups do not begin
     min_matchmaking_time: float = 5.0  # how long to look on for others when not everyone is there
-    request_timeout: float = 3.0  # longest wait for one answer; kept below min_matchmaking_time
+    request_timeout: float = REQUEST_TIMEOUT  # longest wait for one answer; kept below min_matchmaking_time
     standing_grace: float = 1.0  # a standing group with enough progress waits this long for those still missing
 
     def __post_init__(self) -> None:
@@ -38,7 +38,9 @@ class MatchmakingOptions:
             value = getattr(self, name)
             _check(math.isfinite(value) and value > 0, name, value, "a positive number of seconds")
         if self.request_timeout > self.min_matchmaking_time:
-            logger.info("request_timeout %g s is taken as %g s", self.request_timeout, self.min_matchmaking_time)
+            # Nobody asked for the default, so it is no mistake of anybody's.
+            level = logging.INFO if self.request_timeout == REQUEST_TIMEOUT else logging.WARNING
+            logger.log(level, "request_timeout %g s is taken as %g s", self.request_timeout, self.min_matchmaking_time)
             object.__setattr__(self, "request_timeout", self.min_matchmaking_time)
 
 

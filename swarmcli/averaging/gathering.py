@@ -110,7 +110,7 @@ class Gathering:
         """Seconds between two heartbeats to the same follower; more often when a lost member would delay a round."""
         soon = self.target is None or self.total_progress >= NEARLY * self.target
         rate = BEATS_PER_SECOND if soon else BEATS_AT_REST
-        return max(self.options.request_timeout / (12 if soon else 3), len(self.followers) / rate)
+        return max(self.options.request_timeout / (12 if soon else 4), len(self.followers) / rate)
 
     @property
     def patience(self) -> float:

@@ -153,7 +153,7 @@ def test_a_claim_counts_for_the_target_at_most_and_never_shrinks() -> None:
 
 def test_heartbeats_are_frequent_where_a_lost_member_would_delay_a_round() -> None:
     standing = gathering(followers=2, target=100.0)
-    assert standing.beat_interval == 1.0 and standing.patience == 4.0
+    assert standing.beat_interval == 0.75 and standing.patience == 3.0
     standing.own_progress = 80.0
     assert standing.beat_interval == gathering().beat_interval == 0.25
     assert gathering(followers=256).beat_interval == 1.0  # or the leader would do nothing else
