@@ -40,6 +40,9 @@ def describe(event: happened.Event) -> Line | None:
             return Line(
                 "info", "donated", peer, f"gave the state of epoch {epoch} to {short(peer)} ({megabytes(size)})"
             )
+        case happened.RoundsReplayed(epoch, _, rounds, reason):
+            what = "a round that it had missed" if rounds == 1 else f"{rounds} rounds that it had missed"
+            return Line("info", "replayed", "", f"stepped with {what}, to epoch {epoch}, because {reason}")
         case happened.CheckpointWritten(epoch, path, size):
             return Line("info", "checkpoint", "", f"checkpoint of epoch {epoch} at {path} ({megabytes(size)})")
         case happened.Noticed(level, text):

@@ -94,6 +94,10 @@ def test_a_repeated_report_is_no_news() -> None:
                 "downloaded the state of epoch 7 from bbbbbbbbbb (12.4 MB in 1.5 s), because two epochs were missed",
             ),
         ),
+        (
+            happened.RoundsReplayed(7, "aa", 2, "another lineage leads"),
+            ("info", "stepped with 2 rounds that it had missed, to epoch 7, because another lineage leads"),
+        ),
         (happened.StateDonated(BOB, 7, 950), ("info", "gave the state of epoch 7 to bbbbbbbbbb (950 B)")),
         (
             happened.CheckpointWritten(7, "runs/x", 3_000_000_000),
