@@ -1,0 +1,119 @@
+"""Finding a group, simulated under virtual time with more seeds than the tests take: figures for NOTES.md.
+
+    python -m benchmarks.matchmaking [seeds]
+
+Round trips are those of the simulated network; nothing here measures this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+
+from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.network import virtual_time
+from tests.averaging.searchers import Searchers
+from tests.averaging.table import Table, peer_id
+from tests.averaging.test_matchmaking_churn import churn
+
+SEEDS = 3
+TRIP = 0.1  # seconds
+CHURN_SECONDS = 60.0
+
+
+def spread_of(times: Iterable[float]) -> str:
+    """Median, 99th percentile and maximum, in seconds."""
+    ordered = sorted(times)
+    return f"{statistics.median(ordered):.2f} / {ordered[len(ordered) * 99 // 100]:.2f} / {ordered[-1]:.2f} s"
+
+
+def crowd(seed: int, count: int, size: int | None, spread: float, deaths: int = 0) -> tuple[Table, list[float], int]:
+    """The table, how long each peer waited, and how many were left over."""
+    table = Table(seed, MatchmakingOptions(target_group_size=size))
+    began = {peer_id(number): table.random.uniform(0, spread) for number in range(count)}
+    for number, at in enumerate(began.values()):
+        table.sit(number, at=at)
+    for number in table.random.sample(range(count), deaths):
+        table.kill(number, table.random.uniform(0, 1.0), heard=False)
+    table.run(spread + 12)
+    living = {peer: seat for peer, seat in table.seats.items() if seat.alive}
+    waits = [seat.formed_at - began[peer] for peer, seat in living.items() if seat.group]
+    return table, waits, len(living) - len(waits)
+
+
+def report_crowds(seeds: Sequence[int]) -> None:
+    print("peers size start-within silent-deaths | groups left-over | wait: median / p99 / max | messages per peer")
+    for count, size, spread, deaths in (
+        (64, None, 0.3, 0),
+        (512, 16, 0.3, 0),
+        (512, 16, 2.0, 0),
+        (512, 16, 5.0, 0),
+        (512, 16, 0.3, 25),
+        (17, 16, 0.3, 0),
+    ):
+        runs = [crowd(seed, count, size, spread, deaths) for seed in seeds]
+        groups = sorted(len(table.groups) for table, _, _ in runs)
+        waits = spread_of(wait for _, waits, _ in runs for wait in waits)
+        messages = statistics.fmean(table.messages / count for table, _, _ in runs)
+        left = sum(left for _, _, left in runs) / len(runs)
+        print(f"{count:5} {size!s:>4} {spread:5.1f} s {deaths:4} | {groups[0]}-{groups[-1]} {left:.2f}", end="")
+        print(f" | {waits} | {messages:.1f}")
+
+
+def report_mixing(seeds: Sequence[int], count: int = 512, size: int = 16, rounds: int = 4) -> None:
+    print("variance left after each round of 512 peers in one bucket, groups of 16; theory: ((r - 1)/(N - 1))^T")
+    for seed in seeds:
+        values = {peer_id(number): float(number) for number in range(count)}
+        first = statistics.pvariance(values.values())
+        expected, line = 1.0, []
+        for turn in range(rounds):
+            table, _, _ = crowd(1000 * seed + turn, count, size, 0.3)
+            for group in table.groups:
+                mean = statistics.fmean(values[peer] for peer in group)
+                values.update((peer, mean) for peer in group)
+            expected *= (len(table.groups) - 1) / (count - 1)
+            line.append(f"{statistics.pvariance(values.values()) / first:.1e} ({expected:.1e})")
+        print(f"seed {seed}: " + ", ".join(line))
+
+
+def report_trips() -> None:
+    async def main(count: int) -> None:
+        async with Searchers(0, latency=TRIP / 2) as swarm:
+            peers = [await swarm.add() for _ in range(count)]
+            await asyncio.sleep(10)
+            for _ in range(2):
+                await asyncio.gather(*(peer.find() for peer in peers))
+            first, again = (max(peer.waits[turn] for peer in peers) / TRIP for turn in range(2))
+            print(f"{count:3} peers: strangers {first:.1f} round trips, mates of the last round {again:.1f}")
+
+    for count in (2, 4, 8, 32):
+        virtual_time.run(main(count), seed=0, timeout=3600)
+
+
+def report_churn(seeds: Sequence[int]) -> None:
+    async def main(seed: int) -> None:
+        async with Searchers(seed) as swarm:
+            await churn(swarm, 64, CHURN_SECONDS, 0.2)
+            waits = [wait for peer in swarm.peers for wait in peer.waits]
+            failed = sum(len(peer.failures) for peer in swarm.peers)
+            sizes = [len(group) for peer in swarm.peers for group in peer.groups]
+            formed = 100 * len(waits) / (len(waits) + failed)
+            print(f"seed {seed}: {formed:.2f}% of {len(waits) + failed} formed, wait {spread_of(waits)}", end="")
+            print(f", median size {statistics.median(sizes):.0f}, {len(swarm.gone)} left meanwhile")
+
+    print("64 peers, a fifth leaving and a fifth joining per minute, for a minute")
+    for seed in seeds:
+        virtual_time.run(main(seed), seed=seed, timeout=3600)
+
+
+def main(seeds: int = SEEDS) -> None:
+    report_trips()
+    report_crowds(range(seeds))
+    report_mixing(range(min(seeds, 2)))
+    report_churn(range(seeds))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]))
