@@ -78,15 +78,16 @@ class ScaledFloat16Compression(_SixteenBits):
         rows = tensor.reshape(_rows(TensorDescriptor.of(tensor)))  # (rows, elements)
         means = rows.mean(dim=1, keepdim=True)
         deviations = rows - means
-        furthest = deviations.abs().amax(dim=1, keepdim=True)
-        if not all_finite(furthest):  # a sum or a difference is beyond the type's range, or an element is not finite
+        magnitudes = deviations.abs()
+        if not all_finite(furthest := magnitudes.amax(dim=1, keepdim=True)):
+            # A sum or a difference is beyond the type's range, or an element is not finite.
             means = torch.where(furthest.isfinite(), means, 0.0)
             deviations = rows - means
-            furthest = deviations.abs().amax(dim=1, keepdim=True)
-            if not all_finite(furthest):
+            magnitudes = deviations.abs()
+            if not all_finite(furthest := magnitudes.amax(dim=1, keepdim=True)):
                 raise not_finite(self.name)
-        scales = _standard_deviations(deviations, furthest)
-        halves = deviations.div(torch.where(scales > 0, scales, 1.0)).to(torch.float16)
+        scales = _standard_deviations_(magnitudes, furthest)
+        halves = deviations.div_(torch.where(scales > 0, scales, 1.0)).to(torch.float16)
         return tensor_memory(torch.cat((means, scales))), tensor_memory(halves)
 
     def _decode(self, payload: Buffer, descriptor: TensorDescriptor, values: torch.Tensor) -> None:
@@ -114,10 +115,13 @@ def _rows(descriptor: TensorDescriptor) -> tuple[int, int]:
     return (descriptor.numel // width, width) if width >= _SHORTEST_ROW else (1, descriptor.numel)
 
 
-def _standard_deviations(deviations: torch.Tensor, furthest: torch.Tensor) -> torch.Tensor:
-    """(rows, 1), so large that everything divided by it is within the range of half precision."""
+def _standard_deviations_(magnitudes: torch.Tensor, furthest: torch.Tensor) -> torch.Tensor:
+    """(rows, 1), so large that everything divided by it is within the range of half precision.
+
+    `magnitudes`: (rows, elements), of the distances from the mean; they are overwritten. `furthest`: the largest ones.
+    """
     # Squares of very large and very small numbers are beyond the range of their type, those of quotients are not.
-    quotients = deviations / torch.where(furthest > 0, furthest, 1.0)
+    quotients = magnitudes.div_(torch.where(furthest > 0, furthest, 1.0))
     relative = quotients.square_().mean(dim=1, keepdim=True).sqrt_().clamp_(min=2.0**-15)
     return torch.where(furthest > 0, (furthest * relative).clamp_(min=smallest(furthest.dtype)), 0.0)
 
