@@ -143,23 +143,25 @@ class Swarm:
     def freeze(self, index: int) -> None:
         self.network.freeze(self.peers[index].peer_id)
 
-    def expected_mean(self, result: AllreduceResult, index: int) -> torch.Tensor:
+    def expected_mean(self, result: AllreduceResult) -> torch.Tensor:
         """What part by part follows from the senders that the result names, in float64."""
         flat = {
-            peer.peer_id: torch.cat([t.double().flatten() for t in peer.before]) for peer in self.peers if peer.before
+            index: torch.cat([t.double().flatten() for t in peer.before])
+            for index, peer in enumerate(self.peers)
+            if peer.before
         }
-        ids = [peer.peer_id for peer in self.peers]
         pieces, position = [], 0
         for average in result.parts:
             size = average.part.descriptor.numel
             window = slice(position, position + size)
-            total = sum(
-                flat[ids[sender]][window] * weight
-                for sender, weight in zip(average.senders, average.weights, strict=True)
-            )
-            pieces.append(total / sum(average.weights))
+            pairs = zip(average.senders, average.weights, strict=True)
+            pieces.append(sum(flat[sender][window] * weight for sender, weight in pairs) / sum(average.weights))
             position += size
         return torch.cat(pieces)
+
+    def check_mean(self, result: AllreduceResult, tolerance: float = 1e-6) -> None:
+        got = torch.cat([tensor.double().flatten() for tensor in result.averages])
+        assert torch.allclose(got, self.expected_mean(result), rtol=tolerance, atol=tolerance)
 
     def check(self, outcomes: Sequence[Outcome | None], *, tolerance: float = 1e-6) -> list[AllreduceResult]:
         """One outcome: equal bits for all who committed, the mean of the named senders, everyone's inputs as before.
@@ -179,8 +181,6 @@ class Swarm:
             assert result.weights == holders[0].weights
             for mine, other in zip(result.averages, holders[0].averages, strict=True):
                 assert torch.equal(mine, other)
-        for index, result in enumerate(holders[:1]):
-            got = torch.cat([tensor.double().flatten() for tensor in result.averages])
-            exact = self.expected_mean(result, index)
-            assert torch.allclose(got, exact, rtol=tolerance, atol=tolerance)
+        for result in holders[:1]:
+            self.check_mean(result, tolerance)
         return holders
