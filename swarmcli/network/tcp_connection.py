@@ -19,8 +19,9 @@ from typing import cast
 
 from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
 from swarmcli.network.identity import PeerID
-from swarmcli.network.tcp_frames import FrameReader, goodbye_frame
+from swarmcli.network.tcp_frames import goodbye_frame
 from swarmcli.network.tcp_handshake import Greeted, Greeting, Refused, take_message, tls_failure
+from swarmcli.network.tcp_reader import TLSReader
 from swarmcli.network.tcp_writer import TLSWriter
 from swarmcli.network.tls import ALPN, TLSEngine
 from swarmcli.network.transport import Buffer, FrameLimits, Purpose, Receiver
@@ -78,7 +79,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._greeting: Greeting
         self._greetings = bytearray()  # decrypted before the connection was open
         self._shared = shared
-        self._reader = FrameReader(shared.limits)
+        self._reader = TLSReader(engine, shared.limits, shared.decrypted)
         self._receiver: Receiver | None = None
         self._on_made = on_made
         self._phase = Phase.TLS
@@ -86,11 +87,14 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._socket: asyncio.Transport
         self._linger: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
-        self.bytes_received = 0
         self._reading_paused = True  # until `start`
         self._writer = TLSWriter(
             engine, shared.limits, lambda: self.abort("a send was cancelled in the middle of a frame")
         )
+
+    @property
+    def bytes_received(self) -> int:
+        return self._reader.bytes_received
 
     @property
     def bytes_sent(self) -> int:
@@ -155,6 +159,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
         self.remote_address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         self._writer.attach(self._socket)
+        self._reader.attach(self._socket)
         if self._on_made is not None:
             self._on_made(self)
         self._guarded(self._advance_tls)
@@ -257,7 +262,8 @@ class TCPConnection(asyncio.BufferedProtocol):
             return
         try:
             while self._phase is Phase.OPEN and not self._stopped_between_frames():
-                if not self._reader.deliver_next(receiver) and not self._read_record():
+                if not self._reader.deliver_next(receiver) and not self._reader.read_record():
+                    self._reader.await_enough()
                     break
         except ProtocolViolation as error:
             self._end_by_violation(error)
@@ -285,16 +291,6 @@ class TCPConnection(asyncio.BufferedProtocol):
             return False
         self._socket.pause_reading()
         return True
-
-    def _read_record(self) -> int:
-        if self._reader.rest:
-            count = self._engine.fill(self._reader.rest)
-            self._reader.filled(count)
-        else:
-            count = self._engine.read(self._shared.decrypted)
-            self._reader.feed(self._shared.decrypted[:count])
-        self.bytes_received += count
-        return count
 
     # ---- the end
 

@@ -78,6 +78,11 @@ class TLSEngine:
         return True
 
     @property
+    def bytes_fed(self) -> int:
+        """Encrypted bytes that are here and no whole record yet, or not asked for."""
+        return self._incoming.pending
+
+    @property
     def peer_certificate(self) -> bytes | None:
         return self._ssl.getpeercert(binary_form=True)
 
