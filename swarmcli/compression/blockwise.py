@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from swarmcli.compression.base import TensorDescriptor, all_finite, read_numbers, tensor_memory
-from swarmcli.compression.numeric import FloatCodec, keep_within_, not_finite, working_type
+from swarmcli.compression.numeric import FloatCodec, keep_within_, not_finite, tiles, working_type
 from swarmcli.errors import CompressionError
 from swarmcli.network.transport import Buffer
 
@@ -60,11 +60,12 @@ class BlockwiseQuantization(FloatCodec):
             raise not_finite(self.name)
         codes = torch.empty(values.numel(), dtype=torch.int8)
         for (block, scale), (target, _) in zip(self._blocks(values, scales), self._blocks(codes, None), strict=True):
-            target.copy_(self._quantize(block, scale))
+            for row, column in tiles(block):
+                target[row, column] = self._quantize(block[row, column], scale[row])
         return tensor_memory(scales), tensor_memory(codes)
 
     def _quantize(self, block: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """(blocks, elements) and (blocks, 1): whole numbers from −127 to 127."""
+        """(blocks, elements) and (blocks, 1), or part of it: whole numbers from −127 to 127."""
         divisor = torch.where(scale > 0, scale, 1.0)
         if self.code == "linear":
             return (block / divisor).mul_(_HIGHEST).round_()
@@ -82,11 +83,16 @@ class BlockwiseQuantization(FloatCodec):
             raise CompressionError(f"code {int(codes.min())} is none of −{_HIGHEST} to {_HIGHEST}")
         values.copy_(codes)
         for block, scale in self._blocks(values, scales):
-            if self.code == "linear":
-                block.div_(_HIGHEST).mul_(scale)
-            else:
-                block.mul_(scale.sqrt().div_(_HIGHEST)).mul_(block.abs())
+            for row, column in tiles(block):
+                self._restore_(block[row, column], scale[row])
         keep_within_(values, descriptor.dtype, largest)
+
+    def _restore_(self, block: torch.Tensor, scale: torch.Tensor) -> None:
+        # One operation at a time: fused ones round differently on unlike processors, and all members need equal bits.
+        if self.code == "linear":
+            block.div_(_HIGHEST).mul_(scale)
+        else:
+            block.mul_(scale.sqrt().div_(_HIGHEST)).mul_(block.abs())
 
     def _size(self, descriptor: TensorDescriptor) -> int:
         return self._count(descriptor) * working_type(descriptor.dtype).itemsize + descriptor.numel

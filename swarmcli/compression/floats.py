@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from swarmcli.compression.base import TensorDescriptor, all_finite, read_numbers, tensor_memory
-from swarmcli.compression.numeric import FloatCodec, keep_within_, not_finite, smallest, working_type
+from swarmcli.compression.numeric import FloatCodec, keep_within_, not_finite, smallest, tiles, working_type
 from swarmcli.errors import CompressionError
 from swarmcli.network.transport import Buffer
 
@@ -77,17 +77,16 @@ class ScaledFloat16Compression(_SixteenBits):
     def _encode(self, tensor: torch.Tensor) -> Sequence[Buffer]:
         rows = tensor.reshape(_rows(TensorDescriptor.of(tensor)))  # (rows, elements)
         means = rows.mean(dim=1, keepdim=True)
-        deviations = rows - means
-        magnitudes = deviations.abs()
-        if not all_finite(furthest := magnitudes.amax(dim=1, keepdim=True)):
+        if not all_finite(furthest := _furthest(rows, means)):
             # A sum or a difference is beyond the type's range, or an element is not finite.
             means = torch.where(furthest.isfinite(), means, 0.0)
-            deviations = rows - means
-            magnitudes = deviations.abs()
-            if not all_finite(furthest := magnitudes.amax(dim=1, keepdim=True)):
+            if not all_finite(furthest := _furthest(rows, means)):
                 raise not_finite(self.name)
-        scales = _standard_deviations_(magnitudes, furthest)
-        halves = deviations.div_(torch.where(scales > 0, scales, 1.0)).to(torch.float16)
+        scales = _standard_deviations(rows, means, furthest)
+        halves = torch.empty(rows.shape, dtype=torch.float16)
+        for row, column in tiles(rows):
+            scale = scales[row]
+            halves[row, column] = (rows[row, column] - means[row]).div_(torch.where(scale > 0, scale, 1.0))
         return tensor_memory(torch.cat((means, scales))), tensor_memory(halves)
 
     def _decode(self, payload: Buffer, descriptor: TensorDescriptor, values: torch.Tensor) -> None:
@@ -115,14 +114,20 @@ def _rows(descriptor: TensorDescriptor) -> tuple[int, int]:
     return (descriptor.numel // width, width) if width >= _SHORTEST_ROW else (1, descriptor.numel)
 
 
-def _standard_deviations_(magnitudes: torch.Tensor, furthest: torch.Tensor) -> torch.Tensor:
-    """(rows, 1), so large that everything divided by it is within the range of half precision.
+def _furthest(rows: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    """(rows, 1): the largest distance from the mean in each row; not finite if an element is not."""
+    return torch.maximum(rows.amax(dim=1, keepdim=True) - means, means - rows.amin(dim=1, keepdim=True))
 
-    `magnitudes`: (rows, elements), of the distances from the mean; they are overwritten. `furthest`: the largest ones.
-    """
-    # Squares of very large and very small numbers are beyond the range of their type, those of quotients are not.
-    quotients = magnitudes.div_(torch.where(furthest > 0, furthest, 1.0))
-    relative = quotients.square_().mean(dim=1, keepdim=True).sqrt_().clamp_(min=2.0**-15)
+
+def _standard_deviations(rows: torch.Tensor, means: torch.Tensor, furthest: torch.Tensor) -> torch.Tensor:
+    """(rows, 1), so large that everything divided by it is within the range of half precision."""
+    unit = torch.where(furthest > 0, furthest, 1.0)
+    squares = torch.zeros_like(furthest)
+    for row, column in tiles(rows):
+        # Squares of very large and very small numbers are beyond the range of their type, those of quotients are not.
+        quotients = (rows[row, column] - means[row]).div_(unit[row])
+        squares[row] += quotients.square_().sum(dim=1, keepdim=True)
+    relative = squares.div_(rows.shape[1]).sqrt_().clamp_(min=2.0**-15)
     return torch.where(furthest > 0, (furthest * relative).clamp_(min=smallest(furthest.dtype)), 0.0)
 
 

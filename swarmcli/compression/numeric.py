@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -20,6 +20,8 @@ from swarmcli.compression.base import (
 )
 from swarmcli.errors import CompressionError
 from swarmcli.network.transport import Buffer
+
+_TILE = 1 << 17  # elements; larger ones do not stay in the cache, smaller ones cost more calls
 
 
 class FloatCodec(CompressionBase):
@@ -80,6 +82,18 @@ class FloatCodec(CompressionBase):
 def working_type(dtype: torch.dtype) -> torch.dtype:
     """What numbers of a type are computed in, and sent as where they describe others: float64, otherwise float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def tiles(table: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of pieces that cover a table (rows, columns), of at most 131072 elements each.
+
+    Codecs work piece by piece: what they compute in between stays in the cache and takes no memory to speak of.
+    """
+    rows, width = table.shape
+    height = max(1, _TILE // width)
+    for top in range(0, rows, height):
+        for left in range(0, width, _TILE):
+            yield slice(top, top + height), slice(left, left + _TILE)
 
 
 def smallest(dtype: torch.dtype) -> float:

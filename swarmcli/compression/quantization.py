@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from swarmcli.compression.base import TensorDescriptor, all_finite, read_numbers, tensor_memory
-from swarmcli.compression.numeric import FloatCodec, keep_within_, not_finite, smallest, working_type
+from swarmcli.compression.numeric import FloatCodec, keep_within_, not_finite, smallest, tiles, working_type
 from swarmcli.errors import CompressionError
 from swarmcli.network.transport import Buffer
 
@@ -31,11 +31,13 @@ class Uniform8BitQuantization(FloatCodec):
     by_content = True
 
     def _encode(self, tensor: torch.Tensor) -> Sequence[Buffer]:
-        values = tensor.to(working_type(tensor.dtype)).reshape(-1)
-        centre, step = self._grid(*_extremes(values, self.name), values.dtype)
-        # From 0 to 255 at the extremes; adding a half turns cutting off into rounding.
-        levels = (values - centre).div_(step if step > 0 else 1.0).add_(_MIDDLE + 0.5).to(torch.uint8)
-        return tensor_memory(torch.tensor([centre, step], dtype=values.dtype)), tensor_memory(levels)
+        values, work = tensor.reshape(1, -1), working_type(tensor.dtype)
+        centre, step = self._grid(*_extremes(values, self.name), work)
+        numbers = torch.empty(values.shape, dtype=torch.uint8)
+        for tile in tiles(values):
+            # From 0 to 255 at the extremes; adding a half turns cutting off into rounding.
+            numbers[tile] = (values[tile].to(work) - centre).div_(step if step > 0 else 1.0).add_(_MIDDLE + 0.5)
+        return tensor_memory(torch.tensor([centre, step], dtype=work)), tensor_memory(numbers)
 
     @staticmethod
     def _grid(least: float, most: float, dtype: torch.dtype) -> tuple[float, float]:
@@ -82,9 +84,7 @@ class Quantile8BitQuantization(FloatCodec):
         if values.numel() <= _FEW:
             numbers = torch.bucketize(values, levels if values.numel() <= _LEVELS else borders, out_int32=True)
             return tensor_memory(levels), tensor_memory(numbers.to(torch.uint8))
-        # The range may be too large a number for the type, half of it is not.
-        shrink = 0.5 if most - least > torch.finfo(values.dtype).max else 1.0
-        return tensor_memory(levels), tensor_memory(_lookup(values * shrink, borders * shrink))
+        return tensor_memory(levels), tensor_memory(_lookup(values.unsqueeze(0), borders, least, most))
 
     def _decode(self, payload: Buffer, descriptor: TensorDescriptor, values: torch.Tensor) -> None:
         count = min(_LEVELS, descriptor.numel)
@@ -94,7 +94,8 @@ class Quantile8BitQuantization(FloatCodec):
             raise CompressionError("levels that are not finite, or in no order")
         if count < _LEVELS and int(numbers.max()) >= count:
             raise CompressionError(f"level {int(numbers.max())} of {count}")
-        torch.index_select(levels, 0, numbers.to(torch.int32), out=values)
+        for _, part in tiles(values.unsqueeze(0)):
+            torch.index_select(levels, 0, numbers[part].to(torch.int32), out=values[part])
 
     def _size(self, descriptor: TensorDescriptor) -> int:
         return min(_LEVELS, descriptor.numel) * working_type(descriptor.dtype).itemsize + descriptor.numel
@@ -128,17 +129,23 @@ def _choose_levels(values: torch.Tensor, least: float, most: float) -> torch.Ten
     return torch.cat((even, torch.from_numpy(sample[inner]))).clamp_(least, most).sort().values
 
 
-def _lookup(values: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
+def _lookup(values: torch.Tensor, borders: torch.Tensor, least: float, most: float) -> torch.Tensor:
     """The number of borders below each element, as bytes: from a table over its distance from the middle one.
 
     That is rounded to half precision, so an element within 2⁻¹¹ of its distance from a border may count as beyond it.
+    `values`: (1, elements), from `least` to `most`.
     """
-    middle = float(borders[len(borders) // 2])
-    distances = values - middle
-    reach = max(-float(distances.min()), float(distances.max())) or 1.0  # 0: all elements are equal
-    keys = distances.div_(reach).mul_(_REACH).to(torch.float16).view(torch.int16)
-    scaled = (borders.double() - middle) / reach * _REACH
-    return torch.index_select(_table(scaled.numpy()), 0, keys.to(torch.int32).add_(1 << 15))
+    # The range may be too large a number for the type, half of it is not.
+    shrink = 0.5 if most - least > torch.finfo(values.dtype).max else 1.0
+    middle = float(borders[len(borders) // 2]) * shrink
+    reach = max(middle - least * shrink, most * shrink - middle) or 1.0  # 0: all elements are equal
+    table = _table(((borders.double() * shrink - middle) / reach * _REACH).numpy())
+    numbers = torch.empty(values.shape[1], dtype=torch.uint8)
+    for row, part in tiles(values):
+        distances = (values[row, part].squeeze(0) * shrink).sub_(middle).div_(reach).mul_(_REACH)
+        keys = distances.to(torch.float16).view(torch.int16).to(torch.int32).add_(1 << 15)
+        torch.index_select(table, 0, keys, out=numbers[part])
+    return numbers
 
 
 def _table(borders: npt.NDArray[np.float64]) -> torch.Tensor:

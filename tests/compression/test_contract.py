@@ -178,6 +178,14 @@ def test_a_name_says_all_that_reading_needs(codec: CompressionBase) -> None:
     assert codec.codec_for(info) is codec
 
 
+@every_plain_codec
+@pytest.mark.parametrize("shape", [(300_000,), (2, 150_000), (3000, 100)], ids=str)
+def test_large_tensors_are_worked_on_in_pieces(codec: CompressionBase, shape: tuple[int, ...]) -> None:
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    error = (restore(codec, tensor).double() - tensor.double()).abs()
+    assert (error <= error_bound(codec, tensor)).all()
+
+
 def test_unlike_codecs_have_unlike_descriptions() -> None:
     assert len({codec.description for codec in CODECS}) == len(CODECS)
     assert all(codec.name in codec.description for codec in ADAPTIVE)
