@@ -238,5 +238,7 @@ async def play(seed: int, faults: int) -> tuple[Chaos, list[Outcome | None]]:
     try:
         chaos.check(outcomes)
     except AssertionError as error:
-        raise AssertionError("\n".join([f"seed {seed}, {faults} faults: {error}", *chaos.story(outcomes)])) from None
+        raise AssertionError(
+            "\n".join([f"seed {seed}, {faults} faults: {str(error)[:300]}", *chaos.story(outcomes)])
+        ) from None
     return chaos, outcomes
