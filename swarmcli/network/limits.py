@@ -13,6 +13,7 @@ class Limits:
     max_payload: int = 16 << 20  # the raw bytes behind one message of a stream
     max_calls_per_peer: int = 1024  # unanswered ones; own calls beyond it wait, a peer's are a violation
     max_requests_per_peer: int = 32 << 20  # bytes of a peer's unanswered calls; beyond it they are refused as "busy"
+    max_replies_per_peer: int = 32 << 20  # bytes of answers that a peer does not read; beyond it they become "busy"
     max_streams_per_peer: int = 64  # that this endpoint opens to one peer at a time; further ones wait
     max_bulk_connections_per_peer: int = 160  # in both directions, idle ones too; beyond it new ones are refused
     max_connections: int = 4096  # control connections; beyond it the least used are given up

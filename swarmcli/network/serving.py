@@ -37,7 +37,8 @@ class IncomingCalls:
         self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes of its request
         self._held = 0  # bytes of all these requests
         self._next = 0  # all numbers below have been used
-        self._replying = 0  # replies that the connection has not taken yet
+        self._replying = 0  # replies that the connection has not taken yet …
+        self._unsent = 0  # … and their bytes
 
     @property
     def count(self) -> int:
@@ -79,8 +80,7 @@ class IncomingCalls:
 
     def reply(self, message: Failure | BulkDenied) -> None:
         """Posts a reply that no handler waits to send."""
-        self._begin_reply()
-        self._host.spawn(self._reply(message))
+        self._host.spawn(self._send(self._begin_reply(message)))
 
     def cancel_all(self) -> None:
         """The connection is gone, and with it whoever asked."""
@@ -101,26 +101,31 @@ class IncomingCalls:
         except Exception as error:
             reply = _failure(number, FailureWords.of(error, name, self._peer))
         self._take(number)
-        self._begin_reply()
-        await self._reply(reply)
+        await self._send(self._begin_reply(reply))
 
     def _take(self, number: int) -> asyncio.Task[None] | None:
         task, size = self._tasks.pop(number, (None, 0))
         self._held -= size
         return task
 
-    def _begin_reply(self) -> None:
-        """Who asks and does not read the answers is not read either."""
+    def _begin_reply(self, reply: Answer | Failure | BulkDenied) -> bytes:
+        """What to send. Who asks and does not read the answers is not read either; large ones he does not even get."""
+        limits, data = self._host.limits, wire.encode(reply)
+        if isinstance(reply, Answer) and self._unsent and self._unsent + len(data) > limits.max_replies_per_peer:
+            data = wire.encode(Failure(reply.id, "refused", "busy", "too many bytes of answers that were not read"))
         self._replying += 1
-        if self._replying > self._host.limits.max_calls_per_peer:
+        self._unsent += len(data)
+        if self._replying > limits.max_calls_per_peer:
             self._connection.pause_reading()
+        return data
 
-    async def _reply(self, reply: Answer | Failure | BulkDenied) -> None:
+    async def _send(self, data: bytes) -> None:
         try:
             with contextlib.suppress(ConnectionLost):  # then the channel learns it too, and ends everything
-                await self._connection.send(wire.encode(reply))
+                await self._connection.send(data)
         finally:
             self._replying -= 1
+            self._unsent -= len(data)
             if self._replying == self._host.limits.max_calls_per_peer:
                 self._connection.resume_reading()
             self._replied()

@@ -209,6 +209,29 @@ def test_who_asks_and_never_reads_is_not_read_either(flood: Callable[[int], Any]
     run(main())
 
 
+def test_who_asks_for_much_and_does_not_read_it_gets_refusals_instead() -> None:
+    async def give(peer: PeerID, request: Number) -> bytes:
+        return bytes(100_000)
+
+    async def main() -> None:
+        async with scene(Limits(max_replies_per_peer=1_000_000)) as play:
+            play.victim.serve("give", Number, give)
+            play.connection.pause_reading()
+            await play.send(*[Request(number, "give", Number(0)) for number in range(200)])
+            await asyncio.sleep(0.5)
+            play.connection.resume_reading()
+            await asyncio.sleep(0.5)
+            given = [message for message in play.answers() if isinstance(message, Answer)]
+            refused = [message for message in play.answers() if isinstance(message, Failure)]
+            assert len(given) + len(refused) == 200 and {message.code for message in refused} == {"busy"}
+            assert 9 <= len(given) <= 14, "what the bound allows, and what was on the way"
+            await play.send(Request(200, "give", Number(0)))
+            await asyncio.sleep(0.5)
+            assert isinstance(play.answers()[-1], Answer)
+
+    run(main())
+
+
 def test_asking_to_be_dialed_too_often_is_denied() -> None:
     async def main() -> None:
         async with scene(Limits(max_streams_per_peer=5)) as play:
