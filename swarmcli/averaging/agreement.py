@@ -30,7 +30,8 @@ from swarmcli.errors import NetworkError
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one proposer, doubled each time
 _ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one may come to its end
 _SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one
-_GRACE = 10.0  # seconds that a follower waits beyond the leader's own deadline
+_GRACE = 10.0  # seconds to agree on giving up, once the deadline has passed: at most, and not more than the deadline
+_GRACE_TRIPS = 10.0  # … and so many round trips
 
 
 class Agreement:
@@ -107,6 +108,7 @@ class Agreement:
     async def word(self, asker: int) -> Decision | None:
         """Answers another member: waits until the outcome is known, or (None) known to stay unknown here."""
         self._attendance.begun[asker].set()
+        self._attendance.strangers.discard(asker)
         try:
             await self._settled.wait()
         except asyncio.CancelledError:
@@ -213,7 +215,8 @@ class Agreement:
         loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
         end = loop.time() + _SEARCH
         while not self._settled.is_set():
-            decision = await self._proposer.attempt(self._give_up)
+            decision = await self._proposer.attempt(self._give_up, self._attendance.strangers)
+            decision = decision or await self._word_of_another_leader()
             if decision is not None:
                 self.learn(decision)
             elif loop.time() > end:
@@ -222,6 +225,16 @@ class Agreement:
                 wait = pause * (1 + self._mates.endpoint.random.random())
                 await asyncio.sleep(wait + _ROUND_TRIPS * self._mates.slowest_round_trip)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _word_of_another_leader(self) -> Decision | None:
+        """Where others follow one that goes before, and it can be reached by now, this member follows it too."""
+        leader = self._proposer.follows
+        if leader is None or leader == self._mates.me or not await self._takes_part(leader):
+            return self._votes.decision
+        self._following = leader
+        decision = await self._ask(leader)
+        self._following = self._mates.me
+        return decision
 
     def _lose(self, member: int, reason: str) -> None:
         """A member is out of this leader's reach."""
@@ -244,18 +257,19 @@ class Agreement:
 
     async def _watch_time(self) -> None:
         """The leader has the round given up at its deadline, or when votes stay out long after its own."""
-        leads, patience = self._zero is not None, self._options.for_reducer
+        leads, patience, limit = self._zero is not None, self._options.for_reducer, self._options.allreduce_timeout
+        grace = min(_GRACE, limit or _GRACE) + _GRACE_TRIPS * self._mates.slowest_round_trip
         try:
-            async with asyncio.timeout(_plus(self._options.allreduce_timeout, 0.0 if leads else _GRACE)):
+            async with asyncio.timeout(limit if limit is None or leads else limit + grace):
                 await self._gathered.wait()
-                await asyncio.sleep(patience if leads else 2 * patience + _GRACE)
-            reason = f"not all members have voted within {patience:.0f} s after the leader"
+                await asyncio.sleep(patience if leads else 2 * patience + grace)
+            self._give_up = f"not all members have voted within {patience:.0f} s after the leader"
         except TimeoutError:
-            reason = f"the round took longer than its {self._options.allreduce_timeout:.0f} s"
-        if not leads:
-            self.stop()
-        self._give_up = reason
+            self._give_up = f"the round took longer than its {limit:g} s"
         self._hurry.set()
+        if leads:
+            await asyncio.sleep(grace)
+        self.stop()
 
 
 async def _first(*events: asyncio.Event) -> None:
@@ -269,7 +283,3 @@ async def _first(*events: asyncio.Event) -> None:
 
 def _tell_nobody(member: int, reason: str) -> None:
     """Stands in when the round is over."""
-
-
-def _plus(seconds: float | None, more: float) -> float | None:
-    return None if seconds is None else seconds + more

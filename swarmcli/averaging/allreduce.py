@@ -216,6 +216,9 @@ class Allreduce:
         while unfinished and arrived != self._bytes_received:
             arrived = self._bytes_received
             _, unfinished = await asyncio.wait(unfinished, timeout=_STALLED)
+        for task in unfinished:
+            task.cancel()  # or what still arrives could be written over what is copied
+        await asyncio.wait(exchanging)
         for task in set(exchanging) - unfinished:
             task.result()
 

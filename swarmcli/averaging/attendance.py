@@ -26,6 +26,7 @@ class Attendance:
 
     def __init__(self, mates: Mates, lost: Callable[[int, str], None], patience: float) -> None:
         """`patience`: seconds for a member that answers to begin."""
+        self.strangers: set[int] = set()  # members that have left, or know nothing of the round
         self.begun = {index: asyncio.Event() for index in mates.others}  # to be set from outside
         self._mates, self._lost, self._patience = mates, lost, patience
 
@@ -60,11 +61,13 @@ class Attendance:
             standing = "" if answer is None else answer.standing
             asked += connected
             if standing == "over":
+                self.strangers.add(member)
                 return "it has left"
             if standing == "" and (connected or loop.time() > connecting):
                 return f"it was gone before it began: {gone or 'no connection to it'}"
             doubts = doubts + 1 if standing == "unknown" else 0
             if doubts == _DOUBTS:
+                self.strangers.add(member)
                 return "it knows nothing of the round"
         return ""
 

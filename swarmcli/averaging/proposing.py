@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from swarmcli.averaging.ballot_messages import (
@@ -33,6 +33,7 @@ from swarmcli.errors import NetworkError
 REPAIRS = 4  # tries to come to one result, after which the round is given up
 
 _STRAGGLERS = 10.0  # seconds for a member that is connected and still receives averages, once a majority has promised
+_HASTE, _ROUND_TRIPS = 0.05, 4.0  # seconds and round trips, where the round is past its deadline
 _UNREACHED = 1.0  # the same for members without a connection
 
 
@@ -58,13 +59,20 @@ class Proposer:
         self._highest = 0  # ballot that was used here or heard of
         self._suspects: dict[int, str] = {}
         self._repairs = 0
+        self._among: set[int] = set()  # who is asked in the present ballot
+        self._hasty = False
 
-    async def attempt(self, give_up: str = "") -> Decision | None:
-        """One ballot. `give_up`: why the round is to be given up, if it is. Returns the decision if there is one."""
+    async def attempt(self, give_up: str = "", without: Collection[int] = ()) -> Decision | None:
+        """One ballot. `give_up`: why the round is to be given up, if it is. `without`: members that are known not to
+        take part. Returns the decision if there is one."""
         seen = max(self._highest, self._votes.acceptor.promised)
         self._highest = ballot_after(seen, self._mates.me, len(self._mates))
         proposal = Proposal(self._highest, len(self._mates))
-        known, promised = await self._prepare(proposal, hasty=bool(give_up))
+        for member in without:
+            proposal.lose(member)
+        self._among = set(self._mates.others) - set(without)
+        self._hasty = bool(give_up)
+        known, promised = await self._prepare(proposal)
         if known is not None:
             return known
         value = await self._value(proposal, promised, give_up)
@@ -72,8 +80,8 @@ class Proposer:
 
     # Phase 1
 
-    async def _prepare(self, proposal: Proposal, hasty: bool) -> tuple[Decision | None, dict[int, PrepareAnswer]]:
-        """The decision, if somebody knows it; and what those say who promised. `hasty`: enough for an abort will do."""
+    async def _prepare(self, proposal: Proposal) -> tuple[Decision | None, dict[int, PrepareAnswer]]:
+        """The decision, if somebody knows it; and what those say who promised. To give up, enough for that will do."""
         self.follows = None
         prepare = Prepare(self._mates.group.group_id, proposal.ballot)
         promised: dict[int, PrepareAnswer] = {}
@@ -87,7 +95,7 @@ class Proposer:
             return None
 
         def enough() -> bool:
-            return not isinstance(proposal.state, Waiting) or (hasty and proposal.may_abort)
+            return not isinstance(proposal.state, Waiting) or (self._hasty and proposal.may_abort)
 
         known = await self._ask_all("prepare", prepare, PrepareAnswer, hear, enough)
         if self._mates.me in promised:
@@ -135,6 +143,8 @@ class Proposer:
         plan = self._plan(promised, None)
         if plan is None:
             return self._aborted(promised, "what is missing can neither be copied nor reduced again")
+        if len(plan.members | (self._mates.auxiliaries & promised.keys())) < majority(len(self._mates)):
+            return self._aborted(promised, "too few members are left that could come to hold one result")
         held = await self._repair(proposal, promised, plan)
         return None if held is None else Committed(held)
 
@@ -247,7 +257,7 @@ class Proposer:
                 return member, None
 
         async with asyncio.TaskGroup() as tasks:
-            members = [member for member in self._mates.others if among is None or member in among]
+            members = sorted(self._among if among is None else among)
             asked = {tasks.create_task(ask(member)): member for member in members}
             waiting = set(asked)
             try:
@@ -256,6 +266,8 @@ class Proposer:
                     if enough():
                         connected = any(self._mates.is_connected(asked[task]) for task in waiting)
                         patience = _STRAGGLERS if connected else _UNREACHED
+                        if self._hasty:
+                            patience = min(patience, _HASTE + _ROUND_TRIPS * self._mates.slowest_round_trip)
                     done, waiting = await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                     for task in sorted(done, key=lambda each: asked[each]):
                         decision = hear(*task.result())
