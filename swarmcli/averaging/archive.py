@@ -27,6 +27,7 @@ from swarmcli.averaging.layout import Layout, Plan
 from swarmcli.averaging.results import AllreduceResult
 from swarmcli.averaging.snapshot import Snapshot
 from swarmcli.averaging.stored_round import RoundFile, StoredRound, usual_directory
+from swarmcli.averaging.tasks import forget
 from swarmcli.events import Noticed
 from swarmcli.network import Endpoint, PeerID
 from swarmcli.network.tasks import TaskOwner
@@ -130,6 +131,7 @@ class RoundArchive:
             file = None
         except OSError as error:
             self._tell(str(error))
+            forget(error)  # or it would keep the averages in memory
         finally:
             self._writing = None
             if file is not None:

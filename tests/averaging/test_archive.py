@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -319,5 +320,27 @@ def test_kept_rounds_are_not_in_memory(tmp_path: Path) -> None:
             snapshot = await keepers.archives[0]._provide(b"group " + keepers.group.group_id)
             assert snapshot is not None and float(snapshot.tensors["0"].sum()) == size // 4
             assert anonymous() - before < size // 8
+
+    virtual_time.run(main())
+
+
+def test_a_round_that_cannot_be_written_is_not_kept_in_memory_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def main() -> None:
+        async with Keepers() as keepers:
+            monkeypatch.setattr(stored_round_module.os, "pwrite", full)
+            result = await keepers.round()
+            memory = weakref.ref(result.averages[0])
+            gc.collect()
+            gc.disable()
+            try:
+                keepers.archives[0].keep(keepers.group.group_id, TAG, result)
+                del result
+                await keepers.archives[0].written()
+                assert memory() is None
+            finally:
+                gc.enable()
 
     virtual_time.run(main())
