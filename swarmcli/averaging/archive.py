@@ -132,6 +132,9 @@ class RoundArchive:
         except OSError as error:
             self._tell(str(error))
             forget(error)  # or it would keep the averages in memory
+            if file is not None and file.renew():
+                self._spare.append(file)  # what has been written once is written faster the next time
+                file = None
         finally:
             self._writing = None
             if file is not None:

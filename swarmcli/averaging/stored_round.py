@@ -59,6 +59,11 @@ class RoundFile:
         """Ends the writing that is under way."""
         self._given_up = True
 
+    def renew(self) -> bool:
+        """Whether writing was given up, and may now begin anew."""
+        given_up, self._given_up = self._given_up, False
+        return given_up
+
     def map(self, nbytes: int) -> torch.Tensor:
         """What is in it, as bytes that nobody changes while the tensor is alive."""
         mapping = self._mapping() if self._mapping is not None else None

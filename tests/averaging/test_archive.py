@@ -206,6 +206,10 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPat
         await asyncio.to_thread(hanging.wait)
         await archive.written()
         assert archive.group_ids == () and archive._said
+        monkeypatch.setattr(archive_module, "_PATIENCE", 60.0)
+        archive.keep(bytes(32), TAG, result)  # to the same file, where something is written already
+        await archive.written()
+        assert archive.group_ids == (bytes(32),) and not archive._spare
         await archive.close()
 
     asyncio.run(main(virtual_time.run(one_result())))
