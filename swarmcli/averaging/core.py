@@ -23,7 +23,7 @@ from swarmcli.averaging.layout import Layout, compression_term
 from swarmcli.averaging.leaving import decline, note_absence
 from swarmcli.averaging.service import AllreduceService
 from swarmcli.averaging.sharing import StateOffer, StateSharing
-from swarmcli.averaging.snapshot import Snapshot
+from swarmcli.averaging.snapshot import Snapshot, copied
 from swarmcli.averaging.tasks import on_executor
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
@@ -164,7 +164,8 @@ class AveragerCore:
 
     async def _copy_tensors(self) -> tuple[Any, Sequence[torch.Tensor]]:
         async with self.tensors() as tensors:
-            return None, await on_executor(self._layout.nbytes, lambda: [t.detach().clone() for t in tensors])
+            named = {str(index): tensor for index, tensor in enumerate(tensors)}
+            return None, list((await on_executor(self._layout.nbytes, copied, named)).values())
 
     def _own_terms(self) -> dict[str, str]:
         options = self.config.allreduce
