@@ -16,7 +16,7 @@ from swarmcli.averaging.outcome import Decision
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.results import AllreduceResult
 from swarmcli.averaging.votes import RoundVotes
-from swarmcli.errors import RoundFailed
+from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import virtual_time
 
 from .rounds import Kind, Outcome, Swarm
@@ -159,6 +159,28 @@ def test_whoever_lost_the_leader_asks_the_others(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(RoundVotes, "learn", cut_at_the_decision)
             outcomes = await swarm.round()
             assert len(swarm.check(outcomes)) == 3
+
+    virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize(("halves", "ends"), [((3, 2), ("committed", "undecided")), ((2, 2), ("failed", "failed"))])
+def test_two_halves_of_a_cut_network(halves: tuple[int, int], ends: tuple[str, str]) -> None:
+    """The half with a majority commits; in even halves that have accepted nothing both can give the round up."""
+    names = {AllreduceResult: "committed", RoundFailed: "failed", RoundUndecided: "undecided"}
+
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm([Kind() for _ in range(sum(halves))], bandwidth=BANDWIDTH, options=options) as swarm:
+
+            async def cut() -> None:
+                await asyncio.sleep(0.3)
+                swarm.network.partition([peer.peer_id for peer in swarm.peers[: halves[0]]])
+
+            outcomes = await swarm.round(cut)
+            swarm.check(outcomes)
+            expected = [ends[0]] * halves[0] + [ends[1]] * halves[1]
+            assert [names[type(outcome)] for outcome in outcomes] == expected
+            assert asyncio.get_running_loop().time() < 90
 
     virtual_time.run(main(), timeout=2000)
 
