@@ -30,6 +30,7 @@ from swarmcli.errors import NetworkError
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one proposer, doubled each time
 _ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one may come to its end
 _SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one
+_LONGEST_SEARCH = 120.0  # seconds for all ballots of one that finds a quorum, but comes to no result with it
 _GRACE = 10.0  # seconds to agree on giving up, once the deadline has passed: at most, and not more than the deadline
 _GRACE_TRIPS = 10.0  # … and so many round trips
 
@@ -213,13 +214,14 @@ class Agreement:
     async def _propose_until_settled(self) -> None:
         """Ballot after ballot, until one decides or there has been no quorum for long."""
         loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
-        end = loop.time() + _SEARCH
+        begun = quorum = loop.time()
         while not self._settled.is_set():
             decision = await self._proposer.attempt(self._give_up, self._attendance.strangers)
             decision = decision or await self._word_of_another_leader()
+            quorum = loop.time() if self._proposer.had_quorum else quorum  # a ballot may fail, and take long for it
             if decision is not None:
                 self.learn(decision)
-            elif loop.time() > end:
+            elif loop.time() > min(quorum + _SEARCH, begun + _LONGEST_SEARCH):
                 self.stop()
             else:
                 wait = pause * (1 + self._mates.endpoint.random.random())

@@ -78,8 +78,14 @@ class Mates:
     async def presence(self, index: int) -> PresenceAnswer | None:
         """What a member says of itself, within a few seconds; None if it cannot be reached."""
         patience = _LOOKS_ALIVE + _ALIVE_TRIPS * self.slowest_round_trip
+        question = PresenceQuestion(self.group.group_id)
         try:
-            return await self.ask(index, "presence", PresenceQuestion(self.group.group_id), PresenceAnswer, patience)
+            return await self.ask(index, "presence", question, PresenceAnswer, patience)
+        except NetworkError:
+            if not self.is_connected(index):
+                return None
+        try:  # two that dial each other at the same moment keep one connection: this went over the other one
+            return await self.ask(index, "presence", question, PresenceAnswer, patience)
         except NetworkError:
             return None
 

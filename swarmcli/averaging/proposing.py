@@ -55,6 +55,7 @@ class Proposer:
     def __init__(self, mates: Mates, votes: RoundVotes, bench: Bench, patience: float) -> None:
         """`patience`: seconds that a repair may take."""
         self.follows: int | None = None  # a member of a lower rank that leads, as others see it
+        self.had_quorum = False  # in the last ballot a majority promised
         self._mates, self._votes, self._bench, self._patience = mates, votes, bench, patience
         self._highest = 0  # ballot that was used here or heard of
         self._suspects: dict[int, str] = {}
@@ -73,6 +74,7 @@ class Proposer:
         self._among = set(self._mates.others) - set(without)
         self._hasty = bool(give_up)
         known, promised = await self._prepare(proposal)
+        self.had_quorum = len(promised) >= majority(len(self._mates))
         if known is not None:
             return known
         value = await self._value(proposal, promised, give_up)
