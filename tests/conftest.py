@@ -1,4 +1,4 @@
-"""The browser that tests marked `browser` use, and a loud word about them when there is none."""
+"""For all tests: one thread of torch per process, and the browser of those marked `browser`, missed loudly if missing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+torch.set_num_threads(1)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Without these Chromium asks its maker's hosts for updates and components at every start.

@@ -9,14 +9,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
+from swarmcli.averaging.threads import on_one_thread
 from swarmcli.network import Stream
 from swarmcli.network.thread import offload
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Bytes. Adding, converting or hashing a part of the usual half a megabyte on the wire takes 0.05 to 0.3 ms, with float16
-# as well; handing it to another thread and back was measured at 0.7 ms on a busy machine, more than it saves.
+# Bytes. Adding, converting or hashing a part of the usual half a megabyte on the wire takes 0.05 to 0.3 ms, also with
+# float16; handing it to another thread and back was measured at 0.7 ms on a busy machine, more than it saves.
 OFFLOAD_FROM = 2 << 20
 
 
@@ -117,7 +118,6 @@ async def unless_silent(stream: Stream, seconds: float) -> AsyncIterator[None]:
 
 
 async def on_executor(nbytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Arithmetic on `nbytes` of tensors: in the executor, unless it is short."""
-    if nbytes < OFFLOAD_FROM:
-        return work(*args, **kwargs)
-    return await offload(work, *args, **kwargs)
+    """Arithmetic on `nbytes` of tensors, on one thread: of the executor, unless it is short."""
+    job = functools.partial(on_one_thread, functools.partial(work, *args, **kwargs))
+    return job() if nbytes < OFFLOAD_FROM else await offload(job)

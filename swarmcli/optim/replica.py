@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from swarmcli.averaging.tasks import on_executor
+from swarmcli.averaging.threads import on_all_threads
+from swarmcli.network.thread import offload
 from swarmcli.optim.accumulator import GradientAccumulator
 from swarmcli.optim.lineage import Standing
 from swarmcli.optim.training_state import CapturedState, TrainingState
@@ -50,12 +53,12 @@ class Replica:
     async def step(self, round_id: bytes, samples: int) -> None:
         """Steps with what is in `gradients.averaged`; what was accumulated is used up."""
         async with self._lock:
-            await on_executor(self._nbytes, self._step, round_id, samples)
+            await offload(on_all_threads, partial(self._step, round_id, samples))
 
     async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
         """Steps with the averages of a round that this peer missed; gradients of the former parameters are dropped."""
         async with self._lock:
-            await on_executor(self._nbytes, self._replay, averages, round_id, samples)
+            await offload(on_all_threads, partial(self._replay, averages, round_id, samples))
 
     def _replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
         for mean, average in zip(self.gradients.averaged, averages, strict=True):
