@@ -1,4 +1,4 @@
-"""For all tests: one thread of torch per process, and the browser of those marked `browser`, missed loudly if missing."""
+"""For all tests: one thread of torch per process; the browser of those marked `browser`, missed loudly if missing."""
 
 from __future__ import annotations
 
