@@ -20,7 +20,7 @@ from benchmarks._averaging_peers import average_here, average_with_gloo, send_ba
 from benchmarks._contest import Contestant, Crew, Script, Turn, compete, ratio
 
 MIB = 1 << 20
-TURNS = 7
+TURNS = 5
 _HERE = Path(__file__).parent
 _PEERS_PYTHON = _HERE.parent / ".venv-peers" / "bin" / "python"
 

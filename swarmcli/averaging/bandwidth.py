@@ -8,7 +8,6 @@ lower bound: where everyone else is slow, nobody can show more, and nothing depe
 from __future__ import annotations
 
 import asyncio
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +15,14 @@ from contextlib import contextmanager
 from swarmcli.network.traffic import Volume
 
 MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; beyond a gigabit it is the processor that limits a round
-MOST_ABOVE_MEDIAN = 16.0  # no claim counts more than so many times the median of its group
+MOST_ABOVE_MEDIAN = 16.0  # no claim counts more than so many times the median of its group …
+ALIKE = 1.3  # … and claims that differ from it by less than this factor count as the median: measuring is not exact
 
 _SHORTEST = 0.2  # seconds; a shorter round says nothing, and gains nothing from better shares
 _WINDOWS = 8  # per round
 _SAMPLES = 128  # kept of one round; then every second one is dropped
 _FIRST_TICK = 0.02  # seconds between the first samples
 _RISE, _FALL = 0.5, 0.2  # weight of a new figure, in logarithms; a slower one may be due to the others
-_STEP = math.sqrt(2)  # claims are powers of it, so that links that are nearly alike claim the same
 
 
 class LinkGauge:
@@ -42,7 +41,7 @@ class LinkGauge:
         """Bytes per second each way that others may count on; None while nothing is known."""
         if self._estimate is None:
             return None
-        return min(max(_STEP ** round(math.log(self._estimate, _STEP)), MIN_CLAIM), MAX_CLAIM)
+        return min(max(self._estimate, MIN_CLAIM), MAX_CLAIM)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -109,6 +108,13 @@ def comparable(given: Sequence[float | None], measured: Sequence[float | None]) 
 
 def _plausible(given: Sequence[float | None], measured: Sequence[float | None]) -> list[float | None]:
     claims = [min(claim, MAX_CLAIM) for claim in measured if claim]
-    most = MOST_ABOVE_MEDIAN * statistics.median(claims) if claims else 0.0
-    within = [min(claim, MAX_CLAIM, most) if claim else None for claim in measured]
-    return [0.0 if own == 0 else claim for own, claim in zip(given, within, strict=True)]
+    middle = statistics.median(claims) if claims else 0.0
+
+    def believed(claim: float | None) -> float | None:
+        if not claim:
+            return None
+        if middle / ALIKE < claim < middle * ALIKE:
+            return middle
+        return min(claim, MAX_CLAIM, MOST_ABOVE_MEDIAN * middle)
+
+    return [0.0 if own == 0 else believed(claim) for own, claim in zip(given, measured, strict=True)]

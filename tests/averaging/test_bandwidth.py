@@ -107,9 +107,13 @@ def test_a_stretch_is_no_shorter_than_asked_for() -> None:
 
 def test_what_users_gave_goes_before_what_was_measured() -> None:
     assert comparable([None, 3.0, 1.0], [5e6, 1e6, None]) == [2.0, 3.0, 1.0]
-    assert comparable([0.0, None, None], [5e6, 4e6, None]) == [0.0, 4e6, 4e6]
+    assert comparable([0.0, None, None], [4e6, 4e6, None]) == [0.0, 4e6, 4e6]
     assert comparable([None, None], [None, None]) == [1.0, 1.0]
     assert comparable([0.0, 0.0], [None, 1e6]) == [0.0, 0.0]
+
+
+def test_links_that_are_nearly_alike_count_as_alike() -> None:
+    assert comparable([None] * 4, [9e6, 10e6, 11e6, 4e6]) == [9.5e6, 9.5e6, 9.5e6, 4e6]
 
 
 def test_a_boaster_is_not_believed() -> None:
