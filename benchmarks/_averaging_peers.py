@@ -62,7 +62,6 @@ def _averager(
         tensors,
         dht,
         prefix="bench",
-        target_group_size=peers,
         min_group_size=peers,
         compression=codec,
         min_matchmaking_time=30.0,

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any, Protocol
 
 PATIENCE = 120.0  # seconds for one turn
+REST = 1.0  # seconds before each turn: some contestants are busy for a while after theirs
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def compete(contestants: dict[str, Contestant], turns: int) -> dict[str, list[Tu
     counted: dict[str, list[Turn]] = {name: [] for name in contestants}
     for number in range(turns + 1):
         for name, contestant in contestants.items():
+            time.sleep(REST)
             turn = contestant.turn()
             if number:
                 counted[name].append(turn)

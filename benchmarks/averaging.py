@@ -1,8 +1,10 @@
 """All-reduce and state download, beside hivemind, gloo and bare TLS, which take turns with it in the same run.
 
 Each peer is a process of its own with one torch thread. This project and hivemind run the same program: `step` of an
-averager, which finds its group first, and `load_state_from_peers`. Bare TLS moves the bytes that the round has to
-move between as many processes and does nothing else. gloo encrypts nothing, and its group is fixed.
+averager, which finds its group first, and `load_state_from_peers`. hivemind is told the size of the group, for else it
+waits for more members until its matchmaking time is over; here the group is everyone who is there. Bare TLS moves the
+bytes that the round has to move between as many processes and does nothing else. gloo encrypts nothing, and its group
+is fixed.
 
     python -m benchmarks.averaging [round] [float16] [two] [small] [state]
 """
