@@ -63,7 +63,7 @@ class RoundFinished(Event):
     round_id: str  # hex of the group id; "" when no group came about
     purpose: str  # the prefix: what was averaged
     outcome: RoundOutcome
-    reason: str  # "" when committed
+    reason: str  # why it failed; of a committed one what was unusual, usually ""
     epoch: int  # -1 when the averager has no epochs
     leader: str
     members: tuple[str, ...]  # everyone in the group

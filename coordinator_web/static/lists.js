@@ -105,7 +105,8 @@ export function showRounds(parent, rounds) {
 
 function explanation(round) {
   const left = round.left_out.map((peer) => `${peer.name} left out: ${peer.reason || "no reason given"}`);
-  return [round.outcome === "committed" ? "" : round.reason || "no reason given", ...left].filter(Boolean).join(" · ");
+  const reason = round.reason || (round.outcome === "committed" ? "" : "no reason given");
+  return [reason, ...left].filter(Boolean).join(" · ");
 }
 
 function createRow({ round, kind }) {

@@ -72,6 +72,8 @@ class RoundResult(Mapping[PeerID, Any]):
     bytes_sent: int
     bytes_received: int
     seconds: Mapping[str, float]  # stage → time spent in it
+    deputies: tuple[PeerID, ...] = ()  # who reduced again what members that were lost had reduced
+    late: bool = False  # what was missing here was fetched after the group had committed
 
     def __getitem__(self, peer: PeerID) -> Any:
         return self.gathered[peer]

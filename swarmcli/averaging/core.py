@@ -226,7 +226,7 @@ class AveragerCore:
         emit(
             chronicle.ended(
                 "committed",
-                "" if result.total_weight > 0 else "nobody had any weight",
+                result.remark,
                 contributors=result.contributors,
                 left_out=dict(result.left_out),
                 bytes_sent=result.bytes_sent,
@@ -286,6 +286,8 @@ class AveragerCore:
             bytes_sent=result.bytes_sent,
             bytes_received=result.bytes_received,
             seconds=chronicle.seconds,
+            deputies=result.deputies,
+            late=result.late,
         )
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:

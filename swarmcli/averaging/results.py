@@ -44,6 +44,17 @@ class AllreduceResult:
     def total_weight(self) -> float:
         return math.fsum(self.weights.values())
 
+    @property
+    def remark(self) -> str:
+        """What was unusual, for people; "" for nothing."""
+        remarks = [] if self.weights else ["nobody had any weight"]
+        if self.deputies:
+            names = ", ".join(peer.short for peer in self.deputies)
+            remarks.append(f"{names} reduced again what lost members had")
+        if self.late:
+            remarks.append("fetched here after the group had committed")
+        return "; ".join(remarks)
+
 
 def result_digest(averages: Sequence[Average]) -> bytes:
     """SHA-256 over the reducers' hashes of all parts, in order."""

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.results import AllreduceResult
 from swarmcli.errors import RoundUndecided
@@ -61,7 +62,9 @@ def test_a_member_that_was_frozen_for_long_gets_the_round_from_the_files_of_othe
             await all_outcomes([controls[peers.index(peer)] for peer in left])
             await asyncio.sleep(25)  # what is kept in memory is gone
             swarm.network.thaw(frozen.peer_id)
-            await all_outcomes([controls[peers.index(frozen)]])
+            (late,) = await all_outcomes([controls[peers.index(frozen)]])
+            assert isinstance(late, RoundResult) and late.late
+            assert frozen.rounds[0].reason == "fetched here after the group had committed"
             assert_all_equal(peers, left[0].values[0])
             assert [peer.rounds[0].outcome for peer in peers] == ["committed"] * 4
 

@@ -84,6 +84,15 @@ def test_a_round_opens_to_show_who_took_part_and_how_long_each_stage_took(serve:
     assert page.locator("#rounds .detail").count() == 0
 
 
+def test_what_was_unusual_about_a_round_that_went_well_stands_under_it(serve: Serve, open_page: Open) -> None:
+    class Mended(FakeRun):
+        def rounds(self, *, after: int = 0, limit: int = 100) -> list[RoundRow]:
+            return [replace(round_row(1), reason="garage reduced again what lost members had")][after:]
+
+    page = open_page(serve(Mended(finished_epochs=1)).url)
+    expect_text(page, "#rounds .why", "garage reduced again what lost members had")
+
+
 def test_peers_show_what_they_do(serve: Serve, open_page: Open) -> None:
     run = FakeRun(finished_epochs=41)
     page = open_page(serve(run).url)
