@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -27,6 +27,10 @@ from swarmcli.recipe.document import Entry
 from swarmcli.recipe.fingerprint import fingerprint_of
 
 REQUIRED: Any = ...
+
+Compression: TypeAlias = Literal[
+    "none", "float16", "bfloat16", "scaled_float16", "uniform_8bit", "quantile_8bit", "blockwise_8bit"
+]
 
 
 def shared(default: Any, meaning: str, **constraints: Any) -> Any:
@@ -129,7 +133,7 @@ class AveragingSettings(Section):
     averaging_timeout: float = own(60.0, "seconds after which an attempt to average is given up", gt=0)
     load_state_timeout: float = own(600.0, "seconds after which a download of the state is given up", gt=0)
     part_size_bytes: int = shared(524288, "size of the parts that gradients are cut into", ge=1024, le=8 << 20)
-    compression: Literal["none", "float16"] = shared("none", "how gradients travel")
+    compression: Compression = shared("none", "how gradients travel")
 
 
 class CheckpointSettings(Section):

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from swarmcli.compression import Float16Compression, NoCompression
+from swarmcli.compression import (
+    BFloat16Compression,
+    BlockwiseQuantization,
+    CompressionBase,
+    Float16Compression,
+    NoCompression,
+    Quantile8BitQuantization,
+    ScaledFloat16Compression,
+    Uniform8BitQuantization,
+)
 from swarmcli.errors import CheckpointError
 from swarmcli.optim import Optimizer
 from swarmcli.recipe import Recipe
@@ -25,7 +35,15 @@ from swarmcli.training import (
     load_checkpoint,
 )
 
-COMPRESSIONS = {"none": NoCompression, "float16": Float16Compression}
+COMPRESSIONS: Mapping[str, CompressionBase] = {
+    "none": NoCompression(),
+    "float16": Float16Compression(),
+    "bfloat16": BFloat16Compression(),
+    "scaled_float16": ScaledFloat16Compression(),
+    "uniform_8bit": Uniform8BitQuantization(),
+    "quantile_8bit": Quantile8BitQuantization(),
+    "blockwise_8bit": BlockwiseQuantization(),
+}
 LINGER_SECONDS = 30.0  # at the end of a run, for peers that are still behind
 
 
@@ -76,7 +94,7 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
     """What the recipe says about the averager itself."""
     options: dict[str, Any] = {
         "part_size_bytes": recipe.averaging.part_size_bytes,
-        "compression": COMPRESSIONS[recipe.averaging.compression](),
+        "compression": COMPRESSIONS[recipe.averaging.compression],
     }
     if recipe.local.bandwidth is not None:
         options["bandwidth"] = recipe.local.bandwidth
