@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 torch.set_num_threads(1)
+settings.register_profile("swarm", deadline=None, print_blob=True)  # how long an example takes says nothing here
+settings.load_profile("swarm")
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Without these Chromium asks its maker's hosts for updates and components at every start.

@@ -12,7 +12,7 @@ from tests.end_to_end.swarm import Swarm
 pytestmark = pytest.mark.processes
 
 MakeSwarm = Callable[..., Swarm]
-SLOW = 1024  # samples in an epoch where processes must have time to start while it goes on
+SLOW = 3072  # samples in an epoch where processes must have time to start while it goes on
 
 
 def finish(swarm: Swarm, last: int, *trainers: Child) -> None:
