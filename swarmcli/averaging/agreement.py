@@ -29,7 +29,8 @@ from swarmcli.errors import NetworkError
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one proposer, doubled each time
 _ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one may come to its end
-_SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one
+_SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one …
+_SEARCH_ALONE = 6.0  # … or, if all others are plainly gone
 _LONGEST_SEARCH = 120.0  # seconds for all ballots of one that finds a quorum, but comes to no result with it
 _GRACE = 10.0  # seconds to agree on giving up, once the deadline has passed: at most, and not more than the deadline
 _GRACE_TRIPS = 10.0  # … and so many round trips
@@ -219,9 +220,10 @@ class Agreement:
             decision = await self._proposer.attempt(self._give_up, self._attendance.strangers)
             decision = decision or await self._word_of_another_leader()
             quorum = loop.time() if self._proposer.had_quorum else quorum  # a ballot may fail, and take long for it
+            search = _SEARCH_ALONE if self._proposer.deserted else _SEARCH
             if decision is not None:
                 self.learn(decision)
-            elif loop.time() > min(quorum + _SEARCH, begun + _LONGEST_SEARCH):
+            elif loop.time() > min(quorum + search, begun + _LONGEST_SEARCH):
                 self.stop()
             else:
                 wait = pause * (1 + self._mates.endpoint.random.random())

@@ -33,8 +33,9 @@ from swarmcli.errors import NetworkError
 REPAIRS = 4  # tries to come to one result, after which the round is given up
 
 _STRAGGLERS = 10.0  # seconds for a member that is connected and still receives averages, once a majority has promised
-_HASTE, _ROUND_TRIPS = 0.05, 4.0  # seconds and round trips, where the round is past its deadline
 _UNREACHED = 1.0  # the same for members without a connection
+_HASTE, _ROUND_TRIPS = 0.05, 4.0  # seconds and round trips, where the round is past its deadline
+_AT_ONCE = 0.5  # seconds in which a dialed port refuses; one that is cut off or frozen says nothing
 
 
 class Bench(Protocol):
@@ -56,6 +57,7 @@ class Proposer:
         """`patience`: seconds that a repair may take."""
         self.follows: int | None = None  # a member of a lower rank that leads, as others see it
         self.had_quorum = False  # in the last ballot a majority promised
+        self.deserted = False  # in the last ballot nobody could be reached, and that was plain at once
         self._mates, self._votes, self._bench, self._patience = mates, votes, bench, patience
         self._highest = 0  # ballot that was used here or heard of
         self._suspects: dict[int, str] = {}
@@ -73,7 +75,10 @@ class Proposer:
             proposal.lose(member)
         self._among = set(self._mates.others) - set(without)
         self._hasty = bool(give_up)
+        began = asyncio.get_running_loop().time()
         known, promised = await self._prepare(proposal)
+        at_once = asyncio.get_running_loop().time() - began < _AT_ONCE + _ROUND_TRIPS * self._mates.slowest_round_trip
+        self.deserted = at_once and not any(map(self._mates.is_connected, self._mates.others))
         self.had_quorum = len(promised) >= majority(len(self._mates))
         if known is not None:
             return known
