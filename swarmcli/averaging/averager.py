@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from enum import Enum
@@ -10,6 +11,7 @@ from typing import Any, Literal, overload
 
 import torch
 
+from swarmcli.averaging.checks import check_numbers, check_tensors
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
@@ -89,8 +91,10 @@ class DecentralizedAverager:
         state_codec = NoCompression() if state_compression is None else state_compression
         infos = None if tensor_infos is None else tuple(tensor_infos)
         self.dht = dht
+        check_tensors(averaged_tensors)
+        check_numbers(shutdown_timeout=shutdown_timeout)
         self._tensors = list(averaged_tensors)
-        Layout.of(self._tensors, codec, infos)  # so that what does not fit is refused here, not when it starts
+        self._holder: int | None = None  # the thread that is inside get_tensors()
         self.config = AveragerConfig(
             prefix=prefix,
             matchmaking=MatchmakingOptions(target_group_size, min_group_size, min_matchmaking_time, request_timeout),
@@ -105,6 +109,7 @@ class DecentralizedAverager:
             state_compression=state_codec,
             declare_state_period=declare_state_period,
         )
+        Layout.of(self._tensors, codec, infos)  # so that what does not fit is refused here, not when it starts
         self._state_sharing_priority = 0.0
         self._runner: CoreRunner[AveragerCore] = CoreRunner(
             f"the averager of {prefix!r}", float(shutdown_timeout), daemon=daemon
@@ -210,6 +215,10 @@ class DecentralizedAverager:
         """
         if wait and require_trigger:
             raise ValueError("require_trigger=True needs wait=False: nobody could call allow_allreduce() otherwise")
+        if wait and self._holder == threading.get_ident():
+            raise RuntimeError("step() would wait for the tensors that this thread holds: leave get_tensors() before")
+        if not self.dht.is_alive():
+            raise RuntimeError(f"the DHT under the averager of {self.prefix!r} has been shut down")
         request = RoundRequest(
             gather=gather,
             scheduled_time=scheduled_time,
@@ -233,12 +242,17 @@ class DecentralizedAverager:
 
     @contextmanager
     def get_tensors(self) -> Iterator[Sequence[torch.Tensor]]:
-        """Exclusive access to the tensors; waits for an all-reduce under way. Changing them in place is fine."""
+        """Exclusive access to the tensors; waits for an all-reduce under way. Changing them in place is fine.
+
+        A round waits for the end of the block: inside it, `step` works with `wait=False` only.
+        """
         access: AbstractAsyncContextManager[list[torch.Tensor]] = self._runner.call(lambda core: core.tensors())
         tensors = self._runner.run(lambda _: access.__aenter__())
+        self._holder = threading.get_ident()
         try:
             yield tensors
         finally:
+            self._holder = None
             self._runner.run(lambda _: access.__aexit__(None, None, None))
 
     @overload

@@ -6,6 +6,7 @@ import logging
 import math
 from dataclasses import dataclass, field
 
+from swarmcli.averaging.checks import check_numbers, check_text
 from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.compression import CompressionBase, NoCompression
 
@@ -32,6 +33,9 @@ class MatchmakingOptions:
 
     def __post_init__(self) -> None:
         size, least = self.target_group_size, self.min_group_size
+        check_numbers(min_group_size=least, min_matchmaking_time=self.min_matchmaking_time)
+        check_numbers(request_timeout=self.request_timeout, standing_grace=self.standing_grace)
+        check_numbers(optional=True, target_group_size=size)
         _check(least >= 1, "min_group_size", least, "at least 1")
         _check(size is None or size >= max(least, 2), "target_group_size", size, f"None or at least {max(least, 2)}")
         for name in ("min_matchmaking_time", "request_timeout", "standing_grace"):
@@ -63,6 +67,10 @@ class AveragerConfig:
     declare_state_period: float = 30.0  # seconds between two repetitions of the offer to share
 
     def __post_init__(self) -> None:
+        check_text(prefix=self.prefix, initial_group_bits=self.initial_group_bits)
+        check_numbers(averaging_alpha=self.averaging_alpha, min_vector_size=self.min_vector_size)
+        check_numbers(declare_state_period=self.declare_state_period)
+        check_numbers(optional=True, bandwidth=self.bandwidth)
         _check(0 < len(self.prefix) <= MAX_PREFIX, "prefix", self.prefix, f"a text of 1 to {MAX_PREFIX} characters")
         check_group_bits(self.initial_group_bits)
         _check(0 < self.averaging_alpha <= 1, "averaging_alpha", self.averaging_alpha, "above 0 and at most 1")

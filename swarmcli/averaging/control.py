@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.group import MAX_TAG_BYTES, Group
 from swarmcli.averaging.meeting import check_terms
 from swarmcli.averaging.reducer import MAX_WEIGHT, MIN_WEIGHT
@@ -48,8 +49,10 @@ class RoundRequest:
     def __post_init__(self) -> None:
         check_weight(self.weight)
         for name, value in (("timeout", self.timeout), ("target", self.target)):
+            check_numbers(optional=True, **{name: value})
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be None or a positive number, got {value!r}")
+        check_numbers(optional=True, scheduled_time=self.scheduled_time)
         if self.scheduled_time is not None and not math.isfinite(self.scheduled_time):
             raise ValueError(f"scheduled_time must be a swarm time, got {self.scheduled_time!r}")
         if len(self.tag) > MAX_TAG_BYTES:
@@ -275,6 +278,7 @@ class StepControl:
 
 
 def check_weight(weight: float) -> None:
-    """Raises ValueError unless reducers accept this weight."""
+    """Raises TypeError or ValueError unless reducers accept this weight."""
+    check_numbers(weight=weight)
     if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight!r}")

@@ -276,6 +276,8 @@ class AveragerCore:
                     tensor.lerp_(average.to(tensor.device), alpha)
 
     def _describe(self, group: Group, result: AllreduceResult, chronicle: Chronicle) -> RoundResult:
+        if (why := result.left_out.get(self.node.peer_id)) is not None:
+            logger.warning("the tensors of this peer are not in the average of %r: %s", self.config.prefix, why)
         gathered = {member.peer_id: self._decode_gathered(member.peer_id, member.gathered) for member in group.members}
         return RoundResult(
             group=group,

@@ -6,6 +6,7 @@ import logging
 import math
 from dataclasses import dataclass, replace
 
+from swarmcli.averaging.checks import check_numbers
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 
 logger = logging.getLogger(__name__)
@@ -40,10 +41,12 @@ class AllreduceOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.compression, CompressionBase):
             raise TypeError(f"compression must be a codec such as Float16Compression(), got {self.compression!r}")
+        check_numbers(part_size_bytes=self.part_size_bytes)
         if not 0 < self.part_size_bytes <= MAX_PART_BYTES:
             raise ValueError(f"part_size_bytes must be 1 to {MAX_PART_BYTES}, got {self.part_size_bytes}")
         for name in ("allreduce_timeout", "sender_timeout", "reducer_timeout"):
             value = getattr(self, name)
+            check_numbers(optional=True, **{name: value})
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be a positive number of seconds or None, got {value}")
         if self.sender_timeout and self.reducer_timeout and self.reducer_timeout <= self.sender_timeout:

@@ -77,4 +77,4 @@ class Conflicts:
         keys, peers = max(elders.items(), key=lambda item: len(item[1]), default=((), []))
         if len(peers) >= enough:
             names = ", ".join(peer.short for peer in peers)
-            raise FingerprintError(f"refused by {names}: the recipe differs in {', '.join(keys)}", keys)
+            raise FingerprintError(f"refused by {names}: what must agree differs in {', '.join(keys)}", keys)

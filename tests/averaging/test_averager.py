@@ -76,6 +76,47 @@ def test_daemon_false_keeps_the_process_until_shutdown(daemon: bool, words: str)
         assert process.wait(60) == 0
 
 
+def test_tensors_that_cannot_be_averaged_in_place_are_refused_at_once() -> None:
+    dht, zeros = DHT(start=False), torch.zeros(4)
+    for tensors, error, words in [
+        ([zeros, zeros], ValueError, r"averaged_tensors\[0\] and \[1\] share memory"),
+        ([torch.zeros(2), zeros[1:], zeros[:3]], ValueError, r"\[1\] and \[2\] share memory"),
+        ([torch.zeros(1).expand(4)], ValueError, r"\[0\] is expanded"),
+        (zeros, TypeError, "put it in a list"),
+        ([zeros, [1.0]], TypeError, r"averaged_tensors\[1\] must be a tensor, got list"),
+    ]:
+        with pytest.raises(error, match=words):
+            DecentralizedAverager(tensors, dht, start=False, prefix="x")  # type: ignore[arg-type]
+    DecentralizedAverager([zeros[:2], zeros[2:], torch.zeros(0), torch.ones(3, 2).T], dht, start=False, prefix="x")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target_group_size": "a"}, "target_group_size must be a number or None, got 'a'"),
+        ({"initial_group_bits": 3}, "initial_group_bits must be a text, got 3"),
+        ({"min_matchmaking_time": "5"}, "min_matchmaking_time must be a number, got '5'"),
+        ({"bandwidth": "fast"}, "bandwidth must be a number or None, got 'fast'"),
+        ({"averaging_alpha": "a"}, "averaging_alpha must be a number, got 'a'"),
+        ({"next_chunk_timeout": "1"}, "sender_timeout must be a number or None, got '1'"),
+        ({"compression": "float16"}, "compression must be a codec"),
+        ({"shutdown_timeout": None}, "shutdown_timeout must be a number, got None"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_by_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        DecentralizedAverager([torch.zeros(4)], DHT(start=False), start=False, prefix="x", **options)
+
+
+def test_a_round_that_would_wait_for_its_own_thread_or_for_a_dead_table_is_refused() -> None:
+    with swarm(1) as (averager,):
+        with averager.get_tensors(), pytest.raises(RuntimeError, match="leave get_tensors"):
+            averager.step(timeout=1)
+        averager.dht.shutdown()
+        with pytest.raises(RuntimeError, match="has been shut down"):
+            averager.step(timeout=1)
+
+
 def test_three_peers_one_of_them_behind_a_firewall() -> None:
     with swarm(3, clients=1) as averagers:
         heard: list[RoundFinished] = []
