@@ -11,14 +11,14 @@ from typing import Any, Literal, overload
 
 import torch
 
+from swarmcli.averaging.allreduce.layout import Layout
+from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.checks import check_numbers, check_tensors
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
-from swarmcli.averaging.layout import Layout
-from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.averaging.shell import CoreRunner
-from swarmcli.averaging.snapshot import copied
+from swarmcli.averaging.state.snapshot import copied
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht import DHT
 from swarmcli.errors import AveragingError, StateDownloadError

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from swarmcli.averaging.allreduce.reducer import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.group import MAX_TAG_BYTES, Group
-from swarmcli.averaging.meeting import check_terms
-from swarmcli.averaging.reducer import MAX_WEIGHT, MIN_WEIGHT
+from swarmcli.averaging.matchmaking.meeting import check_terms
 from swarmcli.clock import Clock
 from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import SwarmFuture

@@ -11,19 +11,19 @@ from typing import Any, TypeAlias
 import msgspec
 import torch
 
-from swarmcli.averaging.allreduce import Allreduce, AllreduceResult
-from swarmcli.averaging.archive import RoundArchive
+from swarmcli.averaging.allreduce.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.allreduce.layout import Layout, compression_term
+from swarmcli.averaging.allreduce.leaving import decline, note_absence
+from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.chronicle import Chronicle
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
-from swarmcli.averaging.download import DownloadedState
-from swarmcli.averaging.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
-from swarmcli.averaging.layout import Layout, compression_term
-from swarmcli.averaging.leaving import decline, note_absence
-from swarmcli.averaging.service import AllreduceService
-from swarmcli.averaging.sharing import StateOffer, StateSharing
-from swarmcli.averaging.snapshot import Snapshot, copied
+from swarmcli.averaging.matchmaking.finder import GroupFinder
+from swarmcli.averaging.state.archive import RoundArchive
+from swarmcli.averaging.state.download import DownloadedState
+from swarmcli.averaging.state.sharing import StateOffer, StateSharing
+from swarmcli.averaging.state.snapshot import Snapshot, copied
 from swarmcli.averaging.tasks import on_executor
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError

@@ -18,7 +18,7 @@ from swarmcli.cli.live import LiveView
 from swarmcli.cli.options import claim_home
 from swarmcli.events import Event, Noticed
 from swarmcli.network.address import parse_address
-from swarmcli.optim.report import Role
+from swarmcli.optim.membership.report import Role
 from swarmcli.recipe import load_recipe
 from swarmcli.roles.dashboard import dashboard
 from swarmcli.roles.peer import RunPeer

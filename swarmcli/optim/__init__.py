@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.grad_averager import GradientAverager
+from swarmcli.optim.gradients.grad_averager import GradientAverager
+from swarmcli.optim.membership.report import PeerDescription, PeerReport
 from swarmcli.optim.optimizer import Optimizer
 from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.progress import GlobalTrainingProgress, LocalTrainingProgress
-from swarmcli.optim.progress_tracker import ProgressTracker
-from swarmcli.optim.report import PeerDescription, PeerReport
-from swarmcli.optim.state_averager import TrainingStateAverager
+from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress
+from swarmcli.optim.progress.progress_tracker import ProgressTracker
+from swarmcli.optim.state.state_averager import TrainingStateAverager
 
 __all__ = [
     "AuxiliaryCore",

@@ -11,14 +11,14 @@ import torch
 from swarmcli.averaging import AveragerCore
 from swarmcli.events import EpochAdvanced
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.accumulator import sum_type
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.ledger import Ledger
-from swarmcli.optim.lineage import LINEAGE_BYTES, Claim, Standing, best, next_lineage
-from swarmcli.optim.presence import Presence
-from swarmcli.optim.report import PeerReport, describe
-from swarmcli.optim.standing_group import Committed, Outcome, StandingGroup, Undecided
-from swarmcli.optim.tracker import ProgressTrackerCore
+from swarmcli.optim.gradients.accumulator import sum_type
+from swarmcli.optim.membership.ledger import Ledger
+from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, best, next_lineage
+from swarmcli.optim.membership.presence import Presence
+from swarmcli.optim.membership.report import PeerReport, describe
+from swarmcli.optim.membership.standing_group import Committed, Outcome, StandingGroup, Undecided
+from swarmcli.optim.progress.tracker import ProgressTrackerCore
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swarmcli.optim.progress import RefreshOptions
-from swarmcli.optim.report import PeerDescription
+from swarmcli.optim.membership.report import PeerDescription
+from swarmcli.optim.progress.progress import RefreshOptions
 
 
 @dataclass(frozen=True, slots=True)

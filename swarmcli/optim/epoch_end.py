@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.ledger import Ledger
-from swarmcli.optim.lineage import solitary_round_id
-from swarmcli.optim.presence import Presence
-from swarmcli.optim.replica import Replica
-from swarmcli.optim.standing_group import Committed, Failed, Outcome, StandingGroup, Undecided
+from swarmcli.optim.membership.ledger import Ledger
+from swarmcli.optim.membership.lineage import solitary_round_id
+from swarmcli.optim.membership.presence import Presence
+from swarmcli.optim.membership.standing_group import Committed, Failed, Outcome, StandingGroup, Undecided
+from swarmcli.optim.state.replica import Replica
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore

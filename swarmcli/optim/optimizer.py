@@ -13,11 +13,11 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import LoopThread
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.membership.report import PeerDescription, PeerReport
 from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
-from swarmcli.optim.report import PeerDescription, PeerReport
+from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
 from swarmcli.optim.setup import averager_config, make_optimizer, make_scheduler
-from swarmcli.optim.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
+from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig

@@ -18,17 +18,17 @@ from swarmcli.events import EpochAdvanced
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch_end import LAST_CALL, LOOK_AROUND, SynchronousEnd
-from swarmcli.optim.following import LineageFollower
-from swarmcli.optim.ledger import Ledger
-from swarmcli.optim.lineage import Standing
-from swarmcli.optim.presence import Presence
-from swarmcli.optim.replaying import Replayer
-from swarmcli.optim.replica import Replica
-from swarmcli.optim.report import PeerReport, Phase, describe
-from swarmcli.optim.standing_group import Committed, StandingGroup
-from swarmcli.optim.state_exchange import StateExchange
-from swarmcli.optim.tracker import ProgressTrackerCore
-from swarmcli.optim.training_state import Scheduler, TrainingState
+from swarmcli.optim.membership.following import LineageFollower
+from swarmcli.optim.membership.ledger import Ledger
+from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.membership.presence import Presence
+from swarmcli.optim.membership.replaying import Replayer
+from swarmcli.optim.membership.report import PeerReport, Phase, describe
+from swarmcli.optim.membership.standing_group import Committed, StandingGroup
+from swarmcli.optim.membership.state_exchange import StateExchange
+from swarmcli.optim.progress.tracker import ProgressTrackerCore
+from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.training_state import Scheduler, TrainingState
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig

@@ -9,7 +9,7 @@ import torch
 
 from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
+from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
 # What averager_opts may hold, by the component that it is for.
 _AVERAGER_OPTIONS = (

@@ -16,7 +16,7 @@ from swarmcli.events import Event, Events
 from swarmcli.journal import Journal, RunDescription
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import Optimizer, PeerDescription
-from swarmcli.optim.report import Role
+from swarmcli.optim.membership.report import Role
 from swarmcli.recipe import Recipe
 from swarmcli.roles.admission import Admission
 from swarmcli.roles.home import Home

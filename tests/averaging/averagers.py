@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
-from swarmcli.averaging.patience import AllreduceOptions
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError

@@ -8,15 +8,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmcli.averaging.ballots import majority
+from swarmcli.averaging.agreement.ballots import majority
+from swarmcli.averaging.allreduce.leaving import decline
+from swarmcli.averaging.allreduce.patience import AllreduceOptions
+from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.leaving import decline
-from swarmcli.averaging.patience import AllreduceOptions
-from swarmcli.averaging.results import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, PeerID
-
-from .rounds import Kind, Outcome, Swarm
+from tests.averaging.rounds import Kind, Outcome, Swarm
 
 BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases
 CALLS = ("vote", "propose", "prepare", "repair", "outcome", "presence", "absence", "holdings")

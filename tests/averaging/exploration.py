@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from typing import Any, TypeAlias
 
-from swarmcli.averaging.ballots import (
+from swarmcli.averaging.agreement.ballots import (
     LEADER,
     Acceptor,
     Blocked,
@@ -35,7 +35,7 @@ from swarmcli.averaging.ballots import (
     blocking,
     majority,
 )
-from swarmcli.averaging.outcome import Aborted, Committed
+from swarmcli.averaging.agreement.outcome import Aborted, Committed
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.agreement import Agreement
-from swarmcli.averaging.copying import Copier
-from swarmcli.averaging.mates import Mates
-from swarmcli.averaging.patience import AllreduceOptions
-from swarmcli.averaging.results import AllreduceResult
-from swarmcli.averaging.votes import RoundVotes
+from swarmcli.averaging.agreement.agreement import Agreement
+from swarmcli.averaging.agreement.mates import Mates
+from swarmcli.averaging.agreement.votes import RoundVotes
+from swarmcli.averaging.allreduce.copying import Copier
+from swarmcli.averaging.allreduce.patience import AllreduceOptions
+from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.errors import RoundUndecided
 from swarmcli.network import virtual_time
-
-from .rounds import Kind, Outcome, Swarm
+from tests.averaging.rounds import Kind, Outcome, Swarm
 
 BANDWIDTH = 60_000.0  # bytes per second: streams take their time, so that steps differ
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, StepControl
-from swarmcli.averaging.finder import GroupFinder
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError

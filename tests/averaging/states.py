@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from swarmcli.averaging.donor import StateDonor
-from swarmcli.averaging.download import DownloadedState, download_state
-from swarmcli.averaging.snapshot import PinnedState, Snapshot
+from swarmcli.averaging.state.donor import StateDonor
+from swarmcli.averaging.state.download import DownloadedState, download_state
+from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
 from swarmcli.events import Event, Events
 from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID
 

@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from swarmcli.averaging.candidates import Candidate, Roll, search_id
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.matchmaking import Search
-from swarmcli.averaging.meeting import Answer, Joining, Reply
-from swarmcli.averaging.moves import Goal
+from swarmcli.averaging.matchmaking.candidates import Candidate, Roll, search_id
+from swarmcli.averaging.matchmaking.matchmaking import Search
+from swarmcli.averaging.matchmaking.meeting import Answer, Joining, Reply
+from swarmcli.averaging.matchmaking.moves import Goal
 from swarmcli.network.identity import PeerID
 
 FIRST_PAUSE, LAST_PAUSE = 0.1, 3.0  # between reads of the board; each is twice as long as the one before

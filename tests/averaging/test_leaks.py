@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from swarmcli.averaging.allreduce import Allreduce
+from swarmcli.averaging.allreduce.allreduce import Allreduce
+from swarmcli.averaging.allreduce.leaving import decline
+from swarmcli.averaging.allreduce.partition import reducing_shares
+from swarmcli.averaging.allreduce.patience import AllreduceOptions
+from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.leaving import decline
-from swarmcli.averaging.partition import reducing_shares
-from swarmcli.averaging.patience import AllreduceOptions
-from swarmcli.averaging.service import AllreduceService
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.tcp import TCPTransport

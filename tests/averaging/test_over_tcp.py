@@ -6,13 +6,13 @@ import asyncio
 
 import torch
 
-from swarmcli.averaging.allreduce import Allreduce
-from swarmcli.averaging.donor import StateDonor
-from swarmcli.averaging.download import download_state
+from swarmcli.averaging.allreduce.allreduce import Allreduce
+from swarmcli.averaging.allreduce.partition import reducing_shares
+from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.partition import reducing_shares
-from swarmcli.averaging.service import AllreduceService
-from swarmcli.averaging.snapshot import Snapshot
+from swarmcli.averaging.state.donor import StateDonor
+from swarmcli.averaging.state.download import download_state
+from swarmcli.averaging.state.snapshot import Snapshot
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.tcp import TCPTransport
 

@@ -16,8 +16,8 @@ from swarmcli.network.memory import MemoryNetwork
 from swarmcli.network.rpc import Endpoint
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.membership.report import PeerDescription, Role
 from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.report import PeerDescription, Role
 from swarmcli.optim.setup import averager_config
 
 FEATURES = 6

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from swarmcli.network import virtual_time
-
-from .optim_swarm import TARGET, Swarm, adamw, digests, momentum, reference, together
+from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, momentum, reference, together
 
 EPOCHS = 20
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}

@@ -13,8 +13,7 @@ from swarmcli.dht import DHT
 from swarmcli.errors import OptimizerError
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.setup import make_optimizer, make_scheduler
-
-from .shells import at_once, dhts
+from tests.optim.shells import at_once, dhts
 
 TARGET = 16
 

@@ -8,8 +8,7 @@ import torch
 from swarmcli.errors import FingerprintError
 from swarmcli.events import EpochAdvanced, StateDownloaded
 from swarmcli.network import virtual_time
-
-from .optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
+from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
 
 
 def test_a_step_that_only_accumulates_waits_for_no_one() -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 from swarmcli.events import Events, PeerSeen
 from swarmcli.journal import ReportRecord
 from swarmcli.network.identity import Identity
-from swarmcli.optim.report import ReportedLoss
+from swarmcli.optim.membership.report import ReportedLoss
 from swarmcli.roles.watch import RunWatch
 
 TRAINER = Identity.from_seed(1).peer_id

@@ -1,0 +1,1 @@
+"""How a round gets one outcome: single-decree Paxos, first without I/O, then on the network."""

@@ -1,0 +1,1 @@
+"""How a group averages: parts, reducers, patience, and what happens when somebody is lost in the middle."""

@@ -1,0 +1,1 @@
+"""How peers that want to average find each other and agree on a group."""

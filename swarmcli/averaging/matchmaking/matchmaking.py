@@ -1,0 +1,357 @@
+"""How one peer finds its group: every decision, and no input or output.
+
+A search hears what happened (`on_…`) and says what to do next (`moves`). Whoever drives it declares the peer, reads
+the declarations of others, carries messages, and asks again for moves whenever something happened or the time named
+by the last moves has come. All times are those of the loop.
+
+    looking ──ask up the ranks──▶ following a leader ──its group begins──▶ done
+       │  ▲                              │
+       │  └──── leader gone or silent ◀──┘
+       └──nobody ranks before──▶ leading (invites down the ranks) ──complete, full or time up──▶ done
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.matchmaking.asking import Asking
+from swarmcli.averaging.matchmaking.candidates import (
+    Candidate,
+    Entry,
+    Plan,
+    Roll,
+    leader_of_the_rest,
+    make_plan,
+    rank_of,
+)
+from swarmcli.averaging.matchmaking.gathering import Gathering
+from swarmcli.averaging.matchmaking.inviting import expected_followers, hope, invite
+from swarmcli.averaging.matchmaking.meeting import MAX_GONE, Answer, Joining, Reply
+from swarmcli.averaging.matchmaking.moves import Goal, Moves
+from swarmcli.averaging.matchmaking.settling import Settling
+from swarmcli.network.identity import PeerID
+
+LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
+BELIEF = 2.0  # seconds that "I follow somebody else" or "my group is full" is believed
+OVERDUE = 0.75  # seconds after the end of the time at which a leader that could have begun must have
+MAX_RENEWALS = 3  # times that a leader with too few members keeps its followers for another try
+TICK = 1.0  # seconds between looks at the clock when nothing happens
+
+
+class Search:
+    """One peer's search for one group. `leader` is whom it follows; None while it looks or leads."""
+
+    def __init__(
+        self,
+        me: Candidate,
+        roll: Roll,
+        options: MatchmakingOptions,
+        goal: Goal,
+        *,
+        now: float,
+        connected: Callable[[PeerID], bool],
+    ) -> None:
+        self.me = me
+        self.rank = rank_of(me)
+        self.roll = roll
+        self.options = options
+        self.keep_looking = goal.keep_looking
+        self.gathering = Gathering(
+            options, now=now, opens_at=goal.opens_at, target=goal.target, crew=goal.crew - {me.peer_id}
+        )
+        self.leader: Candidate | None = None
+        self.begun = False
+        self.asking = Asking()
+        self.settling = Settling(options, now)
+        self._connected = connected
+        self._redirects: list[PeerID] = []
+        self._leaves: list[PeerID] = []
+        self._mates: tuple[PeerID, ...] = ()  # of the group that has begun, as far as they are known
+        self._leader_until = math.inf  # the leader is silent if nothing is heard by then
+        self._leader_has = 1  # members in its group, as it last said
+        self._renewals = 0  # how often its time was up with too few members
+
+    # What others say
+
+    def learn(self, candidate: Candidate, now: float, *, direct: bool = False) -> None:
+        """Somebody looks for a group: said by himself (`direct`), by the declarations or by a third peer."""
+        if self.roll.learn(candidate, now, LIFETIME, direct=direct):
+            self.settling.news(now)
+
+    def on_read(self, now: float, duration: float) -> None:
+        """The declarations were read; it took `duration` seconds to declare and read."""
+        self.settling.on_read(now, duration)
+
+    def on_join(self, candidate: Candidate, joining: Joining, now: float) -> Answer:
+        """A peer asks to follow this one."""
+        self.learn(candidate, now, direct=True)
+        peer = candidate.peer_id
+        if self.begun:
+            return Answer("begun", gone=self._mates[:MAX_GONE])
+        if rank_of(candidate) < self.rank and not (joining.stranded and self._takes_in(peer)):
+            return Answer("outranked", self.me)
+        if self.leader is not None:
+            return Answer("follow", self.me, self.leader)
+        if not self.me.listening:
+            return Answer("cannot_lead", self.me)
+        if peer not in self.gathering.followers:
+            if self.gathering.is_full:
+                return Answer(
+                    "full", self.me, leader_of_the_rest(self.roll, self.gathering.followers, self.options, peer, now)
+                )
+            if self.options.target_group_size is not None:
+                self.settling.news(now)  # whoever was turned away elsewhere gets the time to find this group
+        self.gathering.add(candidate, joining, now)
+        return Answer("accepted", self.me, patience=self.gathering.patience)
+
+    def _takes_in(self, peer: PeerID) -> bool:
+        """Whether a stranded peer may come though it ranks before: only to one that leads others, and not to one
+        that asks it in turn, so that no two follow each other."""
+        return self.leader is None and bool(self.gathering.followers) and peer not in self.asking.since
+
+    def on_invitation(self, sender: Candidate, to: Candidate, now: float) -> Reply:
+        """A peer names a leader to ask: itself, or the one that it follows now together with its followers."""
+        self.learn(sender, now, direct=True)
+        self.learn(to, now, direct=to.peer_id == sender.peer_id)
+        if self.begun:
+            return Reply("begun")
+        lost = self.roll.is_out_of_reach(to.peer_id, now)
+        if not lost:
+            self.roll.names_leader(sender.peer_id, to.peer_id, now + BELIEF)
+        if to.peer_id != sender.peer_id:
+            if self.leader is not None and self.leader.peer_id == sender.peer_id:
+                self.leader = None
+            self.asking.answered(sender.peer_id)  # its answer, if one is under way, is out of date
+        if self.leader is not None:
+            return Reply("following", self.me, self.leader)
+        if rank_of(to) > self.rank:
+            return Reply("outranked", self.me)
+        if not lost:
+            self.asking.named = to.peer_id
+        return Reply("coming", self.me)
+
+    def on_progress(self, peer: PeerID, progress: float) -> bool:
+        """A follower's cumulative progress. Returns whether it is a follower."""
+        return self.gathering.report(peer, progress)
+
+    def on_heartbeat(self, peer: PeerID, search: bytes, patience: float, now: float, *, members: int = 1) -> bool:
+        """The leader of so many members lives and will be heard again within `patience` seconds. Returns whether it
+        is followed."""
+        if self.leader is None and peer in self.asking.since:
+            return True  # it has overtaken the answer to the request to join
+        if self.leader is None or (self.leader.peer_id, self.leader.search) != (peer, search):
+            return False
+        self._leader_until = now + patience
+        self._leader_has = members
+        return True
+
+    def on_begin(self, peer: PeerID, search: bytes, mates: Iterable[PeerID] = ()) -> bool:
+        """A leader says that its group begins, with this peer's `search` in it. Returns whether that is so."""
+        # The message may overtake the answer to the request to join.
+        awaited = self.asking.since if self.leader is None else (self.leader.peer_id,)
+        if self.begun or peer not in awaited or search != self.me.search:
+            return False
+        self._begin(mates)
+        return True
+
+    def _begin(self, mates: Iterable[PeerID]) -> None:
+        self.begun, self._mates = True, tuple(mates)
+
+    def reopen(self, why: str, now: float) -> bool:
+        """The group that was to begin cannot, for want of a reducer. Returns whether to wait for one to come."""
+        if self.gathering.target is not None or now >= self.gathering.close_at:
+            return False
+        self.begun, self.gathering.blocked = False, why
+        return True
+
+    def on_leave(self, peer: PeerID, search: bytes, now: float) -> None:
+        """A follower went, or the leader gave its group up: that search of it no longer counts on this peer."""
+        self.roll.heard(peer)
+        self.gathering.remove(peer, search)
+        if self.leader is not None and (self.leader.peer_id, self.leader.search) == (peer, search):
+            self.on_parted(peer, now)
+
+    def on_parted(self, peer: PeerID, now: float) -> None:
+        """The leader does not know this peer as its follower, or not any more; it may be asked again."""
+        if self.leader is not None and self.leader.peer_id == peer:
+            self.leader = None
+            self.settling.news(now)
+
+    def on_lost(self, peer: PeerID, now: float) -> None:
+        """The connection to this peer is gone, or it does not answer."""
+        self.gathering.remove(peer)
+        self.gathering.absent.discard(peer)
+        self.roll.fail(peer, now, 2 * self.options.request_timeout)
+        self.on_parted(peer, now)
+
+    # How own requests ended
+
+    def on_answer(self, peer: PeerID, answer: Answer, now: float) -> None:
+        """The asked peer answered."""
+        awaited = self.asking.answered(peer)
+        self._learn_from(peer, answer.candidate, answer.to, now)
+        if answer.verdict != "accepted":
+            self.on_parted(peer, now)  # an acceptance that this peer had believed was out of date
+        match answer.verdict:
+            case "accepted" if answer.candidate is not None:
+                if awaited and not self.begun and self.leader is None:
+                    self._follow(answer.candidate, now, answer.patience)
+                else:
+                    self._leaves.append(peer)
+            case "follow" if answer.to is not None and answer.to.peer_id != self.me.peer_id:
+                if not (self._doubts(answer.to.peer_id, now) and self.asking.again(peer, now)):
+                    self.roll.names_leader(peer, answer.to.peer_id, now + BELIEF)
+            case "full":
+                self.asking.is_full(peer, now + BELIEF)
+                self.asking.named = answer.to.peer_id if answer.to is not None else None
+            case "begun":
+                self.roll.finish(peer)
+                if self.me.peer_id not in answer.gone:
+                    self.roll.pass_over(answer.gone, now + BELIEF)
+                # Otherwise the leader was lost before it had told everyone, and those who have not heard either are
+                # whom to look for now.
+            case "outranked":
+                if answer.candidate is not None and rank_of(answer.candidate) > self.rank:
+                    self.asking.is_full(peer, now + BELIEF)  # it takes in nobody who is stranded
+            case _:
+                self.roll.pass_over([peer], now + BELIEF)
+
+    def on_refused(self, peer: PeerID) -> None:
+        """The asked or invited peer has other terms, or looks for nothing: it is out until it begins anew."""
+        self.asking.answered(peer)
+        self.gathering.remove(peer)
+        self.roll.finish(peer)
+
+    def on_no_answer(self, peer: PeerID, now: float) -> None:
+        """The asked or invited peer could not be reached or was silent for too long."""
+        self.asking.answered(peer)
+        self.on_lost(peer, now)
+
+    def on_reply(self, peer: PeerID, reply: Reply, now: float) -> None:
+        """The invited peer answered."""
+        self._learn_from(peer, reply.candidate, reply.to, now)
+        if reply.verdict == "begun":
+            self.gathering.absent.discard(peer)
+            self.roll.finish(peer)
+        elif reply.verdict == "coming" and peer in self.roll.entries:
+            self.roll.entries[peer].coming_until = now + self.options.request_timeout / 2
+        elif reply.verdict == "following" and reply.to is not None:
+            if reply.to.peer_id != self.me.peer_id:
+                self.roll.names_leader(peer, reply.to.peer_id, now + BELIEF)
+            elif peer not in self.gathering.followers:
+                self._leaves.append(peer)  # it was given up here, and has to ask again
+
+    def _doubts(self, leader: PeerID, now: float) -> bool:
+        """Whether a leader that somebody names is silent or unreachable, as seen from here."""
+        return leader in self.asking.since or self.roll.is_out_of_reach(leader, now)
+
+    def _learn_from(self, peer: PeerID, own: Candidate | None, to: Candidate | None, now: float) -> None:
+        if own is not None and own.peer_id == peer:
+            self.learn(own, now, direct=True)
+        if to is not None:
+            self.learn(to, now)
+
+    def _follow(self, leader: Candidate, now: float, patience: float) -> None:
+        self.leader = leader
+        self._leader_until = now + patience
+        self._leader_has, self._renewals = 1, 0
+        self.asking.forget_loyalty()
+        self._redirects += self.gathering.clear()
+
+    # What to do next
+
+    def moves(self, now: float) -> Moves:
+        """The next steps. They count as taken: an asked peer is not named again before its answer."""
+        moves = Moves(wake_at=now + TICK)
+        if self.begun:
+            return moves
+        self.roll.drop_expired(now)
+        moves.wake_at = min(moves.wake_at, self.roll.next_change(now))
+        if self.leader is not None:
+            self._watch_leader(self.leader.peer_id, now, moves)
+        if self.leader is None:
+            self._seek(now, moves)
+        moves.redirect, self._redirects = self._redirects, []
+        moves.leave, self._leaves = self._leaves, []
+        return moves
+
+    def _watch_leader(self, leader: PeerID, now: float, moves: Moves) -> None:
+        until = min(self._leader_until, self._overdue_at(now))
+        moves.wake_at = min(moves.wake_at, until)
+        if now >= until:
+            self._leaves.append(leader)
+            self.on_lost(leader, now)
+
+    def _overdue_at(self, now: float) -> float:
+        """When a leader that sends heartbeats and does not begin has held this peer for too long."""
+        if self.gathering.target is not None:
+            return math.inf
+        too_few = self.keep_looking and self._leader_has < self.options.min_group_size
+        if too_few and now >= self.gathering.close_at and self._renewals < MAX_RENEWALS:
+            self.gathering.renew(now)  # it looks on, and so does this peer
+            self._renewals += 1
+        return self.gathering.close_at + OVERDUE
+
+    def _seek(self, now: float, moves: Moves) -> None:
+        hedged_at = [since + self.settling.hedge for since in self.asking.since.values()]
+        waiting = any(at > now for at in hedged_at)
+        ready_at = self.settling.ready_at if self.asking.named is None else -math.inf
+        plan = self._plan(waiting, now) if now >= ready_at else Plan([], {}, crowded=True)
+        expected = expected_followers(plan, self.roll, self.gathering.followers, now)
+        patience = self.options.request_timeout
+        hopes = [hope(entry, hedge=self.settling.hedge, patience=patience) for entry in expected]
+        missing = any(until > now for until in hopes)
+        if not waiting and now >= ready_at:
+            waiting = self._reach_out(plan, expected, missing, now, moves)
+        decision = self.gathering.decide(
+            now, missing=missing, asking=waiting, settled_at=self.settling.settled_at, keep_looking=self.keep_looking
+        )
+        if decision.begin:
+            self._begin((self.me.peer_id, *self.gathering.followers))
+        moves.begin, moves.give_up = decision.begin, decision.give_up
+        times = (moves.wake_at, decision.wake_at, ready_at, *hopes, *hedged_at)
+        moves.wake_at = min(time for time in times if time > now)
+
+    def _plan(self, waiting: bool, now: float) -> Plan:
+        present = self.roll.present(now)
+        if not waiting:
+            # Whoever is slow to answer may still do so; meanwhile the next in rank is asked.
+            present = [entry for entry in present if entry.candidate.peer_id not in self.asking.since]
+        return make_plan(self.me, self.rank, present, self.options, now)
+
+    def _reach_out(self, plan: Plan, expected: list[Entry], missing: bool, now: float, moves: Moves) -> bool:
+        """Asks somebody, or else invites those who are expected. Returns whether this peer may come to follow."""
+        peer, at = self._whom_to_ask(plan, missing, now)
+        if peer is None:
+            pause = self.options.request_timeout / 2
+            chosen = invite(expected, pause=pause, connected=self._connected, now=now)
+            moves.invite = [entry.candidate for entry in chosen]
+            return False
+        if at > now:
+            moves.wake_at = min(moves.wake_at, at)
+            return True
+        candidate = moves.ask = self.roll.entries[peer].candidate
+        moves.stranded = rank_of(candidate) > self.rank
+        self.asking.ask(peer, now)
+        moves.wake_at = min(moves.wake_at, now + self.settling.hedge)
+        return True
+
+    def _whom_to_ask(self, plan: Plan, missing: bool, now: float) -> tuple[PeerID | None, float]:
+        """The leader that this peer should follow, and when to ask it; None if it should lead, or can only wait."""
+        peer, at = None, now
+        order = [peer for peer in plan.nearest(self.me.peer_id) if peer in self.roll.entries]
+        stands = plan.crowded and 2 * len(self.gathering) > plan.usual_size
+        if self.me.peer_id not in plan.leaders and not stands:
+            named = self.asking.named
+            directed = [named] if named in self.roll.entries and not self._doubts(named, now) else []
+            above = [peer for peer in (*directed, *order) if self.roll.entries[peer].rank < self.rank]
+            peer, at = self.asking.first(above, now)
+        if peer is None and self.options.target_group_size is not None and not missing and not stands:
+            # Stranded: too few have come and nobody else will. A group with room will do, for a peer that is alone
+            # of any rank: nobody follows it who would have to come along.
+            alone = len(self.gathering) == 1
+            doors = [peer for peer in order if alone or self.roll.entries[peer].rank < self.rank]
+            peer, at = self.asking.first(doors, now)
+        return peer, at

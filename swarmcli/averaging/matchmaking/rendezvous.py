@@ -1,0 +1,83 @@
+"""Answers other peers' requests to meet, on behalf of the search that is under way at this peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.matchmaking.meeting import (
+    Answer,
+    Begin,
+    Done,
+    Heartbeat,
+    Invitation,
+    Join,
+    Leave,
+    Progress,
+    Pulse,
+    Reply,
+)
+from swarmcli.averaging.matchmaking.post import method_name
+from swarmcli.averaging.matchmaking.seeking import Seeker
+from swarmcli.errors import CallRefused
+from swarmcli.network.identity import PeerID
+from swarmcli.network.rpc import Endpoint
+
+
+class Rendezvous:
+    """The matchmaking methods of one averager. `seeker` is the search under way, if there is one."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str, parted: Callable[[Group], None]) -> None:
+        """`parted` is called with a group that has begun with this peer in it, which takes no part."""
+        self._parted = parted
+        self.seeker: Seeker | None = None
+        self._endpoint = endpoint
+        self._prefix = prefix
+
+    def start(self) -> None:
+        """Raises ValueError if this endpoint serves an averager of the same prefix already."""
+        self._endpoint.serve(method_name(self._prefix, "join"), Join, self._on_join)
+        self._endpoint.serve(method_name(self._prefix, "invite"), Invitation, self._on_invitation)
+        self._endpoint.serve(method_name(self._prefix, "beat"), Heartbeat, self._on_heartbeat)
+        self._endpoint.serve(method_name(self._prefix, "push"), Progress, self._on_progress)
+        self._endpoint.serve(method_name(self._prefix, "leave"), Leave, self._on_leave)
+        self._endpoint.serve(method_name(self._prefix, "begin"), Begin, self._on_begin)
+
+    def stop(self) -> None:
+        methods = ("join", "invite", "beat", "push", "leave", "begin")
+        self._endpoint.withdraw(*(method_name(self._prefix, method) for method in methods))
+
+    async def _on_join(self, peer: PeerID, message: Join) -> Answer:
+        if message.candidate.peer_id != peer:
+            raise CallRefused("identity", "a peer may only speak for itself")
+        return self._seeker(message.candidate.tag).on_join(peer, message)
+
+    async def _on_invitation(self, peer: PeerID, message: Invitation) -> Reply:
+        if message.sender.peer_id != peer:
+            raise CallRefused("identity", "a peer may only speak for itself")
+        return self._seeker(message.to.tag).on_invitation(message)
+
+    async def _on_heartbeat(self, peer: PeerID, message: Heartbeat) -> Pulse:
+        return self.seeker.on_heartbeat(peer, message) if self.seeker is not None else Pulse(together=False)
+
+    async def _on_progress(self, peer: PeerID, message: Progress) -> Pulse:
+        return self.seeker.on_progress(peer, message) if self.seeker is not None else Pulse(together=False)
+
+    async def _on_leave(self, peer: PeerID, message: Leave) -> Done:
+        if self.seeker is not None:
+            self.seeker.on_leave(peer, message)
+        return Done()
+
+    async def _on_begin(self, peer: PeerID, message: Begin) -> Done:
+        group = Group(message.group)
+        if group.leader != peer:
+            raise CallRefused("identity", "only its leader begins a group")
+        if self.seeker is None or not self.seeker.on_begin(group, message.search):
+            self._parted(group)
+            raise CallRefused("parted", "this peer is not waiting for that group any more")
+        return Done()
+
+    def _seeker(self, tag: bytes) -> Seeker:
+        if self.seeker is None or self.seeker.search.me.tag != tag:
+            raise CallRefused("idle", "this peer is not looking for such a group")
+        return self.seeker

@@ -1,0 +1,1 @@
+"""How peers hand their state and committed rounds to those who need them."""

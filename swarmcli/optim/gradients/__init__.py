@@ -1,0 +1,1 @@
+"""How gradients of many batches become one."""

@@ -1,0 +1,255 @@
+"""Presence: what this peer tells the run about itself, and what it knows of the others.
+
+Records under `{run_id}_peers` are seconds old. Where that matters (am I behind? am I alone?) the peers themselves
+are asked, by the call `{run_id}.standing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from swarmcli.dht.schema import SchemaValidator
+from swarmcli.errors import NetworkError, SwarmError
+from swarmcli.events import PeerSeen
+from swarmcli.network.identity import PeerID
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.transport import PeerInfo
+from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing
+from swarmcli.optim.membership.report import PeerKeys, PeerReport, Phase
+from swarmcli.optim.progress.board import Board
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHTNode
+
+ASKED_AT_ONCE = 16  # one answer usually settles the question
+Surroundings = Literal[
+    "alone",  # nobody on this lineage can be reached
+    "company",  # somebody trains on it
+    "followed",  # nobody does yet, but somebody one epoch behind may be about to take in the same round as this peer
+    "behind",  # somebody trains on a lineage that beats it
+]
+logger = logging.getLogger(__name__)
+
+
+class StandingRequest(msgspec.Struct, frozen=True):
+    """Which lineage do you hold, and have you decided on it?"""
+
+
+class StandingReply(msgspec.Struct, frozen=True):
+    epoch: int
+    samples: int
+    lineage: bytes
+    phase: Phase
+    terms: str
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(Standing(self.epoch, self.samples, self.lineage), settled=self.phase != "joining")
+
+
+class Presence:
+    """Publishes this peer's report when it changes and at half its expiration; reads the others' in the background.
+
+    `describe` makes the report. PeerSeen is emitted for every other peer that appears, changes or leaves.
+    """
+
+    def __init__(
+        self,
+        node: DHTNode,
+        run_id: str,
+        describe: Callable[[], PeerReport],
+        *,
+        expiration: float = 60.0,
+        refresh_period: float = 3.0,
+        answer_timeout: float = 3.0,
+    ) -> None:
+        self._node = node
+        self._endpoint = node.endpoint
+        self._describe = describe
+        self._refresh_period = refresh_period
+        self._answer_timeout = answer_timeout
+        self._method = f"{run_id}.standing"
+        self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
+        self._changed = asyncio.Event()
+        self._tasks = TaskOwner()
+        self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
+        self.others: dict[PeerID, PeerReport] = {}  # as of the last look
+        node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
+
+    async def start(self) -> None:
+        """Declares this peer first and then looks who else is there: of two that start at once, one sees the other."""
+        self._endpoint.serve(self._method, StandingRequest, self._answer)
+        await self._publish()
+        await self.refresh()
+        self._tasks.spawn(self._keep_publishing())
+        self._tasks.spawn(self._keep_reading())
+
+    async def shutdown(self) -> None:
+        """Ends the background work and withdraws the report. Idempotent."""
+        self._endpoint.withdraw(self._method)
+        await self._tasks.close()
+        with contextlib.suppress(SwarmError):  # a record that cannot be withdrawn expires by itself
+            await self._board.withdraw()
+
+    def announce(self) -> None:
+        """The report has changed: it goes out soon."""
+        self._changed.set()
+
+    async def refresh(self) -> Mapping[PeerID, PeerReport]:
+        """Looks who is there now. If the DHT cannot be read, what was known stays."""
+        try:
+            records = await self._board.refresh()
+        except SwarmError as error:
+            logger.warning("the peers' reports were not read: %s", error)
+            return self.others
+        before, self.others = self.others, {p: r for p, r in records.items() if p != self._node.peer_id}
+        for peer, report in self.others.items():
+            self._endpoint.learn(PeerInfo(peer, tuple(report.addresses)))
+            if before.get(peer) != report:
+                self._endpoint.events.emit(_seen(peer, report, left=False))
+        for peer in before.keys() - self.others.keys():
+            self._endpoint.events.emit(_seen(peer, before[peer], left=True))
+        return self.others
+
+    def claims(self) -> list[Claim]:
+        """The lineages that others hold, by their last reports."""
+        return [self.others[peer].claim for peer in self._holders()]
+
+    async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, StandingReply]:
+        """What these peers say right now; who does not answer is missing."""
+        asked = list(peers)
+        answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
+        return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
+
+    async def survey(self) -> dict[PeerID, Claim]:
+        """Asks the holders of the leading lineages, a few at a time, until some of them answer.
+
+        So records of peers that are gone, and claims that nobody stands by, count for nothing.
+        """
+        await self.refresh()
+        holders = self._holders()
+        holders.sort(key=lambda peer: self.others[peer].claim.standing.order, reverse=True)
+        for begin in range(0, len(holders), ASKED_AT_ONCE):
+            answers = await self.ask(holders[begin : begin + ASKED_AT_ONCE])
+            if answers:
+                return {peer: answer.claim for peer, answer in answers.items()}
+        return {}
+
+    async def surroundings(self, standing: Standing) -> Surroundings:
+        """Who is there for a peer at `standing` to average with.
+
+        What matters is where a peer stands now: its report may be some epochs old.
+        """
+        reports = {peer: self.others[peer] for peer in self._holders() if self._endpoint.is_connected(peer)}
+        if _judge(standing, [(r.claim, r.phase) for r in reports.values()]) == "company":
+            return "company"
+        await self.refresh()
+        answers = await self.ask(self.by_convenience(self._holders())[:ASKED_AT_ONCE])
+        return _judge(standing, [(answer.claim, answer.phase) for answer in answers.values()])
+
+    async def anyone_behind(self, epoch: int) -> bool:
+        """Whether a peer that holds a state and can be reached has not come to this epoch yet."""
+        await self.refresh()
+        behind = [peer for peer in self._holders() if self.others[peer].epoch < epoch]
+        answers = await self.ask(behind[:ASKED_AT_ONCE])
+        return any(answer.epoch < epoch for answer in answers.values())
+
+    def distrust(self, lineage: bytes, seconds: float) -> None:
+        """For so long, whoever claims to hold this lineage is taken for a peer that holds nothing."""
+        now = asyncio.get_running_loop().time()
+        self._distrusted = {each: until for each, until in self._distrusted.items() if until > now}
+        self._distrusted[lineage] = now + seconds
+
+    def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
+        """In the order in which they are best asked for a state: near ones first, and those with time to answer."""
+
+        def cost(peer: PeerID) -> tuple[bool, bool, float]:
+            report, round_trip = self.others.get(peer), self._endpoint.round_trip(peer)
+            busy = report is None or report.phase == "training"
+            return not self._endpoint.is_connected(peer), busy, round_trip if round_trip is not None else 1.0
+
+        return sorted(peers, key=cost)
+
+    def _holders(self) -> list[PeerID]:
+        """The peers of this run, and with its fingerprint, that hold a state and are believed to."""
+        terms = self._describe().terms
+        return [
+            peer
+            for peer, report in self.others.items()
+            if report.holds_state and report.terms == terms and self._trusts(bytes.fromhex(report.lineage))
+        ]
+
+    def _trusts(self, lineage: bytes) -> bool:
+        return self._distrusted.get(lineage, 0.0) <= asyncio.get_running_loop().time()
+
+    async def _ask(self, peer: PeerID) -> StandingReply | None:
+        try:
+            reply = await self._endpoint.call(
+                peer, self._method, StandingRequest(), StandingReply, timeout=self._answer_timeout
+            )
+        except NetworkError as error:
+            logger.debug("%s did not say where it stands: %s", peer.short, error)
+            return None
+        malformed = len(reply.lineage) != LINEAGE_BYTES or min(reply.epoch, reply.samples) < 0
+        if malformed or reply.terms != self._describe().terms or not self._trusts(reply.lineage):
+            return None
+        return reply
+
+    async def _answer(self, peer: PeerID, request: StandingRequest) -> StandingReply:
+        report = self._describe()
+        return StandingReply(
+            report.epoch, report.samples_seen, bytes.fromhex(report.lineage), report.phase, report.terms
+        )
+
+    async def _publish(self) -> None:
+        self._changed.clear()
+        try:
+            await self._board.publish(self._describe())
+        except SwarmError as error:
+            logger.warning("this peer's report was not stored: %s", error)
+
+    async def _keep_publishing(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._board.expiration / 2):
+                    await self._changed.wait()
+            await self._publish()
+
+    async def _keep_reading(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_period)
+            await self.refresh()
+
+
+def _judge(standing: Standing, others: Sequence[tuple[Claim, Phase]]) -> Surroundings:
+    if any(claim.settled and claim.standing.beats(standing) for claim, _ in others):
+        return "behind"
+    # Whoever has not settled yet may take its time with that, or end up elsewhere.
+    if any(
+        claim.standing.lineage == standing.lineage and phase in ("training", "following") for claim, phase in others
+    ):
+        return "company"
+    if any(
+        claim.standing.epoch == standing.epoch - 1 and phase in ("training", "following") for claim, phase in others
+    ):
+        return "followed"
+    return "alone"
+
+
+def _seen(peer: PeerID, report: PeerReport, *, left: bool) -> PeerSeen:
+    return PeerSeen(
+        peer=peer.text,
+        name=report.name,
+        role=report.role,
+        epoch=report.epoch,
+        samples=report.samples,
+        samples_per_second=report.samples_per_second,
+        client_mode=report.client_mode,
+        left=left,
+    )

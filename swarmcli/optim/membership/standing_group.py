@@ -1,0 +1,202 @@
+"""The group in which a peer will end its epoch: formed while the epoch is computed, standing until it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from swarmcli.averaging import RoundRequest
+from swarmcli.errors import AveragingError, FingerprintError, RoundUndecided
+from swarmcli.network.identity import PeerID
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.membership.lineage import Standing
+
+if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerCore, StepControl
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0  # seconds between a group that fell apart and the next try
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Every member of the round's lineage now steps with the average."""
+
+    round_id: bytes
+    samples: int  # in the average, by everyone
+    contributors: tuple[PeerID, ...]
+    left_out: Mapping[PeerID, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Nobody steps; what was accumulated is still good for the next round of the same lineage."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """The others may or may not have stepped; this peer has to look where they stand."""
+
+    reason: str
+
+
+Outcome: TypeAlias = Committed | Failed | Undecided
+
+
+class StandingGroup:
+    """Keeps this peer in a group of its lineage. Progress goes to the group's leader, who says when to begin.
+
+    A group that falls apart is formed again, with growing pauses, until a round commits, this peer loses sight of
+    an outcome (`undecided`), or the group is closed.
+    """
+
+    def __init__(
+        self, averager: AveragerCore, target_batch_size: int, terms: Mapping[str, str], tasks: TaskOwner
+    ) -> None:
+        self._averager = averager
+        self._target = target_batch_size
+        self._terms = terms
+        self._tasks = tasks
+        self._keeper: asyncio.Task[None] | None = None
+        self._control: StepControl | None = None
+        self._ended: asyncio.Future[Outcome] | None = None  # of the control
+        self._begun = asyncio.Event()
+        self._samples = 0
+        self.undecided = ""  # why, once an outcome was lost
+        self.refused: FingerprintError | None = None  # by everyone else in the run
+        self.standing: Standing | None = None  # whose group is kept
+
+    def open(self, standing: Standing) -> None:
+        """Begins to form a group of this lineage, unless one is kept already. The former one must be closed.
+
+        Raises FingerprintError once all others have refused this peer.
+        """
+        if self.refused is not None:
+            raise self.refused
+        if self._keeper is not None:
+            return
+        self.standing, self.undecided, self._samples = standing, "", 0
+        self._keeper = self._tasks.spawn(self._keep(standing))
+
+    async def close(self) -> None:
+        """Leaves the group, if there is one. A round that has begun goes on without this peer."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+        self.standing = None
+        self._begun.clear()
+
+    def report(self, samples: int) -> None:
+        """This peer has so many samples of the epoch by now; the leader learns it in the background."""
+        self._samples = samples
+        if self._control is not None:
+            self._control.report(float(samples))
+
+    @property
+    def begun(self) -> bool:
+        """Whether the round has begun, so that the others wait for this peer's gradients."""
+        return self._begun.is_set()
+
+    async def wait_until_begun(self, timeout: float) -> bool:
+        """Waits at most so long. Raises FingerprintError if all others refuse this peer."""
+        if self.refused is not None:
+            raise self.refused
+        try:
+            async with asyncio.timeout(timeout):
+                await self._begun.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def unless_begun(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What `work` returns; None, and the work is cancelled, if the round begins first."""
+        task = asyncio.get_running_loop().create_task(work)
+        begun = asyncio.get_running_loop().create_task(self._begun.wait())
+        try:
+            await asyncio.wait([task, begun], return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, begun):
+                each.cancel()
+            await asyncio.wait([task, begun])
+
+    async def contribute(self, weight: float) -> Outcome:
+        """Lets the round that has begun use the averager's tensors as they are now; waits for its outcome."""
+        control, ended = self._control, self._ended
+        if control is None or ended is None or not self.begun:
+            return Failed("the group fell apart before it began")
+        control.weight = weight
+        control.allow_allreduce()
+        return await asyncio.shield(ended)
+
+    async def _keep(self, standing: Standing) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                outcome = await self._run_one(standing)
+            except FingerprintError as error:
+                self.refused = error
+                return
+            self._begun.clear()
+            if isinstance(outcome, Undecided):
+                self.undecided = outcome.reason
+            if not isinstance(outcome, Failed):
+                return
+            logger.debug("the group of epoch %d fell apart: %s", standing.epoch, outcome.reason)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _run_one(self, standing: Standing) -> Outcome:
+        request = RoundRequest(
+            tag=standing.lineage,
+            weight=0.0,
+            require_trigger=True,
+            allow_retries=False,
+            target=float(self._target),
+            epoch=standing.epoch,
+            terms=self._terms,
+        )
+        control = self._control = self._averager.begin_round(request)
+        ended = self._ended = asyncio.get_running_loop().create_future()
+        try:
+            control.report(float(self._samples))
+            control.begun.add_done_callback(lambda _: self._has_begun(control))
+            outcome = await _outcome(control)
+            ended.set_result(outcome)
+            return outcome
+        finally:
+            self._control = None
+            control.cancel()  # without effect on one that has ended
+            if not ended.done():
+                ended.set_result(Failed("the group was left"))
+
+    def _has_begun(self, control: StepControl) -> None:
+        if control is self._control and not control.begun.cancelled():
+            self._begun.set()
+
+
+async def _outcome(control: StepControl) -> Outcome:
+    # Not `await control`: cancelling that would cancel its future, and the round behind it would run on.
+    ended = asyncio.Event()
+    control.add_done_callback(lambda _: ended.set())
+    await ended.wait()
+    if control.cancelled():
+        return Failed("the round was cancelled")
+    try:
+        result = control.result(timeout=0)
+    except RoundUndecided as error:
+        return Undecided(str(error))
+    except AveragingError as error:
+        return Failed(str(error))
+    if result.total_weight <= 0:
+        return Failed("nobody in the group had samples")
+    return Committed(
+        result.group.group_id, round(result.total_weight), tuple(result.contributors), dict(result.left_out)
+    )

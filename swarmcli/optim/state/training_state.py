@@ -1,0 +1,242 @@
+"""Everything that a newcomer must hold to go on as the others do: parameters, statistics, scheduler, standing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from swarmcli.averaging.state.snapshot import copied
+from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors
+from swarmcli.optim.state.plain_values import fit, to_plain
+
+MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
+_STATISTIC = "statistic/"
+Parameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
+OptimizerFactory = Callable[[Parameters], torch.optim.Optimizer]
+
+
+class Scheduler(Protocol):
+    """What is asked of a learning rate scheduler; torch's all fit."""
+
+    def step(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class Shaped(Protocol):
+    """A tensor, or the description of one."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+SchedulerFactory = Callable[[torch.optim.Optimizer], Scheduler]
+
+
+@dataclass(frozen=True)
+class CapturedState:
+    """A training state in pieces that travel: tensors by name, all else as plain values."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+    def clone(self) -> CapturedState:
+        """The same with tensors in host memory that later steps do not change."""
+        return CapturedState(self.metadata, copied(self.tensors))
+
+
+class TrainingState:
+    """Parameters, their optimizer and scheduler, extra tensors, and the standing of their lineage.
+
+    The names of the tensors are `parameter/<index>`, `statistic/<index>/<name>` and `extra/<index>`, in the order of
+    the optimizer's parameter groups.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Scheduler | None = None,
+        extra_tensors: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.extra_tensors = tuple(extra_tensors)
+        self.parameters = tuple(p for group in optimizer.param_groups for p in group["params"])
+        self.standing = Standing(0, 0, first_lineage(run_id, self.parameters))
+
+    @property
+    def epoch(self) -> int:
+        return self.standing.epoch
+
+    def digest(self) -> str:
+        """SHA-256 over the parameters, in hexadecimal: equal exactly where they are bit-identical."""
+        return hash_tensors(self.parameters).hex()
+
+    def step(self, round_id: bytes, samples: int) -> None:
+        """One optimizer step with the gradients that the parameters hold now, then the scheduler's; a new standing."""
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.standing = self.standing.after(round_id, samples)
+
+    def capture(self) -> CapturedState:
+        """The state as it is now. Its tensors are the live ones: clone before they may change."""
+        optimizer_state = self.optimizer.state_dict()
+        tensors = {f"parameter/{index}": parameter.detach() for index, parameter in enumerate(self.parameters)}
+        numbers: dict[str, Any] = {}
+        for index, statistics in optimizer_state["state"].items():
+            for name, value in statistics.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"statistic/{index}/{name}"] = value.detach()
+                else:
+                    numbers[f"{index}/{name}"] = to_plain(value)
+        tensors.update({f"extra/{index}": tensor.detach() for index, tensor in enumerate(self.extra_tensors)})
+        metadata = {
+            "epoch": self.standing.epoch,
+            "samples_seen": self.standing.samples,
+            "lineage": self.standing.lineage,
+            "groups": [to_plain(_settings(group)) for group in optimizer_state["param_groups"]],
+            "numbers": numbers,
+            "scheduler": to_plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
+        }
+        return CapturedState(metadata, tensors)
+
+    @torch.no_grad()
+    def restore(self, captured: CapturedState) -> None:
+        """Takes over a state that another peer captured, wholly or (ValueError: it does not fit) not at all."""
+        metadata = captured.metadata
+        standing = read_standing(metadata)
+        self.check_tensors(captured.tensors)
+        statistics = self._gather_statistics(captured)
+        optimizer_state = self.optimizer.state_dict()
+        groups = optimizer_state["param_groups"]
+        fitted = fit([_settings(group) for group in groups], metadata.get("groups"), "groups")
+        schedule = self._fit_schedule(metadata.get("scheduler"))
+
+        for name, own in self._own_tensors().items():
+            own.copy_(captured.tensors[name])
+        merged = [{**group, **new} for group, new in zip(groups, fitted, strict=True)]
+        self.optimizer.load_state_dict({**optimizer_state, "state": statistics, "param_groups": merged})
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(schedule)
+        self.standing = standing
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The optimizer's state_dict, and under "swarm" the scheduler, the standing and a digest of the parameters."""
+        swarm = {
+            "epoch": self.standing.epoch,
+            "samples_seen": self.standing.samples,
+            "lineage": self.standing.lineage.hex(),
+            "parameters": self.digest(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+        }
+        return {**self.optimizer.state_dict(), "swarm": swarm}
+
+    def load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Takes over what `checkpoint` returned, once the parameters of that moment are restored.
+
+        Raises ValueError, and changes nothing, if the parameters are others or the checkpoint is no such thing.
+        """
+        swarm = _mapping(checkpoint, "swarm")
+        if swarm.get("parameters") != self.digest():
+            raise ValueError("the model's parameters are not those of the checkpoint: restore them first")
+        try:
+            lineage = bytes.fromhex(swarm.get("lineage", ""))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"lineage: expected hexadecimal digits, got {swarm.get('lineage')!r:.80}") from error
+        standing = read_standing({**swarm, "lineage": lineage})
+        if (self.scheduler is None) != (swarm.get("scheduler") is None):
+            raise ValueError("either the checkpoint or this optimizer has no scheduler")
+        self.optimizer.load_state_dict({key: value for key, value in checkpoint.items() if key != "swarm"})
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(swarm["scheduler"])
+        self.standing = standing
+
+    def _own_tensors(self) -> dict[str, torch.Tensor]:
+        """Those that every peer of the run holds in the same shapes."""
+        own = {f"parameter/{index}": parameter for index, parameter in enumerate(self.parameters)}
+        return own | {f"extra/{index}": tensor for index, tensor in enumerate(self.extra_tensors)}
+
+    def check_tensors(self, tensors: Mapping[str, Shaped]) -> None:
+        """Raises ValueError unless tensors of these names, types and shapes could be restored here."""
+        own = self._own_tensors()
+        statistics: dict[int, dict[str, Any]] = {}
+        for name, tensor in tensors.items():
+            kind, _, place = name.partition("/")
+            if kind == "statistic":
+                index, statistic = _place(place)
+                _statistics_of(statistics, index, len(self.parameters))[statistic] = name
+                if math.prod(tensor.shape) > max(1, self.parameters[index].numel()):
+                    raise ValueError(f"{name}: larger than its parameter")
+            elif name not in own or (own[name].dtype, *own[name].shape) != (tensor.dtype, *tensor.shape):
+                raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)} is not what this model has there")
+        missing = own.keys() - tensors.keys()
+        if missing:
+            raise ValueError(f"{min(missing)} is missing")
+
+    def _gather_statistics(self, captured: CapturedState) -> dict[int, dict[str, Any]]:
+        """By parameter, as the optimizer keeps them; tensors of its own."""
+        statistics: dict[int, dict[str, Any]] = {}
+        values = {
+            name.removeprefix(_STATISTIC): tensor.clone()
+            for name, tensor in captured.tensors.items()
+            if name.startswith(_STATISTIC)
+        }
+        numbers = {
+            place: fit(None, value, str(place)) for place, value in _mapping(captured.metadata, "numbers").items()
+        }
+        for place, value in (values | numbers).items():
+            index, name = _place(place)
+            _statistics_of(statistics, index, len(self.parameters))[name] = value
+        return statistics
+
+    def _fit_schedule(self, received: Any) -> dict[str, Any]:
+        if self.scheduler is None:
+            if received is not None:
+                raise ValueError("scheduler: the donor has one, this peer has none")
+            return {}
+        return dict(fit(self.scheduler.state_dict(), received, "scheduler"))
+
+
+def read_standing(metadata: Mapping[str, Any]) -> Standing:
+    """The standing that a state's metadata names. Raises ValueError if it names none."""
+    epoch, samples, lineage = (metadata.get(key) for key in ("epoch", "samples_seen", "lineage"))
+    if not isinstance(epoch, int) or not isinstance(samples, int) or min(epoch, samples) < 0:
+        raise ValueError(f"epoch and samples_seen: expected counts, got {epoch!r:.40} and {samples!r:.40}")
+    if not isinstance(lineage, bytes) or len(lineage) != LINEAGE_BYTES:
+        raise ValueError(f"lineage: expected {LINEAGE_BYTES} bytes, got {lineage!r:.80}")
+    return Standing(epoch, samples, lineage)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = metadata.get(key)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key}: expected a mapping, got {value!r:.60}")
+    return value
+
+
+def _place(text: str) -> tuple[int, str]:
+    index, separator, name = str(text).partition("/")
+    if not separator or not index.isdecimal() or len(index) > 9 or not 0 < len(name) <= 64:
+        raise ValueError(f"{text!r:.80}: expected <parameter index>/<name of the statistic>")
+    return int(index), name
+
+
+def _statistics_of(statistics: dict[int, dict[str, Any]], index: int, parameters: int) -> dict[str, Any]:
+    if index >= parameters:
+        raise ValueError(f"statistics of parameter {index}: there are only {parameters} parameters")
+    of_parameter = statistics.setdefault(index, {})
+    if len(of_parameter) >= MAX_STATISTICS:
+        raise ValueError(f"statistics of parameter {index}: more than {MAX_STATISTICS}")
+    return of_parameter

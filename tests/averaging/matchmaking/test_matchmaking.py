@@ -1,0 +1,296 @@
+"""Searches around a simulated table: who meets whom, under many schedules, without any network."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.matchmaking.candidates import Candidate, rank_of
+from swarmcli.averaging.matchmaking.meeting import Answer, Joining, Reply
+from swarmcli.averaging.matchmaking.moves import Goal
+from swarmcli.network.identity import PeerID
+from tests.averaging.table import Seat, Table, peer_id
+
+
+def gather_around(seed: int, count: int, *, spread: float = 0.02, **options: float | int | None) -> Table:
+    table = Table(seed, MatchmakingOptions(**options))  # type: ignore[arg-type]
+    for number in range(count):
+        table.sit(number, at=table.random.uniform(0, spread))
+    return table
+
+
+def by_rank(table: Table) -> list[Seat]:
+    return sorted(table.seats.values(), key=lambda seat: seat.search.rank)
+
+
+def number_of(seat: Seat) -> int:
+    return int.from_bytes(seat.search.me.peer_id, "big")
+
+
+def latest(table: Table) -> float:
+    return max(seat.formed_at for seat in table.seats.values() if seat.group)
+
+
+def assert_consistent(table: Table) -> None:
+    """Nobody is in two groups, and everyone in a group has the same list as its leader."""
+    lists = {tuple(group) for group in table.groups}
+    assert all(count == 1 for count in Counter(peer for group in lists for peer in group).values())
+    for peer, seat in table.seats.items():
+        if seat.group is not None and seat.alive:
+            assert tuple(seat.group) in lists and peer in seat.group
+
+
+@pytest.mark.parametrize("count", [2, 4, 16, 64])
+@pytest.mark.parametrize("seed", range(8))
+def test_peers_that_start_together_form_one_group(count: int, seed: int) -> None:
+    table = gather_around(seed, count)
+    table.run(10)
+    assert [len(group) for group in table.groups] == [count]
+    assert_consistent(table)
+    assert latest(table) < 0.8  # half of it is the reading of the board, which takes up to 0.1 s here
+    assert table.messages < 16 * count
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_leader_is_the_best_ranked(seed: int) -> None:
+    table = gather_around(seed, 9)
+    table.run(10)
+    ranked = [seat.search.me.peer_id for seat in by_rank(table)]
+    assert table.groups == [ranked]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("when", [0.02, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3])
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_leader_that_dies_at_any_moment_costs_only_itself(seed: int, when: float, heard: bool) -> None:
+    table = gather_around(seed, 8, spread=0.05)
+    dead = by_rank(table)[0]
+    table.kill(number_of(dead), when, heard=heard)
+    table.run(30)
+    left = [seat for seat in table.seats.values() if seat is not dead]
+    if dead.group is not None:
+        return  # it had begun the group; what becomes of that is the round's business
+    assert_consistent(table)
+    assert all(seat.group for seat in left)
+    # A leader is given up after request_timeout of silence, and then the others look for each other anew.
+    assert latest(table) < 8.5
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_declarations_of_peers_that_are_gone(seed: int) -> None:
+    table = gather_around(seed, 6)
+    for ghost in range(100, 105):
+        table.declare_ghost(ghost)
+    table.run(20)
+    assert [len(group) for group in table.groups] == [6]
+    assert latest(table) < 5.5
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("count", "size"), [(32, 16), (64, 16), (512, 16), (5, 2), (17, 16)])
+def test_many_peers_divide_into_groups(seed: int, count: int, size: int) -> None:
+    if count == 512 and seed > 0:
+        return
+    table = gather_around(seed, count, target_group_size=size)
+    table.run(15)
+    assert_consistent(table)
+    assert all(2 <= len(group) <= size for group in table.groups)
+    grouped = sum(len(group) for group in table.groups)
+    assert grouped >= count - max(1, count // 100)
+    assert table.messages < 60 * count
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_client_mode_peers_follow_and_never_lead(seed: int) -> None:
+    table = Table(seed)
+    for number in range(12):
+        table.sit(number, at=table.random.uniform(0, 0.05), listening=number % 4 == 0)
+    table.run(20)
+    assert [len(group) for group in table.groups] == [12]
+    assert int.from_bytes(table.groups[0][0], "big") % 4 == 0
+
+
+def test_nobody_leads_where_nobody_can_be_dialed() -> None:
+    table = Table(0)
+    for number in range(3):
+        table.sit(number, listening=False, goal=Goal(keep_looking=False))
+    table.run(20)
+    assert table.groups == []
+    assert all("only 1" in seat.gave_up for seat in table.seats.values())
+
+
+def test_peers_with_other_tags_do_not_meet() -> None:
+    table = Table(0)
+    for number in range(6):
+        table.sit(number, tag=b"even" if number % 2 == 0 else b"odd")
+    table.run(20)
+    assert sorted(sorted(int.from_bytes(p, "big") % 2 for p in group) for group in table.groups) == [[0] * 3, [1] * 3]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_standing_group_takes_newcomers_until_it_begins(seed: int) -> None:
+    goal = Goal(target=100.0)
+    table = Table(seed)
+    for number in range(4):
+        table.sit(number, goal=goal)
+    for number, at in ((4, 20.0), (5, 40.0)):  # whichever ranks these have
+        table.sit(number, at=at, goal=goal)
+    for number in range(6):
+        for second in range(45, 60):
+            table.report(number, (second - 44) * 2.0, at=float(second))
+    table.run(52.0)
+    assert table.groups == []
+    table.run(70.0)
+    assert [len(group) for group in table.groups] == [6]
+    assert 53.0 <= latest(table) < 53.5  # six times 18 is the first sum that is enough
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_standing_group_survives_its_leader(seed: int) -> None:
+    goal = Goal(target=100.0)
+    table = Table(seed)
+    for number in range(5):
+        table.sit(number, goal=goal)
+        table.report(number, 10.0, at=5.0)
+        table.report(number, 30.0, at=30.0)
+    dead = by_rank(table)[0]
+    table.kill(number_of(dead), 20.0, heard=seed % 2 == 0)
+    table.run(40.0)
+    assert [len(group) for group in table.groups] == [4]
+    assert latest(table) < 31.5
+
+
+def test_a_standing_group_at_rest_is_quiet() -> None:
+    table = Table(0)
+    for number in range(4):
+        table.sit(number, goal=Goal(target=100.0))
+    table.run(100.0)
+    before = table.messages
+    table.run(200.0)
+    assert table.messages - before <= 4 * 100  # heartbeats to three followers, once a second each
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_is_not_kept_open_for_someone_who_hesitates(seed: int) -> None:
+    """The mates of the last round are expected, but nobody waits longer than min_matchmaking_time and a second."""
+    crew = frozenset(peer_id(number) for number in range(4))
+    table = Table(seed)
+    for number in range(3):
+        table.sit(number, goal=Goal(crew=crew))
+    table.run(20)
+    assert [len(group) for group in table.groups] == [3]
+    assert 4.5 < latest(table) < 6.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_crew_that_comes_back_begins_without_settling(seed: int) -> None:
+    crew = frozenset(peer_id(number) for number in range(4))
+    table = Table(seed)
+    for number in range(4):
+        table.sit(number, goal=Goal(crew=crew))
+    table.run(20)
+    assert [len(group) for group in table.groups] == [4]
+    assert latest(table) < 0.25
+
+
+# Single answers
+
+
+def two(first_leads: bool = True) -> tuple[Seat, Seat]:
+    table = Table(1)
+    seats = sorted((table.sit(number) for number in (1, 2)), key=lambda seat: seat.search.rank, reverse=not first_leads)
+    return seats[0], seats[1]
+
+
+def test_requests_only_go_up_the_ranks() -> None:
+    leader, follower = two()
+    answer = follower.search.on_join(leader.search.me, Joining(1.0), 0.0)
+    assert answer == Answer("outranked", follower.search.me)
+    assert follower.search.moves(0.0).ask == leader.search.me  # it knows better now
+
+
+def test_a_follower_names_its_leader() -> None:
+    leader, follower = two()
+    follower.search.learn(leader.search.me, 0.0)
+    assert follower.search.moves(0.0).ask == leader.search.me
+    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.1)
+    third = _ranked_after(follower.search.me)
+    assert follower.search.on_join(third, Joining(1.0), 0.2) == Answer("follow", follower.search.me, leader.search.me)
+    reply = follower.search.on_invitation(third, third, 0.2)
+    assert reply == Reply("following", follower.search.me, leader.search.me)
+
+
+def test_a_redirection_that_overtakes_the_acceptance_counts() -> None:
+    leader, follower = two()
+    better = _ranked_before(leader.search.me)
+    follower.search.learn(leader.search.me, 0.0)
+    follower.search.moves(0.0)
+    follower.search.on_invitation(leader.search.me, better, 0.1)
+    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.1)
+    moves = follower.search.moves(0.1)
+    assert moves.ask == better and moves.leave == [leader.search.me.peer_id]
+
+
+def test_a_beginning_that_overtakes_the_acceptance_counts() -> None:
+    leader, follower = two()
+    follower.search.learn(leader.search.me, 0.0)
+    follower.search.moves(0.0)
+    assert not follower.search.on_begin(leader.search.me.peer_id, b"an earlier search")
+    assert not follower.search.on_begin(peer_id(99), follower.search.me.search)
+    assert follower.search.on_begin(leader.search.me.peer_id, follower.search.me.search)
+    assert not follower.search.on_begin(leader.search.me.peer_id, follower.search.me.search)
+    assert follower.search.on_join(_ranked_after(follower.search.me), Joining(1.0), 0.2) == Answer("begun")
+
+
+def test_a_slow_leader_is_hedged_and_a_second_acceptance_is_declined() -> None:
+    leader, follower = two()
+    best = _ranked_before(leader.search.me)
+    for known in (best, leader.search.me):
+        follower.search.learn(known, 0.0)
+    assert follower.search.moves(0.0).ask == best
+    assert follower.search.moves(0.05).ask is None
+    assert follower.search.moves(0.15).ask == leader.search.me
+    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.7)
+    follower.search.on_answer(best.peer_id, Answer("accepted", best, patience=1.0), 0.8)
+    assert follower.search.leader == leader.search.me
+    assert follower.search.moves(0.8).leave == [best.peer_id]
+
+
+@pytest.mark.parametrize(("members", "patience"), [(2, 5.75), (1, 22.0)])
+def test_a_leader_that_only_sends_heartbeats_holds_nobody(members: int, patience: float) -> None:
+    """One that claims to have too few members yet is followed through a few tries, and not for ever."""
+    leader, follower = two()
+    follower.search.learn(leader.search.me, 0.0)
+    follower.search.moves(0.0)
+    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.0)
+    now = 0.0
+    while follower.search.leader is not None and now < 60:
+        follower.search.on_heartbeat(leader.search.me.peer_id, leader.search.me.search, 3.0, now, members=members)
+        follower.search.moves(now)
+        now += 1.0
+    assert now < patience + 1.5
+
+
+def test_a_full_group_names_the_leader_of_the_rest() -> None:
+    table = Table(3, MatchmakingOptions(target_group_size=2))
+    seats = sorted((table.sit(number) for number in range(5)), key=lambda seat: seat.search.rank)
+    first, *others = (seat.search for seat in seats)
+    for other in others:
+        first.learn(other.me, 0.0)
+    assert first.on_join(others[0].me, Joining(1.0), 0.0).verdict == "accepted"
+    assert first.on_join(others[1].me, Joining(1.0), 0.0) == Answer("full", first.me)  # it should lead itself
+    assert first.on_join(others[3].me, Joining(1.0), 0.0) == Answer("full", first.me, others[1].me)
+
+
+def _ranked_before(other: Candidate) -> Candidate:
+    return next(made for made in _strangers() if rank_of(made) < rank_of(other))
+
+
+def _ranked_after(other: Candidate) -> Candidate:
+    return next(made for made in _strangers() if rank_of(made) > rank_of(other))
+
+
+def _strangers() -> list[Candidate]:
+    return [Candidate(PeerID(bytes([number]) * 32), bytes(16), b"", True) for number in range(1, 200)]

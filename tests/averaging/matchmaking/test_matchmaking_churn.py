@@ -1,0 +1,215 @@
+"""Peers that come and go, clocks that jump, and peers of another run, seen from whole searches over the hash table."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from swarmcli.averaging.matchmaking.meeting import Answer, Join, Joining
+from swarmcli.averaging.matchmaking.post import method_name
+from swarmcli.errors import CallRefused
+from swarmcli.network import virtual_time
+from tests.averaging.searchers import Searcher, Searchers
+
+MINUTE = 60.0
+
+
+def run(main: Coroutine[Any, Any, None], seed: int = 0) -> None:
+    virtual_time.run(main, seed=seed, timeout=3600)
+
+
+async def churn(swarm: Searchers, count: int, seconds: float, rate: float) -> None:
+    """`count` peers search and work in turn, while `rate` of them per minute leave (half of them without a word)
+    and as many join."""
+    loop = asyncio.get_running_loop()
+    tasks: dict[Searcher, asyncio.Task[None]] = {}
+
+    async def enter() -> None:
+        peer = await swarm.add()
+        tasks[peer] = loop.create_task(peer.keep_searching(lambda: swarm.random.uniform(2.0, 4.0)))
+
+    for _ in range(count):
+        await enter()
+    end = loop.time() + seconds
+    while loop.time() < end:
+        await asyncio.sleep(swarm.random.expovariate(2 * rate * count / MINUTE))
+        if swarm.random.random() < 0.5:
+            await enter()
+            continue
+        peer = swarm.random.choice(swarm.peers[3:])  # the first three are the contacts of newcomers
+        kill = swarm.random.random() < 0.5
+        if kill:
+            await swarm.remove(peer, kill=True)
+        tasks[peer].cancel()
+        await asyncio.wait([tasks.pop(peer)])
+        if not kill:
+            await swarm.remove(peer, kill=False)
+    for task in tasks.values():
+        task.cancel()
+    await asyncio.wait(tasks.values())
+
+
+@pytest.mark.parametrize(("count", "seconds", "seed"), [(64, 12.0, 0), (32, 20.0, 1)])
+def test_a_fifth_of_the_peers_leave_and_a_fifth_join_per_minute(count: int, seconds: float, seed: int) -> None:
+    """At least 99% of the rounds form. `python -m benchmarks matchmaking` does it for longer and with more seeds."""
+
+    async def main() -> None:
+        async with Searchers(seed) as swarm:
+            await churn(swarm, count, seconds, 0.2)
+            waits = [wait for peer in swarm.peers for wait in peer.waits]
+            failures = [failure for peer in swarm.peers for failure in peer.failures]
+            assert len(swarm.gone) >= 1 and len(waits) > 2 * count
+            assert len(failures) <= 0.01 * len(waits), f"seed {seed}: {failures}"
+            assert max(waits) < swarm.options.min_matchmaking_time + 1.0, f"seed {seed}"
+            sizes = [len(group) for peer in swarm.peers for group in peer.groups]
+            assert statistics.median(sizes) > count / 2, f"seed {seed}: the swarm falls apart into small groups"
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_frozen_peers_hold_nobody_for_longer_than_the_time_and_a_second(seed: int) -> None:
+    """One of 12 freezes at a time, at any step of any search, for three seconds."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with Searchers(seed) as swarm:
+            peers = [await swarm.add() for _ in range(12)]
+            tasks = [loop.create_task(p.keep_searching(lambda: swarm.random.uniform(0.5, 1.5))) for p in peers]
+            for _ in range(15):
+                await asyncio.sleep(swarm.random.uniform(0.0, 2.0))
+                frozen = swarm.random.choice(peers)
+                swarm.network.freeze(frozen.peer_id)
+                await asyncio.sleep(3.0)
+                swarm.network.thaw(frozen.peer_id)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            waits = sorted(wait for peer in peers for wait in peer.waits)
+            assert len(waits) > 12 * 8
+            # The frozen ones themselves wait for at least as long as they are frozen.
+            assert waits[int(0.99 * len(waits))] < swarm.options.min_matchmaking_time + 1.0, f"seed {seed}"
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("jump", [600.0, -600.0])
+@pytest.mark.parametrize("moment", [0.0, 0.03, 0.06, 0.1, 0.15])
+def test_a_clock_that_jumps_by_ten_minutes_in_the_middle(seed: int, jump: float, moment: float) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with Searchers(seed) as swarm:
+            peers = [await swarm.add() for _ in range(4)]
+            await asyncio.sleep(40)  # clocks have been compared, and step no more
+            for turn in range(3):
+                searches = [loop.create_task(peer.find()) for peer in peers]
+                await asyncio.sleep(moment)
+                if turn == 0:
+                    peers[seed].jump[0] = jump
+                groups = await asyncio.gather(*searches)
+                assert {len(group) for group in groups if group is not None} == {4}
+                assert max(peer.waits[-1] for peer in peers) < 1.5
+
+    run(main(), seed)
+
+
+# Peers of another run
+
+
+class Impostor:
+    """Has other terms than everyone, and claims to have been there since the beginning of time."""
+
+    def __init__(self, peer: Searcher, tag: bytes = b"") -> None:
+        self.endpoint = peer.node.endpoint
+        self.endpoint.withdraw(*(method_name("test", name) for name in ("join", "invite", "beat", "push", "leave")))
+        self.endpoint.serve(method_name("test", "join"), Join, self._refuse)
+        self.refused = 0
+
+    async def _refuse(self, peer: Any, message: Join) -> Answer:
+        self.refused += 1
+        return Answer("terms", keys=("seed",), since=0.0)
+
+    async def accost(self, victim: Searcher, message: Join) -> None:
+        with suppress(CallRefused):  # it has ended its search
+            await self.endpoint.call(victim.peer_id, method_name("test", "join"), message, Answer, timeout=3)
+
+
+async def impostors(swarm: Searchers, count: int) -> tuple[Searcher, list[Impostor], list[Join]]:
+    """A newcomer, and so many impostors with what they say to it; the first is on the board, so that it is asked."""
+    liars = [await swarm.add() for _ in range(count)]
+    victim = await swarm.add()
+    joins = []
+    for liar in liars:
+        search = asyncio.get_running_loop().create_task(liar.find())
+        await asyncio.sleep(0.3)
+        seeker = liar.finder._rendezvous.seeker
+        assert seeker is not None
+        joins.append(Join(seeker.search.me, Joining(5.0), {"seed": "other"}, 0.0))
+        search.cancel()
+        await asyncio.wait([search])
+    return victim, [Impostor(liar) for liar in liars], joins
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_that_claims_to_be_the_run_does_not_drive_a_newcomer_away(seed: int) -> None:
+    async def main() -> None:
+        async with Searchers(seed) as swarm:
+            victim, (impostor,), (join,) = await impostors(swarm, 1)
+            search = asyncio.get_running_loop().create_task(victim.find(allow_retries=True))
+            await asyncio.sleep(0.5)
+            await impostor.accost(victim, join)
+            await asyncio.sleep(1.5)
+            honest = [await swarm.add() for _ in range(2)]
+            await asyncio.gather(search, *(peer.find() for peer in honest))
+            assert [len(peer.groups[0]) for peer in (victim, *honest)] == [3, 3, 3], victim.failures
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_who_has_met_one_of_his_kind_believes_impostors(seed: int) -> None:
+    """A peer of the same terms whose group has begun is proof enough, though there is nobody left to look with."""
+
+    async def main() -> None:
+        async with Searchers(seed, min_matchmaking_time=2.0) as swarm:
+            victim, liars, joins = await impostors(swarm, 2)
+            search = asyncio.get_running_loop().create_task(victim.find())
+            await asyncio.sleep(0.2)
+            seeker = victim.finder._rendezvous.seeker
+            assert seeker is not None
+            seeker._conflicts.agreed()
+            for liar, join in zip(liars, joins, strict=True):
+                await liar.accost(victim, join)
+            await asyncio.sleep(6)
+            assert victim.failures == []
+            honest = await swarm.add()
+            await asyncio.gather(search, honest.find())
+            assert len(victim.groups[0]) == 2
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize(("count", "within"), [(2, 1.5), (1, 6.5)])
+def test_a_newcomer_with_a_wrong_recipe_is_told(count: int, within: float) -> None:
+    """Two elders who agree are believed at once, a single one when the time is up."""
+
+    async def main() -> None:
+        async with Searchers(7) as swarm:
+            victim, liars, joins = await impostors(swarm, count)
+            began = asyncio.get_running_loop().time()
+            search = asyncio.get_running_loop().create_task(victim.find())
+            await asyncio.sleep(0.2)
+            for liar, join in zip(liars, joins, strict=True):
+                await liar.accost(victim, join)
+            await search
+            assert "FingerprintError" in victim.failures[0] and "seed" in victim.failures[0]
+            waited = asyncio.get_running_loop().time() - began
+            assert waited < within and (count > 1 or waited > 4.9)
+
+    run(main(), 7)

@@ -1,0 +1,180 @@
+"""What peers that do not keep to the protocol can say while groups form, and what comes of it: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.matchmaking.candidates import Candidate, rank_of, search_id
+from swarmcli.averaging.matchmaking.meeting import (
+    Answer,
+    Begin,
+    Done,
+    Heartbeat,
+    Invitation,
+    Join,
+    Joining,
+    Leave,
+    Progress,
+    Pulse,
+    Reply,
+)
+from swarmcli.averaging.matchmaking.post import method_name
+from swarmcli.dht.keys import OwnedSubkey
+from swarmcli.errors import CallError, CallRefused, ConnectionLost
+from swarmcli.network import Endpoint, PeerID, virtual_time, wire
+from tests.averaging.averagers import Averagers, Peer, all_results, assert_one_group
+
+
+def run(main) -> None:
+    virtual_time.run(main, seed=0, timeout=3600)
+
+
+def candidate_of(peer: PeerID, *, listening: bool = True, search: bytes = bytes(16)) -> Candidate:
+    return Candidate(peer, search, b"", listening, ("memory://nowhere",))
+
+
+class Attacker:
+    """Speaks to one averager with whatever words it likes."""
+
+    def __init__(self, endpoint: Endpoint, victim: Peer) -> None:
+        self.endpoint = endpoint
+        self.victim = victim
+
+    async def say(self, what: str, message: Any, answer: type[Any] = Done) -> Any:
+        method = method_name("test", what)
+        return await self.endpoint.call(self.victim.peer_id, method, message, answer, timeout=5)
+
+
+async def standing(swarm: Averagers) -> tuple[list[Peer], list[Any], Attacker, Attacker]:
+    """Three averagers in a standing group, an endpoint that attacks its leader, and one that attacks a follower."""
+    peers = await swarm.add(4)
+    attacker = peers.pop()
+    controls = [peer.begin(target=100.0, allow_retries=False) for peer in peers]
+    await asyncio.sleep(5)
+    seekers = {peer.peer_id: peer.core._finder._rendezvous.seeker for peer in peers}
+    leader = next(peer for peer in peers if seekers[peer.peer_id].search.leader is None)
+    follower = next(peer for peer in peers if seekers[peer.peer_id].search.leader is not None)
+    return peers, controls, Attacker(attacker.endpoint, leader), Attacker(attacker.endpoint, follower)
+
+
+async def finish(peers: list[Peer], controls: list[Any]) -> None:
+    """The group is as it was, and begins."""
+    await asyncio.sleep(5)
+    for control in controls:
+        control.report(40.0)
+    assert_one_group(await all_results(controls), peers)
+
+
+def test_nobody_speaks_for_another() -> None:
+    async def main() -> None:
+        async with Averagers(0) as swarm:
+            peers, controls, at_leader, _ = await standing(swarm)
+            other = candidate_of(peers[1].peer_id)
+            with pytest.raises(CallRefused, match="only speak for itself"):
+                await at_leader.say("join", Join(other, Joining(1.0), {}, 0.0), Answer)
+            with pytest.raises(CallRefused, match="only speak for itself"):
+                await at_leader.say("invite", Invitation(other, other), Reply)
+            await finish(peers, controls)
+
+    run(main())
+
+
+def test_strangers_have_no_say_in_a_group() -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers, controls, at_leader, at_follower = await standing(swarm)
+            me = at_leader.endpoint.peer_id
+            assert await at_leader.say("push", Progress(bytes(16), 1e9), Pulse) == Pulse(False)
+            assert await at_follower.say("beat", Heartbeat(bytes(16), 3600.0, 1000), Pulse) == Pulse(False, 0.0)
+            await at_leader.say("leave", Leave(bytes(16)))
+            await at_follower.say("leave", Leave(bytes(16)))
+            search = at_follower.victim.core._finder._rendezvous.seeker.search.me.search
+            members = [Member(me), Member(at_follower.victim.peer_id)]
+            own = Group.form(b"", members, [1.0, 0.0], bytes(16))
+            with pytest.raises(CallRefused, match="not waiting"):
+                await at_follower.say("begin", Begin(search, own.body))
+            foreign = Group.form(b"", members[::-1], [1.0, 0.0], bytes(16))
+            with pytest.raises(CallRefused, match="only its leader"):
+                await at_follower.say("begin", Begin(search, foreign.body))
+            await finish(peers, controls)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "joining",
+    [
+        {"patience": -1.0},
+        {"patience": float("nan")},
+        {"patience": 1.0, "progress": float("inf")},
+        {"patience": 1.0, "bandwidth": -2.0},
+        {"patience": 1.0, "gathered": bytes(20000)},
+        {"patience": 1.0, "auxiliary": "yes"},
+    ],
+)
+def test_impossible_values_end_the_connection_and_nothing_else(joining: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with Averagers(2) as swarm:
+            peers, controls, at_leader, _ = await standing(swarm)
+            me = candidate_of(at_leader.endpoint.peer_id, listening=False)
+            message = {
+                "candidate": msgspec.to_builtins(me, enc_hook=bytes),
+                "joining": joining,
+                "terms": {},
+                "since": 0.0,
+            }
+            with pytest.raises((ConnectionLost, CallError)):
+                await at_leader.say("join", message, Answer)
+            assert len(at_leader.victim.core._finder._rendezvous.seeker.search.gathering) == 3
+            await finish(peers, controls)
+
+    run(main())
+
+
+def test_an_endless_leader_cannot_take_a_group_away_for_good() -> None:
+    """Somebody who ranks first invites everyone, accepts everyone, and then never begins nor beats."""
+
+    async def main() -> None:
+        async with Averagers(3) as swarm:
+            peers, controls, at_leader, _ = await standing(swarm)
+            attacker = swarm.peers[-1]
+            await attacker.core.shutdown()
+            leader_rank = at_leader.victim.core._finder._rendezvous.seeker.search.rank
+            me = next(
+                made
+                for made in (
+                    Candidate(attacker.peer_id, search_id(1.0, number.to_bytes(8, "big")), b"", True)
+                    for number in range(10_000)
+                )
+                if rank_of(made) < leader_rank
+            )
+
+            async def accept(peer: PeerID, message: Join) -> Answer:
+                return Answer("accepted", me)
+
+            attacker.endpoint.serve(method_name("test", "join"), Join, accept)
+            assert (await at_leader.say("invite", Invitation(me, me), Reply)).verdict == "coming"
+            await asyncio.sleep(30)
+            await finish(peers, controls)
+
+    run(main())
+
+
+@pytest.mark.parametrize("value", [b"garbage", 7, wire.encode({"search": b"short"})])
+def test_declarations_that_do_not_decode_are_passed_over(value: object) -> None:
+    async def main() -> None:
+        async with Averagers(4) as swarm:
+            peers = await swarm.add(3)
+            liar = peers.pop()
+            expiration = liar.endpoint.clock.now() + 60
+            await liar.node.store("test.0b", value, expiration, subkey=OwnedSubkey(liar.peer_id, b""))
+            someone_else = wire.encode(candidate_of(peers[0].peer_id))
+            await liar.node.store("test.0b", someone_else, expiration, subkey=OwnedSubkey(liar.peer_id, b"x"))
+            assert_one_group(await all_results([peer.begin() for peer in peers]), peers)
+
+    run(main())

@@ -1,0 +1,81 @@
+"""Peers come, leave, die, freeze and are cut off as a seed draws it: those who are left end bit-identical."""
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+
+from swarmcli.network import virtual_time
+from tests.optim.optim_swarm import Swarm, Trainer, digests
+
+EPOCHS = 60
+
+
+class Chaos:
+    """A swarm, and what happens to it."""
+
+    def __init__(self, swarm: Swarm, seed: int) -> None:
+        self.swarm = swarm
+        self.random = random.Random(seed)
+        self.work: dict[Trainer, asyncio.Task[None]] = {}
+
+    async def join(self) -> None:
+        draw = self.random
+        trainer = await self.swarm.trainer(
+            seed=draw.choice([1, 1, 2]),
+            batch_size=draw.randint(1, 8),
+            pace=draw.uniform(0.05, 0.3),
+            client_mode=len(self.work) > 1 and draw.random() < 0.3,
+        )
+        self.work[trainer] = asyncio.ensure_future(trainer.train(EPOCHS))
+
+    async def lose(self, orderly: bool) -> None:
+        if len(self.work) == 1:
+            return
+        trainer = self.random.choice(list(self.work))
+        task = self.work.pop(trainer)
+        if not orderly:
+            self.swarm.network.kill(trainer.node.peer_id)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        if orderly:
+            await trainer.core.shutdown()
+
+    async def freeze(self) -> None:
+        peer = self.random.choice(list(self.work)).node.peer_id
+        self.swarm.network.freeze(peer)
+        await asyncio.sleep(self.random.uniform(0.5, 15))
+        self.swarm.network.thaw(peer)
+
+    async def part(self) -> None:
+        self.swarm.network.partition([t.node.peer_id for t in self.work if self.random.random() < 0.5])
+        await asyncio.sleep(self.random.uniform(0.5, 15))
+        self.swarm.network.heal()
+
+    async def happen(self) -> None:
+        """A few things, one after the other."""
+        for _ in range(self.random.randint(2, 5)):
+            await asyncio.sleep(self.random.uniform(1, 6))
+            await self.random.choice(
+                [self.join, self.freeze, self.part, lambda: self.lose(orderly=True), lambda: self.lose(orderly=False)]
+            )()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_the_survivors_are_bit_identical(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed, latency=random.Random(seed).choice([0.002, 0.01, 0.05])) as swarm:
+            chaos = Chaos(swarm, seed)
+            for _ in range(chaos.random.randint(2, 4)):
+                await chaos.join()
+            monitor = await swarm.trainer(seed=1, role="monitor")
+            following = asyncio.ensure_future(monitor.follow(EPOCHS))
+            await chaos.happen()
+            await asyncio.gather(*chaos.work.values(), following)
+            survivors = [*chaos.work, monitor]
+            assert len({trainer.core.standing for trainer in survivors}) == 1
+            assert len(digests(survivors)) == 1
+
+    virtual_time.run(main(), seed=seed, timeout=600)

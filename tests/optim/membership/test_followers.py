@@ -1,0 +1,142 @@
+"""Those who take part without computing: monitors that follow, auxiliaries that reduce; and peers nobody can dial."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from swarmcli.events import RoundFinished
+from swarmcli.network import virtual_time
+from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from tests.optim.optim_swarm import TARGET, Swarm, auxiliary, digests, record, together
+
+
+async def assist(helper: AuxiliaryCore, until: int) -> None:
+    while helper.standing.epoch < until:
+        await helper.step()
+
+
+@asynccontextmanager
+async def helping(swarm: Swarm, **options):
+    helper = await auxiliary(swarm, **options)
+    try:
+        yield helper
+    finally:
+        await helper.shutdown()
+
+
+@pytest.mark.parametrize("trainers", [1, 2, 3])
+def test_a_follower_stays_bit_identical(trainers: int) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            monitor = await swarm.trainer(seed=1, role="monitor")
+            computing = [await swarm.trainer(seed=1) for _ in range(trainers)]
+            await together(monitor.follow(10), *(trainer.train(10) for trainer in computing))
+            assert len(digests(swarm.trainers)) == 1
+            assert len({trainer.core.standing for trainer in swarm.trainers}) == 1
+            assert monitor.used == {}
+            assert monitor.core.report().phase == "following"
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_follower_with_other_weights_downloads_and_then_donates() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer = await swarm.trainer(seed=1)
+            await trainer.train(2)
+            monitor = await swarm.trainer(seed=2, role="monitor")
+            await together(monitor.follow(6), trainer.train(6))
+            await trainer.core.shutdown()
+            late = await swarm.trainer(seed=3)
+            await late.core.join()
+            assert late.epoch == 6
+            assert digests([late]) == digests([monitor])
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_follower_waits_only_a_moment_when_nothing_happens() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            monitor = await swarm.trainer(role="monitor")
+            began = asyncio.get_running_loop().time()
+            for _ in range(3):
+                await monitor.wait()
+            assert asyncio.get_running_loop().time() - began < 5
+            assert monitor.epoch == 0
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("client_mode", [False, True])
+def test_an_auxiliary_follows_the_lineage_and_reduces(client_mode: bool) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
+            async with helping(swarm, client_mode=client_mode) as helper:
+                rounds = record(trainers[0].node, RoundFinished)
+                await together(assist(helper, 28), *(trainer.train(30) for trainer in trainers))
+                assert len(digests(trainers)) == 1
+                helped = [r for r in rounds if helper.node.peer_id.text in r.members and r.outcome == "committed"]
+                assert len(helped) >= 15
+                assert all(helper.node.peer_id.text not in r.contributors for r in helped)
+                assert helper.report().phase == "assisting"
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_an_auxiliary_that_lost_the_lineage_finds_it_again() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
+            async with helping(swarm) as helper:
+                await together(assist(helper, 4), *(trainer.train(4) for trainer in trainers))
+                swarm.network.freeze(helper.node.peer_id)
+                await together(*(trainer.train(8) for trainer in trainers))
+                swarm.network.thaw(helper.node.peer_id)
+                await together(assist(helper, 30), *(trainer.train(32) for trainer in trainers))
+                lineages = {trainer.core.standing.lineage for trainer in trainers}
+                assert len(lineages) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_one_trainer_and_an_auxiliary() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer = await swarm.trainer(seed=1, batch_size=TARGET)
+            async with helping(swarm) as helper:
+                began = asyncio.get_running_loop().time()
+                await trainer.train(10)
+                assert asyncio.get_running_loop().time() - began < 30
+                await assist(helper, 10)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_everyone_in_client_mode_but_a_follower() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            monitor = await swarm.trainer(seed=1, role="monitor")
+            computing = [await swarm.trainer(seed=n, client_mode=True) for n in (1, 2)]
+            await together(monitor.follow(10), *(trainer.train(10) for trainer in computing))
+            assert len(digests(swarm.trainers)) == 1
+            assert all(len(trainer.used) >= 3 for trainer in computing)
+            late = await swarm.trainer(seed=5, client_mode=True)
+            await together(monitor.follow(15), *(trainer.train(15) for trainer in [*computing, late]))
+            assert len(digests(swarm.trainers)) == 1
+            assert late.used
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_client_mode_trainer_beside_a_listening_one() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            listening, client = await swarm.trainer(seed=1), await swarm.trainer(seed=1, client_mode=True)
+            await together(listening.train(10), client.train(10))
+            assert len(digests(swarm.trainers)) == 1
+            assert len(client.used) == 10
+
+    virtual_time.run(main(), timeout=300)

@@ -1,0 +1,134 @@
+"""The group that stands while an epoch is computed."""
+
+import asyncio
+
+import torch
+
+from swarmcli.averaging import AveragerCore
+from swarmcli.network import virtual_time
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.membership.standing_group import Committed, Failed, StandingGroup
+from swarmcli.optim.setup import averager_config
+from tests.optim.optim_swarm import TARGET, Swarm
+
+HERE = Standing(0, 0, bytes([7]) * 32)
+
+
+class Member:
+    """A peer with a group and one number to average."""
+
+    def __init__(self, node, value: float) -> None:
+        self.tensor = torch.tensor([value])
+        self.averager = AveragerCore([self.tensor], node, averager_config(OptimizerConfig("run", TARGET)))
+        self.tasks = TaskOwner()
+        self.group = StandingGroup(self.averager, TARGET, {}, self.tasks)
+
+    async def __aenter__(self) -> "Member":
+        await self.averager.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.group.close()
+        await self.tasks.close()
+        await self.averager.shutdown()
+
+
+def test_it_begins_when_the_sum_is_reached_and_weighs_by_samples() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
+            for member in (one, other):
+                member.group.open(HERE)
+            one.group.report(TARGET // 3)
+            await asyncio.sleep(30)
+            assert not one.group.begun and not other.group.begun
+            other.group.report(2 * TARGET // 3)
+            assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
+            outcomes = await asyncio.gather(one.group.contribute(TARGET // 3), other.group.contribute(2 * TARGET // 3))
+            assert outcomes[0] == outcomes[1]
+            assert isinstance(outcomes[0], Committed)
+            assert outcomes[0].samples == TARGET
+            assert one.tensor.item() == other.tensor.item() == 3.0
+
+    virtual_time.run(main())
+
+
+def test_groups_of_other_lineages_do_not_mix() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
+            one.group.open(HERE)
+            other.group.open(Standing(0, 0, bytes([8]) * 32))
+            for member in (one, other):
+                member.group.report(TARGET)
+            assert not any(await asyncio.gather(*(m.group.wait_until_begun(20) for m in (one, other))))
+
+    virtual_time.run(main())
+
+
+def test_after_a_member_died_the_others_step_with_what_they_have() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = [await swarm.node() for _ in range(3)]
+            async with Member(nodes[0], 1.0) as one, Member(nodes[1], 4.0) as other, Member(nodes[2], 9.0) as third:
+                for member in (one, other, third):
+                    member.group.open(HERE)
+                    member.group.report(TARGET)
+                assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other, third))))
+                swarm.network.kill(nodes[2].peer_id)
+                first, second = await asyncio.gather(one.group.contribute(1), other.group.contribute(1))
+                assert isinstance(first, Committed) and isinstance(second, Committed)
+                assert first.round_id == second.round_id and first.samples == second.samples == 2
+                assert set(first.contributors) == {nodes[0].peer_id, nodes[1].peer_id}
+                assert one.tensor.item() == other.tensor.item() == 2.5
+
+    virtual_time.run(main(), timeout=200)
+
+
+def test_after_a_round_that_gave_nothing_it_forms_again_with_the_same_samples() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
+            for member in (one, other):
+                member.group.open(HERE)
+                member.group.report(TARGET)
+            assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
+            outcomes = await asyncio.gather(one.group.contribute(0), other.group.contribute(0))
+            assert all(isinstance(outcome, Failed) for outcome in outcomes)
+            assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
+            again = await asyncio.gather(one.group.contribute(1), other.group.contribute(1))
+            assert again[0] == again[1] and isinstance(again[0], Committed)
+            assert one.tensor.item() == other.tensor.item() == 2.5
+
+    virtual_time.run(main(), timeout=200)
+
+
+def test_once_closed_nothing_can_be_contributed() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one:
+            one.group.open(HERE)
+            one.group.open(HERE)
+            assert one.group.standing == HERE
+            await one.group.close()
+            await one.group.close()
+            assert isinstance(await one.group.contribute(1.0), Failed)
+            assert one.group.standing is None
+
+    virtual_time.run(main())
+
+
+def test_work_goes_on_unless_the_round_begins() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
+
+            async def work() -> str:
+                await asyncio.sleep(3)
+                return "done"
+
+            for member in (one, other):
+                member.group.open(HERE)
+            assert await one.group.unless_begun(work()) == "done"
+            one.group.report(TARGET)
+            assert await one.group.unless_begun(work()) is None
+            assert one.group.begun
+
+    virtual_time.run(main())
