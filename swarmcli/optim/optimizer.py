@@ -126,7 +126,8 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            self._core.ledger.note_loss(float(torch.as_tensor(loss).detach()), samples)
+            if loss is not None:  # torch's own take closures that return nothing; Lightning gives such
+                self._core.ledger.note_loss(float(torch.as_tensor(loss).detach()), samples)
         self._run(self._core.step(samples))
         return loss
 

@@ -85,6 +85,16 @@ def test_alone_with_a_closure() -> None:
         opt.shutdown()
 
 
+def test_a_closure_may_return_nothing() -> None:
+    with dhts(1) as (dht,):
+        net = model()
+        opt = optimizer(dht, net, batch_size_per_step=TARGET)
+        rows = torch.ones(TARGET, 4, dtype=torch.float64)
+        assert opt.step(lambda: net(rows).sum().backward()) is None
+        assert (opt.local_epoch, opt.report().loss) == (1, None)
+        opt.shutdown()
+
+
 def test_it_looks_like_a_torch_optimizer() -> None:
     with dhts(1) as (dht,):
         net = model()
