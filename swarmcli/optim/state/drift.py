@@ -1,0 +1,109 @@
+"""Who of a group has drifted away from the others, by everyone's sketches. No input or output here.
+
+Every member of a group holds the same list of sketches and has to come to the same verdict, on whatever processor it
+runs: so only operations that IEEE 754 rounds correctly are used, one after the other in a fixed order.
+
+A sketch is a claim. What a member can do with a false one is bounded: others download from it only if more than half
+of the members agree with it, and a group without such a majority averages its states at most (see `RepairPace`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.state.sketch import BUCKETS, Sketch
+
+TOLERANCE = 1e-3  # of the length of the parameters; rounding on unlike processors stays far below it
+MOST_CENTRES = 512  # members among which the centre is sought, the first of the group; the work grows with the square
+LONGEST_PAUSE = 64  # epochs between two repairs of which the first was of no use
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the members of a group do about the distances between their states.
+
+    distances   of each member from the centre, relative to the usual length; infinite where a sketch is not finite
+    cluster     who is within the tolerance of the centre
+    strays      who has to download the state from the cluster, which is a majority of the finite ones
+    average     there is no majority: all average their states
+    """
+
+    distances: Mapping[PeerID, float]
+    cluster: tuple[PeerID, ...] = ()
+    strays: tuple[PeerID, ...] = ()
+    average: bool = False
+
+
+def judge(sketches: Mapping[PeerID, Sketch], tolerance: float = TOLERANCE) -> Verdict:
+    """The verdict of a group, whose members have these sketches, in the order of the group.
+
+    The centre is the member that most others are close to (its medoid, within the tolerance). The tolerance is
+    relative to the median length, so that nobody can stretch it.
+    """
+    finite = [peer for peer, sketch in sketches.items() if sketch.is_finite]
+    if not finite:
+        return Verdict(dict.fromkeys(sketches, math.inf), strays=(), average=False)
+    values = np.array([sketches[peer].values for peer in finite], np.float64)  # (members, BUCKETS)
+    lengths = np.sort(_lengths(values))
+    scale = float(lengths[(len(lengths) - 1) // 2])
+    far = _distances_from_centre(values, tolerance * scale)
+    measured = dict(zip(finite, (_relative(distance, scale) for distance in far.tolist()), strict=True))
+    distances = {peer: measured.get(peer, math.inf) for peer in sketches}
+    cluster = tuple(peer for peer in finite if distances[peer] <= tolerance)
+    outside = tuple(peer for peer in sketches if distances[peer] > tolerance)
+    if 2 * len(cluster) > len(finite):
+        return Verdict(distances, cluster, strays=outside)
+    return Verdict(distances, cluster, average=True)
+
+
+def _distances_from_centre(values: np.ndarray, reach: float) -> np.ndarray:
+    """(members,): from the candidate with most members within reach; of several, the one closest to those."""
+    candidates = values[:MOST_CENTRES]
+    table = np.stack([_lengths(values - centre) for centre in candidates])  # (candidates, members)
+    near = table <= reach
+    counts = near.sum(1).tolist()
+    spreads = [math.fsum(row[close].tolist()) for row, close in zip(table, near, strict=True)]
+    best = min(range(len(candidates)), key=lambda index: (-counts[index], spreads[index], index))
+    return table[best]
+
+
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    """(rows,): Euclidean. Bucket by bucket, for a sum along an axis has another order on another processor."""
+    total = np.zeros(len(rows))
+    for bucket in range(BUCKETS):
+        total += rows[:, bucket] * rows[:, bucket]
+    return np.sqrt(total)
+
+
+def _relative(distance: float, scale: float) -> float:
+    if distance == 0:
+        return 0.0
+    return distance / scale if scale > 0 else math.inf
+
+
+class RepairPace:
+    """How often a peer takes part in repairs: at once, but ever more rarely while they are of no use.
+
+    So a member that lies about its sketch costs the others a bounded number of state rounds.
+    """
+
+    def __init__(self) -> None:
+        self._pause = 0  # epochs; 0: the last repair was of use
+        self._next = 0  # the epoch from which on the next repair is due
+
+    def found_close(self) -> None:
+        """The members agree."""
+        self._pause = 0
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether to repair in this epoch, in which the members do not agree; counts as a repair if so."""
+        if self._pause and epoch < self._next:
+            return False
+        self._pause = min(max(1, 2 * self._pause), LONGEST_PAUSE)
+        self._next = epoch + self._pause
+        return True

@@ -1,0 +1,116 @@
+"""The distance that sketches tell is the true one, within what 64 buckets allow, whatever the difference looks like."""
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from swarmcli.optim.state.sketch import BUCKETS, SKETCH_BYTES, Sketch, Sketcher
+
+# Of a length estimated from 64 buckets: five standard deviations of a tenth, and a little for structure.
+LOW, HIGH = 0.5, 1.6
+SHAPES = st.lists(st.lists(st.integers(1, 70), min_size=0, max_size=3), min_size=1, max_size=6)
+PATTERNS = ("noise", "constant", "one element", "one row", "one column", "outer product")
+
+
+def pattern(kind: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """A difference between two copies of a tensor."""
+    if kind == "noise":
+        return torch.randn(shape, generator=generator)
+    if kind == "constant" or not shape:
+        return torch.ones(shape)
+    tensor = torch.zeros(shape)
+    if kind == "one element":
+        tensor.view(-1)[int(torch.randint(tensor.numel(), (), generator=generator))] = 1.0
+    elif kind == "one row":
+        tensor[0] = 1.0
+    elif kind == "one column":
+        tensor[..., 0] = 1.0
+    else:
+        left = torch.randn(shape[0], *[1] * (len(shape) - 1), generator=generator)
+        tensor += left * torch.randn(shape[-1], generator=generator)
+    return tensor
+
+
+def length(tensors: list[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+
+
+@settings(max_examples=150, deadline=None)
+@given(SHAPES, st.sampled_from(PATTERNS), st.integers(0, 1 << 30), st.floats(1e-3, 1e3))
+def test_the_estimated_distance_is_the_true_one(shapes: list, kind: str, seed: int, size: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    own = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    other = [tensor + size * pattern(kind, shape, generator) for tensor, shape in zip(own, shapes, strict=True)]
+    true = length([a - b for a, b in zip(own, other, strict=True)])
+    sketcher = Sketcher(seed.to_bytes(8, "big"))
+    estimated = sketcher.sketch(own).distance(sketcher.sketch(other))
+    assert LOW * true - 1e-5 * length(own) <= estimated <= HIGH * true + 1e-5 * length(own)
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_large_matrices_are_told_apart_as_well(kind: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    ratios = []
+    for seed in range(40):
+        difference = pattern(kind, [160, 1000], generator)
+        ratios.append(Sketcher(bytes([seed])).sketch([difference]).norm / length([difference]))
+    assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.06)
+    assert min(ratios) > LOW
+    assert max(ratios) < HIGH
+
+
+def test_it_is_linear_and_depends_on_the_seed_and_the_order_only() -> None:
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(9000, generator=generator, dtype=torch.float64) for _ in range(2))
+    sketcher = Sketcher(b"run")
+    difference = sketcher.sketch([a - b])
+    assert sketcher.sketch([a]).distance(sketcher.sketch([b])) == pytest.approx(difference.norm, rel=1e-5)
+    assert sketcher.sketch([a]) == Sketcher(b"run").sketch([a.view(90, 100)])
+    assert sketcher.sketch([a]) != Sketcher(b"another run").sketch([a])
+    assert sketcher.sketch([a, b]) != sketcher.sketch([b, a])
+
+
+def test_a_plain_sum_over_drawn_signs_and_buckets_gives_the_same() -> None:
+    """The slow, obvious way: every element by itself."""
+    sketcher = Sketcher(b"run")
+    tensors = [torch.arange(70_000.0), torch.tensor(3.0), torch.empty(0), torch.arange(-5.0, 5.0)]
+    sums = [0.0] * BUCKETS
+    for index, tensor in enumerate(tensors):
+        flat = tensor.reshape(-1).tolist()
+        draws = sketcher._draw(index.to_bytes(4, "big"), math.ceil(len(flat) / 4096))
+        for place, value in enumerate(flat):
+            row, within = divmod(place, 4096)
+            sign = float(sketcher._signs[row % 16].reshape(-1)[within]) * (-1 if draws[row] & 64 else 1)
+            sums[(within + draws[row]) % BUCKETS] += sign * value
+    torch.testing.assert_close(torch.tensor(sketcher.sketch(tensors).values), torch.tensor(sums))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_short_types_are_summed_in_float64(dtype: torch.dtype) -> None:
+    tensor = torch.full((100_000,), 100.0, dtype=dtype)
+    other = tensor.clone()
+    other[77] = 200.0
+    sketcher = Sketcher(b"")
+    assert sketcher.sketch([tensor]).distance(sketcher.sketch([other])) == pytest.approx(100.0, rel=0.01)
+
+
+def test_what_is_not_finite_shows() -> None:
+    sketcher = Sketcher(b"")
+    assert sketcher.sketch([torch.ones(5)]).is_finite
+    assert not sketcher.sketch([torch.tensor([1.0, math.nan])]).is_finite
+    assert not sketcher.sketch([torch.tensor([1.0, math.inf])]).is_finite
+    assert not sketcher.sketch([torch.full((3,), 1e300, dtype=torch.float64)]).is_finite
+
+
+def test_it_travels_and_what_is_none_is_refused() -> None:
+    sketch = Sketcher(b"").sketch([torch.arange(100.0)])
+    assert Sketch.from_bytes(sketch.to_bytes()) == sketch
+    assert len(sketch.to_bytes()) == SKETCH_BYTES
+    for size in (0, SKETCH_BYTES - 4, SKETCH_BYTES + 1):
+        with pytest.raises(ValueError, match="256 bytes"):
+            Sketch.from_bytes(bytes(size))
+    with pytest.raises(ValueError, match="64 values"):
+        Sketch((1.0,))
