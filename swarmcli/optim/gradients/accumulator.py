@@ -2,38 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
+from swarmcli.errors import OptimizerError
+
 
 class GradientAccumulator:
-    """Sums of gradients over samples, and the buffers in which their mean over the swarm arrives.
+    """Sums of gradients over samples, and the host buffers through which their mean goes to the swarm.
 
-    `accumulators[i]` and `averaged[i]` have the shape of `parameters[i]`; both are kept in float32 where a parameter
-    has a shorter type, since sums over an epoch would lose what small gradients add. Sums live beside their
-    parameters, averages in host memory, where the network writes them.
+        add, add, add ──▶ sums ── hand_in ──▶ means ──▶ the round ─┬─ committed: settle
+                           ▲                                       │
+                           └────────────── take_back ──────────────┴─ given up
+
+    `accumulators[i]` and `means[i]` have the shape of `parameters[i]`; both are kept in float32 where a parameter has
+    a shorter type, since sums over an epoch would lose what small gradients add. Sums live beside their parameters or
+    on `device`, means in host memory, where the network reads and writes them. After a hand-in the sums are as they
+    were until the next `add` makes room for its own.
+
+    With `reuse` the accumulators are the parameters' own `.grad`, in the parameters' type, and backward
+    passes add to them: no second buffer. What those add counts equally, so within an epoch all batches are of one
+    size, and nobody but this class may zero or replace the gradients.
+
+    `take_back` and `settle` may be called beside `add`, from another thread; all other calls exclude each other.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        *,
+        reuse: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
         if not parameters:
             raise ValueError("parameters: expected at least one tensor with requires_grad")
+        if reuse and device is not None:
+            raise ValueError(f"accumulate_grads_on={device!r}: reused gradients stay where their parameters are")
         self.parameters = tuple(parameters)
-        self.accumulators = tuple(_zeros(parameter, parameter.device) for parameter in self.parameters)
-        self.averaged = tuple(_zeros(parameter, torch.device("cpu")) for parameter in self.parameters)
-        self.samples = 0  # whose gradients are in the sums
-        self.times = 0  # calls of `add` since the last reset
+        self.reuse = reuse
+        self.accumulators = tuple(
+            _own_gradient(p) if reuse else _zeros(p, p.device if device is None else torch.device(device))
+            for p in self.parameters
+        )
+        self.means = tuple(_zeros(parameter, torch.device("cpu")) for parameter in self.parameters)
+        self.times = 0  # calls of `add` since the sums were last empty
+        self.handed_in = 0  # samples whose mean a round may be using
+        self._summed = 0  # samples in the sums
+        self._returned = 0  # samples whose mean lies in `means` and belongs to the sums again
+        self._used = False  # the sums still are what was handed in: exact if it is taken back, else to be zeroed
+        self._unit = 1  # how many samples each addition to a sum counts for: the batch size where gradients are reused
+
+    @property
+    def samples(self) -> int:
+        """Accumulated for the next round; what is handed in is not among them."""
+        return self._summed + self._returned
 
     @torch.no_grad()
     def add(self, batch_size: int) -> None:
-        """Adds the parameters' present gradients, each the mean over `batch_size` samples.
+        """Takes in the parameters' present gradients, each the mean over `batch_size` samples.
 
         A parameter without gradient adds nothing. Raises ValueError, and adds nothing at all, if the batch size is
-        not positive or a gradient is sparse or of another shape than its buffer.
+        not positive or a gradient is sparse or of another shape than its buffer. Reused gradients hold the batch
+        already, which cannot be undone: where it is of another size than those before it, or a gradient is another
+        tensor, OptimizerError says so and all that the epoch had accumulated is dropped.
         """
         if batch_size <= 0:
             raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
+        if self.reuse:
+            self._check_reused(batch_size)
+        else:
+            gradients = self._checked_gradients()
+            self._make_ready()
+            for gradient, total in zip(gradients, self.accumulators, strict=True):
+                if gradient is not None:
+                    total.add_(gradient.to(total.device), alpha=batch_size)
+        if self._returned:
+            self._merge_returned()
+        self._summed += batch_size
+        self.times += 1
+
+    @torch.no_grad()
+    def load_means(self) -> bool:
+        """Writes the mean over this peer's samples into `means`; zeros if it has none. Whether all is finite."""
+        if self._returned:
+            self._merge_returned()
+        for total, mean in zip(self.accumulators, self.means, strict=True):
+            if self._summed:
+                mean.copy_(total).div_(self._summed / self._unit)
+            else:
+                mean.zero_()
+        return all(bool(mean.isfinite().all()) for mean in self.means)
+
+    def hand_in(self) -> int:
+        """Writes the mean into `means` and empties the sums; returns the number of samples in it.
+
+        Gradients that are not finite are worth nothing to anybody: then all are dropped, the means are zeros, and 0 is
+        returned. What an earlier hand-in left neither settled nor taken back is used up.
+        """
+        if not self.load_means():
+            self.reset()
+            self.load_means()
+        self.handed_in, self._summed, self.times = self._summed, 0, 0
+        self._empty(keep_until_needed=True)
+        return self.handed_in
+
+    def settle(self) -> None:
+        """What was handed in is used up. Without effect if nothing was."""
+        self.handed_in = 0
+
+    def take_back(self) -> None:
+        """No round used what was handed in: it counts again, once. `means` must be as `hand_in` wrote them until the
+        next `add` or `hand_in`, which is when they return to the sums. Without effect if nothing was handed in."""
+        self._returned, self.handed_in = self._returned + self.handed_in, 0
+
+    def reset(self) -> None:
+        """Drops everything: sums, and what was handed in."""
+        self.handed_in = self._returned = self._summed = self.times = 0
+        self._empty(keep_until_needed=False)
+
+    def _checked_gradients(self) -> list[torch.Tensor | None]:
         gradients = [parameter.grad for parameter in self.parameters]
         for index, (gradient, total) in enumerate(zip(gradients, self.accumulators, strict=True)):
             if gradient is not None and (gradient.is_sparse or gradient.shape != total.shape):
@@ -41,42 +129,68 @@ class GradientAccumulator:
                     f"gradient {index} has shape {tuple(gradient.shape)} and layout {gradient.layout}: "
                     f"expected a dense one of shape {tuple(total.shape)}, as at the start of training"
                 )
-        for gradient, total in zip(gradients, self.accumulators, strict=True):
-            if gradient is not None:
-                total.add_(gradient, alpha=batch_size)
-        self.samples += batch_size
-        self.times += 1
+        return gradients
+
+    def _check_reused(self, batch_size: int) -> None:
+        pairs = zip(self.parameters, self.accumulators, strict=True)
+        replaced = [index for index, (parameter, total) in enumerate(pairs) if parameter.grad is not total]
+        if not self._summed:
+            self._unit = batch_size
+        if not replaced and batch_size == self._unit:
+            return
+        for parameter, total in zip(self.parameters, self.accumulators, strict=True):
+            parameter.grad = total
+        self.reset()
+        if replaced:
+            raise OptimizerError(
+                f"the gradient of parameter {replaced[0]} was replaced, by zero_grad for example: with reused gradient "
+                f"buffers it is the accumulator; the gradients of this epoch are dropped"
+            )
+        raise OptimizerError(
+            f"batch_size={batch_size!r}: with reused gradient buffers all batches of an epoch have one size, which was "
+            f"{self._unit}; the gradients of this epoch are dropped"
+        )
 
     @torch.no_grad()
-    def load_means(self) -> bool:
-        """Writes the mean over this peer's samples into `averaged`; zeros if it has none. Whether all is finite."""
-        for total, mean in zip(self.accumulators, self.averaged, strict=True):
-            mean.copy_(total)
-            if self.samples:
-                mean.div_(self.samples)
-        return all(bool(mean.isfinite().all()) for mean in self.averaged)
+    def _merge_returned(self) -> None:
+        """Into the sums; those of a hand-in that nothing was added to since are what it was."""
+        if self._used:
+            self._used = False
+        else:
+            for total, mean in zip(self.accumulators, self.means, strict=True):
+                total.add_(mean.to(total), alpha=self._returned / self._unit)
+        returned, self._returned = self._returned, 0
+        self._summed += returned
 
-    def reset(self) -> None:
+    def _make_ready(self) -> None:
+        """Before gradients are added to the sums: they are empty, or hold what counts."""
+        if self._returned:
+            self._merge_returned()
+        if self._used:
+            self._zero()
+
+    def _empty(self, keep_until_needed: bool) -> None:
+        # Backward passes do not ask before they add to reused gradients.
+        self._used = True
+        if self.reuse or not keep_until_needed:
+            self._zero()
+
+    @torch.no_grad()
+    def _zero(self) -> None:
         for total in self.accumulators:
             total.zero_()
-        self.samples = self.times = 0
-
-    @contextmanager
-    def averaged_as_gradients(self) -> Iterator[None]:
-        """Inside the block `parameter.grad` is the averaged gradient; the user's own gradients come back after it."""
-        users = [parameter.grad for parameter in self.parameters]
-        try:
-            for parameter, mean in zip(self.parameters, self.averaged, strict=True):
-                parameter.grad = mean.to(dtype=parameter.dtype, device=parameter.device)
-            yield
-        finally:
-            for parameter, gradient in zip(self.parameters, users, strict=True):
-                parameter.grad = gradient
+        self._used = False
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
     """In which gradients of this type are summed and averaged."""
     return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def _own_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """The parameter's `.grad`, which is zero from now on."""
+    parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+    return parameter.grad
 
 
 def _zeros(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:

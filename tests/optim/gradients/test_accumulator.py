@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 
 
@@ -20,7 +21,7 @@ def test_unequal_batches_give_the_mean_over_samples() -> None:
         accumulator.add(len(batch))
     accumulator.load_means()
     assert (accumulator.samples, accumulator.times) == (10, 3)
-    torch.testing.assert_close(accumulator.averaged[0], data.mean(0), rtol=1e-14, atol=0)
+    torch.testing.assert_close(accumulator.means[0], data.mean(0), rtol=1e-14, atol=0)
 
 
 def test_without_samples_the_means_are_zero() -> None:
@@ -31,7 +32,7 @@ def test_without_samples_the_means_are_zero() -> None:
     accumulator.reset()
     accumulator.load_means()
     assert (accumulator.samples, accumulator.times) == (0, 0)
-    assert not accumulator.averaged[0].any()
+    assert not accumulator.means[0].any()
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
@@ -51,8 +52,8 @@ def test_a_parameter_without_gradient_adds_nothing() -> None:
     accumulator = GradientAccumulator([used, unused])
     accumulator.add(4)
     accumulator.load_means()
-    assert torch.equal(accumulator.averaged[0], torch.ones(2, dtype=torch.float64))
-    assert not accumulator.averaged[1].any()
+    assert torch.equal(accumulator.means[0], torch.ones(2, dtype=torch.float64))
+    assert not accumulator.means[1].any()
 
 
 def test_short_floats_are_summed_in_float32() -> None:
@@ -63,17 +64,7 @@ def test_short_floats_are_summed_in_float32() -> None:
         accumulator.add(1)
     assert accumulator.accumulators[0].item() == 1000.0
     accumulator.load_means()
-    with accumulator.averaged_as_gradients():
-        assert weights.grad.dtype == torch.bfloat16
-
-
-def test_averages_stand_in_for_the_users_gradients_only_inside_the_block() -> None:
-    weights = parameter(2)
-    users = weights.grad = torch.ones(2, dtype=torch.float64)
-    accumulator = GradientAccumulator([weights])
-    with accumulator.averaged_as_gradients():
-        assert not weights.grad.any()
-    assert weights.grad is users
+    assert accumulator.means[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
@@ -96,3 +87,180 @@ def test_a_gradient_that_does_not_fit_adds_nothing_at_all() -> None:
 def test_at_least_one_parameter_is_needed() -> None:
     with pytest.raises(ValueError, match="parameters"):
         GradientAccumulator([])
+
+
+# What is handed in, used up or taken back.
+
+
+def filled(*gradients: float, batch_size: int = 2, **options: object) -> tuple[torch.Tensor, GradientAccumulator]:
+    """An accumulator of one number that has taken in these gradients, each of a batch of two."""
+    weights = parameter(1)
+    accumulator = GradientAccumulator([weights], **options)
+    for gradient in gradients:
+        batch(weights, accumulator, gradient, batch_size)
+    return weights, accumulator
+
+
+def batch(weights: torch.Tensor, accumulator: GradientAccumulator, gradient: float, batch_size: int = 2) -> None:
+    """A backward pass whose gradient is that number, and `add`."""
+    if not accumulator.reuse:
+        weights.grad = None
+    (weights * gradient).sum().backward()
+    accumulator.add(batch_size)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_hand_in_leaves_room_for_the_next_epoch(reuse: bool) -> None:
+    weights, accumulator = filled(1.0, 3.0, reuse=reuse)
+    assert accumulator.hand_in() == 4
+    assert accumulator.means[0].item() == 2.0
+    assert (accumulator.samples, accumulator.times, accumulator.handed_in) == (0, 0, 4)
+    batch(weights, accumulator, 7.0)
+    assert accumulator.means[0].item() == 2.0, "the round may be using it"
+    accumulator.settle()
+    assert accumulator.hand_in() == 2
+    assert accumulator.means[0].item() == 7.0
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("meanwhile", [(), (7.0,), (7.0, 9.0)])
+def test_what_is_taken_back_counts_once(reuse: bool, meanwhile: tuple[float, ...]) -> None:
+    weights, accumulator = filled(1.0, 3.0, reuse=reuse)
+    accumulator.hand_in()
+    for gradient in meanwhile:
+        batch(weights, accumulator, gradient)
+    for _ in range(2):
+        accumulator.take_back()
+    everything = [1.0, 3.0, *meanwhile]
+    assert accumulator.samples == 2 * len(everything)
+    assert accumulator.hand_in() == 2 * len(everything)
+    assert accumulator.means[0].item() == pytest.approx(sum(everything) / len(everything), rel=1e-15)
+    assert accumulator.handed_in == 2 * len(everything)
+
+
+def test_rounds_that_fail_leave_the_sums_bit_for_bit() -> None:
+    weights = parameter(50, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    accumulator = GradientAccumulator([weights])
+    for size in (3, 7, 1):
+        weights.grad = torch.randn(50, generator=generator)
+        accumulator.add(size)
+    accumulator.hand_in()
+    first = accumulator.means[0].clone()
+    for _ in range(20):
+        accumulator.take_back()
+        assert accumulator.hand_in() == 11
+    assert torch.equal(accumulator.means[0], first)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_what_was_settled_cannot_be_taken_back(reuse: bool) -> None:
+    weights, accumulator = filled(1.0, reuse=reuse)
+    accumulator.hand_in()
+    accumulator.settle()
+    accumulator.take_back()
+    assert accumulator.samples == 0
+    batch(weights, accumulator, 5.0)
+    assert accumulator.hand_in() == 2
+    assert accumulator.means[0].item() == 5.0
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_reset_drops_what_was_handed_in_or_taken_back(reuse: bool) -> None:
+    weights, accumulator = filled(1.0, reuse=reuse)
+    accumulator.hand_in()
+    accumulator.take_back()
+    accumulator.reset()
+    assert (accumulator.samples, accumulator.handed_in) == (0, 0)
+    assert not accumulator.accumulators[0].any()
+    accumulator.take_back()
+    batch(weights, accumulator, 5.0)
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 5.0)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_hand_in_that_is_not_finite_is_dropped(reuse: bool) -> None:
+    weights, accumulator = filled(1.0, float("inf"), reuse=reuse)
+    assert accumulator.hand_in() == 0
+    assert not accumulator.means[0].any()
+    accumulator.take_back()
+    assert accumulator.samples == 0
+    batch(weights, accumulator, 5.0)
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 5.0)
+
+
+# Reused gradients.
+
+
+def test_reused_gradients_are_the_accumulators() -> None:
+    weights, accumulator = filled(1.0, 3.0, 5.0, reuse=True)
+    assert accumulator.accumulators[0] is weights.grad
+    assert weights.grad.item() == 9.0
+    accumulator.hand_in()
+    assert accumulator.means[0].item() == 3.0
+    assert accumulator.accumulators[0] is weights.grad
+    assert not weights.grad.any()
+
+
+def test_reused_gradients_begin_at_zero() -> None:
+    weights = parameter(2)
+    weights.grad = torch.ones(2, dtype=torch.float64)
+    GradientAccumulator([weights], reuse=True)
+    assert not weights.grad.any()
+
+
+def test_reused_gradients_want_batches_of_one_size() -> None:
+    weights, accumulator = filled(1.0, 3.0, reuse=True)
+    with pytest.raises(OptimizerError, match=r"batch_size=3.* which was 2"):
+        batch(weights, accumulator, 5.0, batch_size=3)
+    assert accumulator.samples == 0
+    batch(weights, accumulator, 7.0, batch_size=3)
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (3, 7.0)
+
+
+def test_the_next_epoch_may_have_batches_of_another_size() -> None:
+    weights, accumulator = filled(1.0, 3.0, reuse=True)
+    accumulator.hand_in()
+    batch(weights, accumulator, 8.0, batch_size=12)
+    accumulator.take_back()
+    assert accumulator.hand_in() == 16
+    assert accumulator.means[0].item() == (4 * 2.0 + 12 * 8.0) / 16
+
+
+@pytest.mark.parametrize("replacement", [None, torch.ones(1, dtype=torch.float64)])
+def test_replaced_gradients_are_noticed(replacement: torch.Tensor | None) -> None:
+    weights, accumulator = filled(1.0, reuse=True)
+    weights.grad = replacement
+    with pytest.raises(OptimizerError, match="parameter 0 was replaced"):
+        accumulator.add(2)
+    assert weights.grad is accumulator.accumulators[0]
+    batch(weights, accumulator, 5.0)
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 5.0)
+
+
+def test_the_users_own_zeroing_is_fine_without_reuse() -> None:
+    weights, accumulator = filled(1.0)
+    weights.grad = None
+    accumulator.add(2)
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (4, 0.5)
+
+
+# Where the sums live.
+
+
+def test_sums_may_live_elsewhere() -> None:
+    weights = parameter(2)
+    assert GradientAccumulator([weights], device="meta").accumulators[0].device.type == "meta"
+    with pytest.raises(ValueError, match="accumulate_grads_on='cpu'"):
+        GradientAccumulator([weights], device="cpu", reuse=True)
+
+
+def test_reused_gradients_take_no_second_buffer() -> None:
+    """Counted: the gradient itself and the mean in host memory, against a sum beside both."""
+    weights = parameter(1000)
+    reused = GradientAccumulator([weights], reuse=True)
+    storages = {t.untyped_storage().data_ptr() for t in (weights.grad, *reused.accumulators, *reused.means)}
+    assert len(storages) == 2
+    plain = GradientAccumulator([weights])
+    storages = {t.untyped_storage().data_ptr() for t in (weights.grad, *plain.accumulators, *plain.means)}
+    assert len(storages) == 3
