@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -138,6 +138,11 @@ class AveragerCore:
     def set_group_bits(self, bits: str) -> None:
         """Raises ValueError for anything but zeros and ones."""
         self._finder.set_group_bits(bits)
+
+    def expect(self, peers: Iterable[PeerID]) -> None:
+        """The next group waits for these as for the members of the last one: while they can be reached, and at most
+        until its time is up."""
+        self._finder.expect(peers)
 
     async def load_state_from_peers(self, timeout: float | None = None) -> DownloadedState | None:
         """Downloads the state that others share; nothing here changes. None if nobody offers one.

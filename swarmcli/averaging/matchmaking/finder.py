@@ -95,6 +95,10 @@ class GroupFinder:
         doubtful = frozenset(peers)
         self._crew = frozenset(peer for peer in self._crew if peer not in doubtful)
 
+    def expect(self, peers: Iterable[PeerID]) -> None:
+        """The next group waits for these while they can be reached, until its time is up."""
+        self._crew = frozenset(peers)
+
     async def find(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """A group for this round; waits until an earlier search has ended.
 
