@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from swarmcli.clock import get_dht_time
     from swarmcli.compression import Float16Compression, NoCompression
     from swarmcli.dht import DHT
-    from swarmcli.optim import GradientAverager, Optimizer, ProgressTracker, TrainingStateAverager
+    from swarmcli.optim import GradientAverager, GradScaler, Optimizer, ProgressTracker, TrainingStateAverager
 
 __version__ = "0.1.0"
 
@@ -22,6 +22,7 @@ _HOMES = {
     "DHT": "swarmcli.dht",
     "DecentralizedAverager": "swarmcli.averaging",
     "Float16Compression": "swarmcli.compression",
+    "GradScaler": "swarmcli.optim",
     "GradientAverager": "swarmcli.optim",
     "NoCompression": "swarmcli.compression",
     "Optimizer": "swarmcli.optim",
@@ -35,6 +36,7 @@ __all__ = [
     "DHT",
     "DecentralizedAverager",
     "Float16Compression",
+    "GradScaler",
     "GradientAverager",
     "NoCompression",
     "Optimizer",

@@ -30,6 +30,7 @@ SwarmError
 │   ├── RoundUndecided            this peer lost the quorum and cannot know the outcome; inputs are kept
 │   └── StateDownloadError        no donor gave a complete state; `.attempts` says what failed with each
 ├── OptimizerError                the collaborative optimizer was used in a way that it refuses
+│   └── GradScalerError           a GradScaler was called in an order that would step with wrong gradients
 ├── FingerprintError              the run refused this peer: its recipe differs; `.keys` says where
 ├── RecipeError                   a recipe that cannot be read; carries file, line and fix
 ├── DataError                     training data that is missing or cannot be read
@@ -202,6 +203,10 @@ class StateDownloadError(AveragingError):
 
 class OptimizerError(SwarmError):
     """The collaborative optimizer was used in a way that it refuses; the message says why."""
+
+
+class GradScalerError(OptimizerError, RuntimeError):
+    """A GradScaler was called in an order that would step with wrongly scaled gradients; a RuntimeError as in torch."""
 
 
 class FingerprintError(SwarmError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.grad_scaler import GradScaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.membership.report import PeerDescription, PeerReport
 from swarmcli.optim.optimizer import Optimizer
@@ -15,6 +16,7 @@ from swarmcli.optim.state.state_averager import TrainingStateAverager
 __all__ = [
     "AuxiliaryCore",
     "GlobalTrainingProgress",
+    "GradScaler",
     "GradientAverager",
     "LocalTrainingProgress",
     "Optimizer",

@@ -1,0 +1,245 @@
+"""GradScaler: loss scaling for float16 gradients where one global step is made of many local ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from swarmcli.errors import GradScalerError, OptimizerError
+
+
+@runtime_checkable
+class TakesScaledGradients(Protocol):
+    """The collaborative Optimizer, as its scaler sees it."""
+
+    def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any: ...
+
+    def batch_gradients(self) -> list[torch.Tensor]:
+        """Those that the last backward pass wrote; with reused buffers the sums that it added to."""
+
+    @property
+    def gradients_are_sums(self) -> bool:
+        """Whether backward passes add to buffers that are reused."""
+
+    @property
+    def holds_scaled_sums(self) -> bool:
+        """Whether such buffers hold gradients at the present scale, which must not change under them."""
+
+
+@dataclass(slots=True)
+class _Intake:
+    """What became of one Optimizer's local steps since the last update."""
+
+    optimizer: TakesScaledGradients
+    steps: int = 0
+    unscaled: bool = False  # the user did it for the batch that comes next
+    overflow: bool = False
+    global_step: bool = False
+
+    @property
+    def may_update(self) -> bool:
+        return (self.overflow or self.global_step) and not self.optimizer.holds_scaled_sums
+
+
+class GradScaler(torch.amp.GradScaler):
+    """torch's GradScaler for the collaborative Optimizer, and still torch's for any other.
+
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)        # a local step: optimizer.step(grad_scaler=scaler)
+        scaler.update()               # moves the scale only where a global step has ended, or gradients overflowed
+
+    Peers choose their scales independently: what they average has been unscaled. A batch whose gradients are not
+    finite resets what this peer, and only it, has accumulated in the epoch, and `update` lowers its scale at once.
+    `growth_interval` counts global steps. Gradients are unscaled once: as they are added to separate sums, or, in
+    reused buffers, when the epoch ends; there the scale stands still while the buffers hold anything.
+
+    Calls in an order that would step with wrongly scaled gradients raise GradScalerError.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        self._in_global_step = False
+        self._intakes: dict[int, _Intake] = {}  # by the optimizer's id
+
+    # the calls that torch's scaler has
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divides the gradients by the scale, to clip or look at them before `step`; at most once for each.
+
+        Of the collaborative Optimizer these are the gradients of one batch. GradScalerError: they have been unscaled,
+        lie in reused buffers (which hold those of other batches too), or are float16 (small ones would vanish; the
+        Optimizer's own sums are float32).
+        """
+        if not (self.is_enabled() and isinstance(optimizer, TakesScaledGradients)):
+            return super().unscale_(optimizer)
+        scale = self.scale_of(optimizer)
+        intake = self._intake(optimizer)
+        if intake.unscaled:
+            raise GradScalerError("unscale_() was called twice for one batch; its gradients are unscaled already")
+        if optimizer.gradients_are_sums:
+            raise GradScalerError(
+                "unscale_(): reused gradient buffers hold an epoch's batches and are unscaled at its end"
+            )
+        gradients = optimizer.batch_gradients()
+        if any(gradient.dtype == torch.float16 for gradient in gradients):
+            raise GradScalerError("unscale_(): small float16 gradients would vanish; step() unscales them in float32")
+        with torch.no_grad():
+            for gradient in gradients:
+                gradient.div_(scale)
+        intake.unscaled = True
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """A local step of the collaborative Optimizer, which takes the scaled gradients in; of others as in torch.
+
+        `args` and `kwargs` go to `optimizer.step`; no closure, since its gradients would come after the check.
+        """
+        if not (self.is_enabled() and isinstance(optimizer, TakesScaledGradients)):
+            return super().step(optimizer, *args, **kwargs)
+        if args or kwargs.get("closure") is not None:
+            raise GradScalerError("step(): no closure with a scaler; call scaler.scale(loss).backward() before")
+        return optimizer.step(grad_scaler=self, **kwargs)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Lowers the scale after an overflow, raises it after `growth_interval` global steps without one.
+
+        After a local step that ended no epoch it changes nothing. GradScalerError: no step was taken since the last
+        update, a global step is running, or `new_scale` is set under gradients that reused buffers hold.
+        """
+        if not self.is_enabled():
+            return
+        if self._in_global_step:
+            raise GradScalerError("update() belongs after the block of running_global_step(), not into it")
+        if new_scale is not None:
+            self._refuse_under_sums()
+            super().update(new_scale)
+            self._intakes.clear()
+            return
+        stepped = any(intake.steps for intake in self._intakes.values())
+        if self._report_found() or not stepped:
+            self._update_by_steps()
+        for intake in self._intakes.values():
+            intake.steps = 0
+
+    # what it knows beyond torch's
+
+    def are_grads_finite(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the gradients that `optimizer` would step with, or take in, are all finite. Changes nothing."""
+        if isinstance(optimizer, TakesScaledGradients):
+            return all_finite(optimizer.batch_gradients())
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return all_finite(parameter.grad for parameter in parameters if parameter.grad is not None)
+
+    @contextmanager
+    def running_global_step(self) -> Iterator[None]:
+        """For loops that average gradients themselves: inside, `step(inner_optimizer)` uses the swarm's average.
+
+        with averager.use_averaged_gradients(), scaler.running_global_step():
+            scaler.step(inner_optimizer)
+        scaler.update()
+
+        Averages of float16 parameters may then be unscaled as they are. Blocks do not nest, and the collaborative
+        Optimizer, which takes its global steps by itself, cannot be stepped inside.
+        """
+        if self._in_global_step:
+            raise GradScalerError("running_global_step(): a global step is running already")
+        self._in_global_step = True
+        try:
+            yield
+        finally:
+            self._in_global_step = False
+
+    # for the Optimizer
+
+    def scale_of(self, optimizer: TakesScaledGradients) -> float:
+        """What the gradients of the batch that `optimizer` takes in now were multiplied with.
+
+        GradScalerError: inside a global step, or nothing was ever scaled.
+        """
+        if not self.is_enabled():
+            return 1.0
+        if self._in_global_step:
+            raise GradScalerError("the collaborative Optimizer takes its global steps by itself: step it outside")
+        if self._scale is None:
+            raise GradScalerError("nothing was scaled: call scaler.scale(loss).backward() before step()")
+        return 1.0 if self._intake(optimizer).unscaled else self.get_scale()
+
+    def note_step(self, optimizer: TakesScaledGradients, *, overflow: bool, global_step: bool) -> None:
+        """After a local step: whether gradients were given up because they overflowed, and whether an epoch ended."""
+        intake = self._intake(optimizer)
+        intake.steps += 1
+        intake.unscaled = False
+        intake.overflow |= overflow
+        intake.global_step |= global_step
+
+    def _intake(self, optimizer: TakesScaledGradients) -> _Intake:
+        return self._intakes.setdefault(id(optimizer), _Intake(optimizer))
+
+    def _report_found(self) -> bool:
+        """Tells torch's arithmetic of each Optimizer that has come to an end of something; whether one has."""
+        ended = [(key, intake) for key, intake in self._intakes.items() if intake.may_update]
+        for key, intake in ended:
+            found = torch.full((), float(intake.overflow), dtype=torch.float32, device=self._device)
+            self._per_optimizer_states[key]["found_inf_per_device"] = {found.device: found}
+            intake.overflow = intake.global_step = False
+        return bool(ended) or any(state["found_inf_per_device"] for state in self._per_optimizer_states.values())
+
+    def _update_by_steps(self) -> None:
+        try:
+            super().update()
+        except AssertionError as error:  # torch's way to say so
+            raise GradScalerError(f"update() without a step before it: {error}") from error
+
+    def _refuse_under_sums(self) -> None:
+        if any(intake.optimizer.holds_scaled_sums for intake in self._intakes.values()):
+            raise GradScalerError(
+                "update(new_scale): reused gradient buffers hold gradients at the present scale; "
+                "set another one right after a global step"
+            )
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, torch.Tensor]:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16 or self._in_global_step)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._in_global_step:
+            raise GradScalerError("a scaler cannot be copied or pickled inside a global step")
+        return {**super().__getstate__(), "_intakes": {}}
+
+
+def all_finite(gradients: Iterable[torch.Tensor]) -> bool:
+    """Whether no value is infinite or no number. One pass over each tensor and no copy; waits for each device once."""
+    finite: dict[torch.device, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        if values.numel():
+            largest = torch.linalg.vector_norm(values.detach(), ord=float("inf"))
+            finite.setdefault(largest.device, []).append(largest.isfinite())
+    return all(bool(torch.stack(answers).all()) for answers in finite.values())
+
+
+def check_grad_scaler(grad_scaler: object) -> None:
+    """Raises OptimizerError for torch's plain scaler, which would scale by every local step; TypeError for others."""
+    if grad_scaler is None or isinstance(grad_scaler, GradScaler):
+        return
+    if isinstance(grad_scaler, torch.amp.GradScaler):
+        raise OptimizerError(
+            "grad_scaler: torch's own takes every local step for a global one; use swarmcli.GradScaler in its place"
+        )
+    raise TypeError(f"grad_scaler: expected a swarmcli.GradScaler, got {type(grad_scaler).__name__}")
