@@ -1,0 +1,1 @@
+"""Programs to copy from: training loops that strangers can join."""

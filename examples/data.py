@@ -1,0 +1,26 @@
+"""What the examples learn, made on the spot: nothing is downloaded, and every peer draws samples of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+FEATURES, CLASSES = 16, 4
+
+
+def clusters(batch_size: int, batches: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Points around one centre for each class: (batch_size, FEATURES) and their classes (batch_size,).
+
+    The centres are the same for everyone, the points another peer's only where its `seed` is the same.
+    """
+    centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0))
+    own = torch.Generator().manual_seed(seed)
+    for _ in range(batches):
+        classes = torch.randint(CLASSES, (batch_size,), generator=own)
+        yield centres[classes] + torch.randn(batch_size, FEATURES, generator=own), classes
+
+
+def classifier() -> torch.nn.Module:
+    """A small network. Peers may begin with different weights: all but the first take over those of the run."""
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))

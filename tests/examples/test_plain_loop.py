@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from examples import plain_loop
+
+ROOT = Path(plain_loop.__file__).parent.parent
+EPOCH = re.compile(r"epoch (\d+): (\d+) samples of (\d+) peers, lineage (\w+)")
+
+
+@contextmanager
+def peer(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-u", "-m", "examples.plain_loop", "--batches", "1000000", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], pattern: str) -> list[str]:
+    """The lines up to the first in which the pattern is found."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if re.search(pattern, line):
+            return lines
+    raise AssertionError(f"it ended before it said {pattern!r}: {lines}")
+
+
+def lineages(lines: list[str]) -> dict[int, str]:
+    return {int(found[1]): found[4] for line in lines if (found := EPOCH.search(line))}
+
+
+@pytest.mark.processes
+def test_two_processes_train_together() -> None:
+    with peer() as first:
+        address = read_until(first, "others join")[0].split()[-1]
+        with peer("--seed", "1", "--peer", address) as second:
+            told = [read_until(process, "4[0-9]+ samples of 2 peers") for process in (first, second)]
+            for process in (first, second):
+                process.send_signal(signal.SIGINT)
+            for lines, process in zip(told, (first, second), strict=True):
+                lines += read_until(process, "stopped")
+                assert process.wait() == 0
+    one, other = map(lineages, told)
+    together = {epoch for epoch in one.keys() & other.keys() if one[epoch] == other[epoch]}
+    assert together, told
+
+
+def test_it_takes_five_lines() -> None:
+    source = Path(plain_loop.__file__).read_text()
+    assert re.findall(r"  # (\d)$", source, re.MULTILINE) == ["1", "2", "3", "4", "5"]
