@@ -1,0 +1,110 @@
+"""The delta rule on its own: what was learned meanwhile is kept, and what was not is exactly the average."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from swarmcli.compression import TensorRole
+from swarmcli.errors import OptimizerError
+from swarmcli.optim.state.state_buffers import StateBuffers
+
+
+def made(*tensors: torch.Tensor, statistics: tuple[str, ...] = (), extra: tuple[torch.Tensor, ...] = ()) -> tuple:
+    """The optimizer of these parameters, and its buffers."""
+    parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
+    optimizer = torch.optim.Adam(parameters, lr=0.1)
+    return parameters, optimizer, StateBuffers(parameters, optimizer, statistics, extra)
+
+
+def step(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 20), st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]))
+def test_the_average_is_assigned_where_nothing_changed_and_added_where_it_did(seed: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    start, average = (torch.randn(50, generator=generator).to(dtype) for _ in range(2))
+    touched = torch.rand(50, generator=generator) < 0.3
+    (parameter,), _, buffers = made(start.clone())
+    buffers.load(changes=True)
+    assert torch.equal(buffers.tensors[0], start)
+    learned = torch.randn(50, generator=generator).to(dtype)
+    with torch.no_grad():
+        parameter[touched] += learned[touched]
+    changed = parameter.detach().clone()
+    buffers.tensors[0].copy_(average)
+    buffers.apply()
+    still = changed == start
+    assert torch.equal(parameter[still], average[still])
+    expected = changed.double() + average.double() - start.double()
+    torch.testing.assert_close(parameter[~still].double(), expected[~still], rtol=0.02, atol=0.02)
+
+
+def test_without_changes_no_second_copy_is_kept_and_the_average_is_the_state() -> None:
+    (parameter,), _, buffers = made(torch.ones(4))
+    buffers.load(changes=True)
+    buffers.load(changes=False)
+    assert buffers._before is None
+    buffers.tensors[0].fill_(3.0)
+    buffers.apply()
+    assert torch.equal(parameter, torch.full((4,), 3.0))
+
+
+def test_what_a_round_has_not_touched_leaves_the_state_as_it_is() -> None:
+    (parameter,), optimizer, buffers = made(torch.ones(4))
+    buffers.load(changes=True)
+    step(optimizer, [parameter])
+    changed = parameter.detach().clone()
+    buffers.apply()
+    torch.testing.assert_close(parameter.detach(), changed)
+
+
+def test_a_state_that_was_not_finite_becomes_the_average() -> None:
+    (parameter,), _, buffers = made(torch.tensor([1.0, float("nan"), float("inf")]))
+    buffers.load(changes=True)
+    buffers.tensors[0].copy_(torch.tensor([5.0, 6.0, 7.0]))
+    buffers.apply()
+    assert parameter.tolist() == [5.0, 6.0, 7.0]
+
+
+def test_statistics_are_averaged_by_name_and_begin_at_zero() -> None:
+    (parameter,), optimizer, buffers = made(torch.ones(3), statistics=("exp_avg", "exp_avg_sq"))
+    buffers.load(changes=False)
+    assert [tensor.tolist() for tensor in buffers.tensors[1:]] == [[0.0] * 3] * 2
+    buffers.apply()  # there is nothing to move yet
+    step(optimizer, [parameter])
+    buffers.load(changes=False)
+    torch.testing.assert_close(buffers.tensors[1], torch.full((3,), 0.1))
+    buffers.tensors[1].fill_(9.0)
+    optimizer.load_state_dict(optimizer.state_dict())  # replaces the tensors of the statistics
+    buffers.apply()
+    assert optimizer.state[parameter]["exp_avg"].tolist() == [9.0] * 3
+    assert [info.role for info in buffers.infos] == [TensorRole.PARAMETER, *[TensorRole.OPTIMIZER] * 2]
+
+
+def test_statistics_that_are_none_are_refused_by_name() -> None:
+    parameters, optimizer, buffers = made(torch.ones(3), statistics=("exp_averages",))
+    step(optimizer, parameters)
+    with pytest.raises(OptimizerError, match="keeps no 'exp_averages'; there are step, exp_avg, exp_avg_sq"):
+        buffers.load(changes=False)
+    with pytest.raises(OptimizerError, match=r"'step' has shape \(\)"):
+        StateBuffers(parameters, optimizer, ("step",))
+
+
+def test_counters_and_frozen_parameters() -> None:
+    """Counters stay as they are; parameters without gradients are averaged, and have no statistics."""
+    counter, mean = torch.tensor(7), torch.zeros(2)
+    frozen = torch.ones(2)
+    parameters = [torch.nn.Parameter(torch.ones(3)), frozen]
+    optimizer = torch.optim.Adam([{"params": parameters}])
+    buffers = StateBuffers(parameters, optimizer, ("exp_avg",), (counter, mean))
+    assert [tuple(tensor.shape) for tensor in buffers.tensors] == [(3,), (2,), (3,), (2,)]
+    buffers.load(changes=False)
+    for tensor in buffers.tensors:
+        tensor.fill_(4.0)
+    buffers.apply()
+    assert (counter.item(), mean.tolist(), frozen.tolist()) == (7, [4.0, 4.0], [4.0, 4.0])
