@@ -62,9 +62,8 @@ class StateBuffers:
             made = self._optimizer.state.get(parameter, {})
             for name in self._names:
                 if made and name not in made:
-                    raise OptimizerError(
-                        f"average_opt_statistics: the optimizer keeps no {name!r}; there are {', '.join(map(str, made))}"
-                    )
+                    there_are = ", ".join(map(str, made))
+                    raise OptimizerError(f"average_opt_statistics: there is no {name!r}; there are {there_are}")
                 value = made.get(name)
                 if value is not None and (not isinstance(value, torch.Tensor) or value.shape != parameter.shape):
                     form = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -89,7 +89,7 @@ def test_statistics_are_averaged_by_name_and_begin_at_zero() -> None:
 def test_statistics_that_are_none_are_refused_by_name() -> None:
     parameters, optimizer, buffers = made(torch.ones(3), statistics=("exp_averages",))
     step(optimizer, parameters)
-    with pytest.raises(OptimizerError, match="keeps no 'exp_averages'; there are step, exp_avg, exp_avg_sq"):
+    with pytest.raises(OptimizerError, match="there is no 'exp_averages'; there are step, exp_avg, exp_avg_sq"):
         buffers.load(changes=False)
     with pytest.raises(OptimizerError, match=r"'step' has shape \(\)"):
         StateBuffers(parameters, optimizer, ("step",))
