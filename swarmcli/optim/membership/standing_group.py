@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -30,6 +30,7 @@ class Committed:
     samples: int  # in the average, by everyone
     contributors: tuple[PeerID, ...]
     left_out: Mapping[PeerID, str] = field(default_factory=dict)
+    members: tuple[PeerID, ...] = ()  # who has a state that stepped, or follows, with this peer; no auxiliaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,16 @@ class StandingGroup:
     """
 
     def __init__(
-        self, averager: AveragerCore, target_batch_size: int, terms: Mapping[str, str], tasks: TaskOwner
+        self,
+        averager: AveragerCore,
+        target_batch_size: int,
+        terms: Mapping[str, str],
+        tasks: TaskOwner,
+        gather: Callable[[], Any] = lambda: None,
     ) -> None:
+        """`gather` gives what every member of the group is to know of this peer; it is asked whenever one forms."""
         self._averager = averager
+        self._gather = gather
         self._target = target_batch_size
         self._terms = terms
         self._tasks = tasks
@@ -103,6 +111,12 @@ class StandingGroup:
     def begun(self) -> bool:
         """Whether the round has begun, so that the others wait for this peer's gradients."""
         return self._begun.is_set()
+
+    @property
+    def gathered(self) -> dict[PeerID, bytes]:
+        """What the members of the round that has begun handed to `gather`, encoded: strangers' words. Empty before."""
+        group = self._control.group if self._control is not None and self.begun else None
+        return {member.peer_id: member.gathered for member in group.members} if group is not None else {}
 
     async def wait_until_begun(self, timeout: float) -> bool:
         """Waits at most so long. Raises FingerprintError if all others refuse this peer."""
@@ -156,6 +170,7 @@ class StandingGroup:
     async def _run_one(self, standing: Standing) -> Outcome:
         request = RoundRequest(
             tag=standing.lineage,
+            gather=self._gather(),
             weight=0.0,
             require_trigger=True,
             allow_retries=False,
@@ -198,5 +213,9 @@ async def _outcome(control: StepControl) -> Outcome:
     if result.total_weight <= 0:
         return Failed("nobody in the group had samples")
     return Committed(
-        result.group.group_id, round(result.total_weight), tuple(result.contributors), dict(result.left_out)
+        result.group.group_id,
+        round(result.total_weight),
+        tuple(result.contributors),
+        dict(result.left_out),
+        tuple(member.peer_id for member in result.group.members if not member.auxiliary),
     )
