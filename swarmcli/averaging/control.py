@@ -121,6 +121,7 @@ class StepControl:
         self._weight = float(request.weight)
         self._scheduled_time = request.scheduled_time
         self._progress = 0.0
+        self.urgent = asyncio.Event()  # what was reported last goes out at once
         self._trigger = asyncio.Event()
         self._weight_taken = False
         self._task: asyncio.Task[None] | None = None
@@ -189,6 +190,10 @@ class StepControl:
         if progress > self._progress:
             self._progress = float(progress)
             self._on_loop(self._notify)
+
+    def hurry(self) -> None:
+        """This peer has stopped to wait for the group: the leader learns at once what was last reported."""
+        self._on_loop(self.urgent.set)
 
     def allow_allreduce(self) -> None:
         """This peer's tensors and weight are ready. Without `require_trigger` they are from the start."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from swarmcli.averaging.control import StepControl
@@ -99,4 +100,11 @@ class Contact:
                 if not pulse.together:
                     self._search.on_parted(leader.peer_id, self._loop.time())
                     self._wake()
-            await asyncio.sleep(max(MIN_PUSH_INTERVAL, self._group_size / PUSHES_PER_SECOND))
+            await self._pause(max(MIN_PUSH_INTERVAL, self._group_size / PUSHES_PER_SECOND))
+
+    async def _pause(self, seconds: float) -> None:
+        """Between two messages of progress; over at once when this peer stops to wait for its group."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._control.urgent.wait()
+        self._control.urgent.clear()

@@ -199,6 +199,26 @@ def test_at_rest_it_costs_a_few_messages_per_second() -> None:
     run(main(), 4)
 
 
+@pytest.mark.parametrize("hurried", [True, False])
+def test_who_stops_to_wait_is_heard_at_once(hurried: bool) -> None:
+    async def main() -> None:
+        async with Averagers(6, latency=0.001) as swarm:
+            peers = await swarm.add(4)
+            controls = stand(peers, require_trigger=True)
+            await asyncio.sleep(1.0)
+            for control in controls:
+                control.report(1.0)
+            await asyncio.sleep(0.01)  # their leader has heard this, and would not hear the next for a while
+            enough = asyncio.get_running_loop().time()
+            for control in controls:
+                control.report(25.0)
+                if hurried:
+                    control.hurry()
+            assert (await begun(controls) - enough < 0.01) is hurried
+
+    run(main())
+
+
 def test_progress_is_pushed_at_most_so_often() -> None:
     async def main() -> None:
         async with Averagers(5) as swarm:
