@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swarmcli.averaging import AveragerCore
 from swarmcli.events import EpochAdvanced
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.gradients.accumulator import sum_type
 from swarmcli.optim.membership.ledger import Ledger
-from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, best, next_lineage
+from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, best
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.report import PeerReport, describe
 from swarmcli.optim.membership.standing_group import Committed, Outcome, StandingGroup, Undecided
+from swarmcli.optim.modes import Modes, assemble_auxiliary
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ class AuxiliaryCore:
         config: OptimizerConfig,
         averager_config: AveragerConfig,
         parameters: Sequence[torch.Tensor],
+        *,
+        modes: Modes | None = None,
     ) -> None:
         self.node = node
         self.config = config
@@ -49,7 +50,8 @@ class AuxiliaryCore:
         self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
         self._events = node.endpoint.events
         self._tasks = TaskOwner()
-        self._averager = AveragerCore(_like_averages(parameters), node, averager_config)
+        self.modes = modes or Modes()
+        self._averager = assemble_auxiliary(node, averager_config, self.modes, parameters)
         self._group = StandingGroup(self._averager, config.target_batch_size, config.fingerprint, self._tasks)
 
     async def start(self) -> None:
@@ -108,8 +110,9 @@ class AuxiliaryCore:
                 await self._group.close()  # the reports will tell how it ended
             return
         old = self.standing
-        self.standing = Standing(
-            old.epoch + 1, old.samples + outcome.samples, next_lineage(old.lineage, outcome.round_id)
+        by_epoch = self.modes.by_epoch
+        self.standing = (
+            old.by_epoch(self.config.target_batch_size) if by_epoch else old.after(outcome.round_id, outcome.samples)
         )
         self.ledger.note_outcome("committed")
         await self._group.close()
@@ -136,11 +139,6 @@ class AuxiliaryCore:
 
 def _leading(claims: Iterable[Claim]) -> Standing | None:
     return best(claim.standing for claim in claims if claim.settled)
-
-
-def _like_averages(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like the averaged gradients of these parameters; nothing is written to them."""
-    return [torch.empty(p.shape, dtype=sum_type(p.dtype)) for p in parameters if p.requires_grad]
 
 
 def _now() -> float:

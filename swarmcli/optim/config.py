@@ -26,6 +26,8 @@ class OptimizerConfig:
     fingerprint: Mapping[str, str] = field(default_factory=dict)  # key → hash; groups admit only equal ones
     tracker: RefreshOptions = field(default_factory=RefreshOptions)
     performance_ema_alpha: float = 0.1
+    client_mode: bool | None = None  # as if nobody could dial this peer; None: as the DHT
+    verbose: bool = False  # the progress of the swarm goes to the log at level INFO
 
     def __post_init__(self) -> None:
         if not self.run_id:

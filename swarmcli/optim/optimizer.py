@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import OptimizerError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import LoopThread
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.membership.report import PeerDescription, PeerReport
+from swarmcli.optim.modes import StateOptions
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
-from swarmcli.optim.setup import averager_config, make_optimizer, make_scheduler
+from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
 if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHT
 
 T = TypeVar("T")
@@ -51,31 +53,56 @@ class Optimizer(torch.optim.Optimizer):
         matchmaking_time: float = 15.0,
         averaging_timeout: float = 60.0,
         allreduce_timeout: float | None = None,
+        next_chunk_timeout: float | None = None,
         load_state_timeout: float = 600.0,
+        reuse_grad_buffers: bool = False,
+        offload_optimizer: bool | None = None,
+        delay_optimizer_step: bool | None = None,
+        delay_grad_averaging: bool = False,
+        delay_state_averaging: bool = True,
+        average_state_every: int | None = None,
+        client_mode: bool | None = None,
         auxiliary: bool = False,
+        grad_compression: CompressionBase = NoCompression(),  # noqa: B008  # codecs have no state
+        grad_averager: Callable[..., Any] | None = GradientAverager,
+        use_ext_grad_buffer: bool = False,
+        state_averaging_compression: CompressionBase = NoCompression(),  # noqa: B008
+        load_state_compression: CompressionBase = NoCompression(),  # noqa: B008
+        average_opt_statistics: Sequence[str] = (),
         extra_tensors: Sequence[torch.Tensor] = (),
         averager_opts: Mapping[str, Any] | None = None,
         tracker_opts: Mapping[str, Any] | None = None,
         performance_ema_alpha: float = 0.1,
         shutdown_timeout: float = 5.0,
+        verbose: bool = False,
         description: PeerDescription | None = None,
         fingerprint: Mapping[str, str] | None = None,
     ) -> None:
         """Makes the peer known to the run; it joins at its first step, or when `load_state_from_peers` is called.
 
-        Times are seconds and upper bounds. Beyond API.md: `description` is what people see of this peer,
-        `fingerprint` maps each key that the peers of a run must agree on to a hash; groups refuse another one.
+        Times are seconds and upper bounds. docs/optimizer.md tells what each argument does. Beyond API.md:
+        `description` is what people see of this peer, `fingerprint` maps each key that the peers of a run must agree
+        on to a hash; groups refuse another one. Raises ValueError or TypeError, which name the argument, for what
+        cannot work together.
         """
         if auxiliary and batch_size_per_step is not None:
             raise ValueError("batch_size_per_step: an auxiliary computes no batches")
-        self.dht = dht
-        self.run_id = run_id
-        self.auxiliary = auxiliary
-        self.batch_size_per_step = batch_size_per_step
-        self.opt = make_optimizer(optimizer, params)
-        self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
-        self._shutdown_timeout = shutdown_timeout
-        self._closed = False
+        options = ModeOptions(
+            grad_averager=grad_averager,
+            reuse_grad_buffers=reuse_grad_buffers,
+            offload_optimizer=offload_optimizer,
+            delay_optimizer_step=delay_optimizer_step,
+            delay_grad_averaging=delay_grad_averaging,
+            use_ext_grad_buffer=use_ext_grad_buffer,
+        ).settle(optimizer, params)
+        state = StateOptions(
+            average_every=average_state_every,
+            delay=delay_state_averaging,
+            statistics=tuple(average_opt_statistics),
+            compression=state_averaging_compression,
+            load_compression=load_state_compression,
+            **state_options(averager_opts),
+        )
         config = OptimizerConfig(
             run_id=run_id,
             target_batch_size=target_batch_size,
@@ -84,27 +111,50 @@ class Optimizer(torch.optim.Optimizer):
             load_state_timeout=load_state_timeout,
             description=description or PeerDescription(role="auxiliary" if auxiliary else "trainer"),
             fingerprint=dict(fingerprint or {}),
+            client_mode=client_mode,
             tracker=RefreshOptions(**(tracker_opts or {})),
             performance_ema_alpha=performance_ema_alpha,
+            verbose=verbose,
         )
         averaging = averager_config(
-            config, auxiliary=auxiliary, allreduce_timeout=allreduce_timeout, options=averager_opts
+            config,
+            auxiliary=auxiliary,
+            client_mode=client_mode,
+            allreduce_timeout=allreduce_timeout,
+            next_chunk_timeout=next_chunk_timeout,
+            compression=grad_compression,
+            options=averager_opts,
         )
-        self._core = self._make_core(config, averaging, extra_tensors)
+        self.modes = options.modes(state, several_groups=averaging.matchmaking.target_group_size is not None)
+        self.dht = dht
+        self.run_id = run_id
+        self.auxiliary = auxiliary
+        self.batch_size_per_step = batch_size_per_step
+        self._shutdown_timeout = shutdown_timeout
+        self._closed = False
+        self.opt, residence = place_optimizer(optimizer, params, offload=bool(options.offload_optimizer))
+        self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
+        self._parameters = residence.model_parameters
+        self._core: OptimizerCore | AuxiliaryCore
+        if auxiliary:
+            self._core = AuxiliaryCore(dht.node, config, averaging, residence.model_parameters, modes=self.modes)
+        else:
+            self._core = OptimizerCore(
+                dht.node,
+                config,
+                averaging,
+                self.opt,
+                self.scheduler,
+                extra_tensors,
+                residence=residence,
+                modes=self.modes,
+            )
         self._thread = LoopThread.acquire()
         try:
             self._run(self._core.start())
         except (Exception, KeyboardInterrupt):
             self.shutdown()
             raise
-
-    def _make_core(
-        self, config: OptimizerConfig, averaging: AveragerConfig, extra_tensors: Sequence[torch.Tensor]
-    ) -> OptimizerCore | AuxiliaryCore:
-        if self.auxiliary:
-            parameters = [p for group in self.opt.param_groups for p in group["params"]]
-            return AuxiliaryCore(self.dht.node, config, averaging, parameters)
-        return OptimizerCore(self.dht.node, config, averaging, self.opt, self.scheduler, extra_tensors)
 
     def step(self, closure: Callable[[], Any] | None = None, batch_size: int | None = None) -> Any:
         """Adds the present gradients, means over `batch_size` samples (None: `batch_size_per_step`).
@@ -136,7 +186,14 @@ class Optimizer(torch.optim.Optimizer):
         self._trainer().ledger.note_loss(loss, samples)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        self.opt.zero_grad(set_to_none=set_to_none)
+        """Of the model's parameters. Not with reuse_grad_buffers: there the gradients are what is accumulated."""
+        if self.modes.reuse_grad_buffers:
+            raise OptimizerError("zero_grad: with reuse_grad_buffers the gradients are the sums of the epoch so far")
+        for parameter in self._parameters:
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad = parameter.grad.detach().zero_()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise OptimizerError("parameters cannot be added after creation: every peer of the run holds the same ones")
@@ -155,6 +212,15 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def global_progress(self) -> GlobalTrainingProgress:
         return self._core.tracker.global_progress
+
+    @property
+    def use_local_updates(self) -> bool:
+        """Whether this peer steps at every call, and the parameters are averaged instead of the gradients."""
+        return self.modes.gradients is None
+
+    @property
+    def use_gradient_averaging(self) -> bool:
+        return not self.use_local_updates
 
     @property
     def is_averaging(self) -> bool:
@@ -206,8 +272,8 @@ class Optimizer(torch.optim.Optimizer):
         return self._trainer().state_digest()
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, with scheduler, epoch and lineage under "swarm"."""
-        return self._trainer().state_dict()
+        """The optimizer's state, with scheduler, epoch and lineage under "swarm". See OptimizerCore.state_dict."""
+        return self._run(self._trainer().state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from there; restore the model's parameters first. See OptimizerCore.load_state_dict."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swarmcli.averaging import AveragerCore
 from swarmcli.events import EpochAdvanced
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epoch_end import LAST_CALL, LOOK_AROUND, SynchronousEnd
+from swarmcli.optim.epochs.epoch_end import LAST_CALL, LOOK_AROUND, EpochEnd
+from swarmcli.optim.epochs.work import Timing
 from swarmcli.optim.membership.following import LineageFollower
 from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import Standing
@@ -26,9 +27,10 @@ from swarmcli.optim.membership.replaying import Replayer
 from swarmcli.optim.membership.report import PeerReport, Phase, describe
 from swarmcli.optim.membership.standing_group import Committed, StandingGroup
 from swarmcli.optim.membership.state_exchange import StateExchange
+from swarmcli.optim.modes import Modes, assemble
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
-from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.training_state import Scheduler, TrainingState
+from swarmcli.optim.state.residence import Residence
+from swarmcli.optim.state.training_state import Scheduler
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -51,10 +53,14 @@ class OptimizerCore:
         optimizer: torch.optim.Optimizer,
         scheduler: Scheduler | None = None,
         extra_tensors: Sequence[torch.Tensor] = (),
+        *,
+        residence: Residence | None = None,
+        modes: Modes | None = None,
     ) -> None:
+        """`residence` says where the model's parameters are if the optimizer's are others; `modes` how to train."""
         self.node = node
         self.config = config
-        self.replica = Replica(TrainingState(config.run_id, optimizer, scheduler, extra_tensors))
+        self.modes = modes or Modes()
         self.ledger = Ledger()
         self.phase: Phase = "joining"
         self.tracker = ProgressTrackerCore(
@@ -63,22 +69,29 @@ class OptimizerCore:
             config.target_batch_size,
             options=config.tracker,
             performance_ema_alpha=config.performance_ema_alpha,
+            client_mode=config.client_mode,
         )
         self.presence = Presence(node, config.run_id, self.report)
         self._events = events = node.endpoint.events
         self._tasks = TaskOwner()
-        self._averager = AveragerCore(self.replica.gradients.averaged, node, averager_config)
-        self._group = StandingGroup(self._averager, config.target_batch_size, config.fingerprint, self._tasks)
-        self._exchange = StateExchange(node.endpoint, config.run_id, self.replica, self._averager.at_rest)
-        replayer = Replayer(self._averager, self.replica, events)
+        self.replica, self._work = assemble(
+            node, config, averager_config, self.modes, optimizer, scheduler, extra_tensors, residence
+        )
+        averager = self._work.averager
+        self._group = StandingGroup(averager, config.target_batch_size, config.fingerprint, self._tasks)
+        self._exchange = StateExchange(
+            node.endpoint, config.run_id, self.replica, averager.at_rest, self.modes.state.load_compression
+        )
+        replayer = Replayer(self._work, self.replica, events)
         self._lineage = LineageFollower(
             self.presence, self._exchange, replayer, lambda: self.standing, events, config.load_state_timeout
         )
-        self._end = SynchronousEnd(
+        self._end = EpochEnd(
             node.peer_id,
             config,
+            self.modes.timing,
             self.replica,
-            self._averager,
+            self._work,
             self._group,
             self.presence,
             self.ledger,
@@ -86,6 +99,8 @@ class OptimizerCore:
             self._advanced,
         )
         self._ending: asyncio.Task[None] | None = None  # the end of an epoch; once begun it is brought to its end
+        self._may_compute = asyncio.Event()  # while an epoch is being ended: the trainer need not wait any more
+        self._last_seen = self.standing  # at the end of the last step
         self._waited_in_vain = False  # in this epoch, for a round that by the others' reports should have begun
 
     @property
@@ -93,9 +108,14 @@ class OptimizerCore:
         """Where this peer's parameters stand."""
         return self.replica.standing
 
+    @property
+    def samples(self) -> int:
+        """Taken in by this peer for its next round."""
+        return self._work.samples
+
     async def start(self) -> None:
         """Makes this peer known. It decides which lineage to train on when it first joins or steps."""
-        await self._averager.start()
+        await self._work.averager.start()
         self._exchange.start()
         await self.presence.start()
         await self.tracker.start()
@@ -105,7 +125,7 @@ class OptimizerCore:
         """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
         await self._group.close()
         await self._tasks.close()
-        await self._averager.shutdown()
+        await self._work.averager.shutdown()
         self._exchange.close()
         await self.tracker.shutdown()
         await self.presence.shutdown()
@@ -115,21 +135,24 @@ class OptimizerCore:
     async def step(self, batch_size: int) -> bool:
         """Takes in the parameters' gradients, means over `batch_size` samples; ends the epoch when it is time.
 
-        Returns whether the epoch is another one afterwards. A step that only accumulates waits for no one. With
-        `batch_size=0` nothing is taken in: the peer waits (at most `idle_wait`) for the epoch's end and takes part
-        in it with what it has, a follower with nothing. If another lineage leads, its state is downloaded and the
-        gradients, whose parameters are gone, are dropped. A round that fails leaves the accumulated gradients as
-        they are for the next one. Cancelling the call leaves the end of an epoch under way running.
+        Returns whether the epoch is another one than after the last step. A step that only accumulates waits for no
+        one. With `batch_size=0` nothing is taken in: the peer waits (at most `idle_wait`) for the epoch's end and
+        takes part in it with what it has, a follower with nothing. If another lineage leads, its state is downloaded
+        and the gradients, whose parameters are gone, are dropped. A round that fails leaves what was taken in for the
+        next one. Cancelling the call leaves the end of an epoch under way running.
         """
-        before = self.standing
-        await self._finish_what_was_begun()
-        if await self.join():
-            return True
-        if self.standing == before and batch_size:
-            await self._accumulate(batch_size)
-        if await self._epoch_is_over(waiting=batch_size == 0):
-            await self._end_epoch()
-        return self.standing != before
+        try:
+            if await self._settle_what_was_begun() or (self._ending is None and await self.join()):
+                return True
+            if batch_size:
+                await self._take_in(batch_size)
+            if self._ending is not None and (batch_size == 0 or self._is_ahead):
+                await self._finish_what_was_begun()
+            elif self._ending is None and await self._epoch_is_over(waiting=batch_size == 0):
+                await self._end_epoch()
+            return self.standing != self._last_seen
+        finally:
+            self._last_seen = self.standing
 
     async def join(self) -> bool:
         """Sees to it that this peer is on the lineage that leads; returns whether its state changed for that.
@@ -137,6 +160,7 @@ class OptimizerCore:
         Cheap while nothing points to the contrary. Raises StateDownloadError if a newcomer gets no state, and
         FingerprintError, which names the keys, if the others refuse this peer.
         """
+        await self._finish_what_was_begun()
         reason = self._reason_to_look()
         changed = False
         if reason:
@@ -147,7 +171,7 @@ class OptimizerCore:
             if changed:
                 self._start_over()
         self._group.open(self.standing)
-        self._group.report(self.replica.samples)
+        self._group.report(self._work.samples)
         return changed
 
     @property
@@ -160,11 +184,20 @@ class OptimizerCore:
         """Whether, by what the others last reported, no other lineage leads."""
         return not self._reason_to_look()
 
-    async def _accumulate(self, batch_size: int) -> None:
-        await self.replica.accumulate(batch_size)
+    async def _take_in(self, batch_size: int) -> None:
+        await self._work.take_in(batch_size)
         self.ledger.samples += batch_size
-        self.tracker.report_local_progress(self.standing.epoch, self.replica.samples)
-        self._group.report(self.replica.samples)
+        if self._ending is None:  # otherwise these samples are of an epoch that has not begun for the others
+            self._report_samples()
+
+    def _report_samples(self) -> None:
+        self.tracker.report_local_progress(self.standing.epoch, self._work.samples)
+        self._group.report(self._work.samples)
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether this peer has all samples of an epoch before the one before it has ended."""
+        return self._work.samples >= self.config.target_batch_size
 
     async def _epoch_is_over(self, waiting: bool) -> bool:
         """Whether the round has begun, or this peer alone has enough."""
@@ -177,8 +210,19 @@ class OptimizerCore:
         return self._group.begun
 
     async def _end_epoch(self) -> None:
+        self._may_compute.clear()
         self._ending = self._tasks.spawn(self._run_end())
-        await self._finish_what_was_begun()
+        await self._settle_what_was_begun()
+
+    async def _settle_what_was_begun(self) -> bool:
+        """Waits until the trainer may compute on; whether the parameters changed under its last gradients for that."""
+        if self._ending is None:
+            return False
+        before = self.standing
+        await self._may_compute.wait()
+        if self._ending.done():
+            await self._finish_what_was_begun()
+        return self.modes.timing is Timing.AT_ONCE and self.standing != before
 
     async def _finish_what_was_begun(self) -> None:
         """An end of epoch outlives the call that began it: a state half stepped would be nobody's."""
@@ -190,9 +234,13 @@ class OptimizerCore:
                 self._ending = None if ending.done() else ending
 
     async def _run_end(self) -> None:
-        with self.tracker.pause_updates():
-            await self._end.run()
-        self.tracker.report_local_progress(self.standing.epoch, self.replica.samples)
+        pause = self.tracker.pause_updates() if self.modes.timing is Timing.AT_ONCE else nullcontext()
+        try:
+            with pause:
+                await self._end.run(self._may_compute.set)
+            self._report_samples()
+        finally:
+            self._may_compute.set()
 
     def _advanced(self, committed: Committed, own_samples: int, seconds: float) -> None:
         self._begin_epoch()
@@ -273,8 +321,13 @@ class OptimizerCore:
         """SHA-256 over the parameters: equal for peers that hold them bit-identically."""
         return self.replica.state.digest()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, with the scheduler and where this peer stands under "swarm". Parameters are not in it."""
+    async def state_dict(self) -> dict[str, Any]:
+        """The optimizer's, with the scheduler and where this peer stands under "swarm". Parameters are not in it.
+
+        Waits for the end of an epoch under way; the model then computes with the parameters that it gave.
+        """
+        await self._finish_what_was_begun()
+        await self.replica.publish()
         return self.replica.state.checkpoint()
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -286,6 +339,7 @@ class OptimizerCore:
         await self._finish_what_was_begun()
         await self._group.close()
         await self.replica.load_checkpoint(state_dict)
+        await self._work.drop()
         self._lineage.settled, self.phase = False, "joining"
         self._begin_epoch()
         self.presence.announce()

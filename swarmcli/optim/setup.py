@@ -2,21 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 
 from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
+from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.gradients.grad_averager import gradient_method_of
+from swarmcli.optim.modes import Modes, StateOptions
+from swarmcli.optim.state.residence import InPlace, Offloaded, Residence
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
 # What averager_opts may hold, by the component that it is for.
 _AVERAGER_OPTIONS = (
-    {"request_timeout", "standing_grace"},
+    {"request_timeout", "standing_grace", "min_group_size", "target_group_size"},
     {"compression", "part_size_bytes", "sender_timeout", "reducer_timeout"},
-    {"bandwidth", "min_vector_size", "client_mode"},
+    {"bandwidth", "min_vector_size", "initial_group_bits"},
+    {"state_tolerance"},
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeOptions:
+    """The arguments of the Optimizer that choose its modes, as the user gave them."""
+
+    grad_averager: Callable[..., Any] | None
+    reuse_grad_buffers: bool
+    offload_optimizer: bool | None
+    delay_optimizer_step: bool | None
+    delay_grad_averaging: bool
+    use_ext_grad_buffer: bool
+
+    def settle(self, optimizer: object, params: object) -> ModeOptions:
+        """With defaults filled in. Raises ValueError for a combination that cannot work, with the reason."""
+        offload = params is not None if self.offload_optimizer is None else self.offload_optimizer
+        delayed_step = self.delay_grad_averaging if self.delay_optimizer_step is None else self.delay_optimizer_step
+        ready_made = isinstance(optimizer, torch.optim.Optimizer)
+        local = self.grad_averager is None
+        refused = {
+            "delay_grad_averaging=True needs delay_optimizer_step: a step cannot come before its gradients": (
+                self.delay_grad_averaging and not delayed_step
+            ),
+            "offload_optimizer=True needs an optimizer factory and params: a ready-made optimizer keeps its "
+            "parameters where they are": offload and (ready_made or params is None),
+            "delay_optimizer_step=True and delay_grad_averaging=True need an optimizer factory and params: a "
+            "ready-made optimizer steps the model's parameters while the model computes with them": (
+                ready_made and (delayed_step or self.delay_grad_averaging)
+            ),
+            "delay_optimizer_step=True needs offload_optimizer: otherwise the step changes the model's parameters "
+            "while the model computes with them": delayed_step and not offload,
+            "reuse_grad_buffers=True has no use in local updates (grad_averager=None): nothing accumulates": (
+                local and self.reuse_grad_buffers
+            ),
+            "delay_grad_averaging=True has no use in local updates (grad_averager=None): no gradients are averaged": (
+                local and self.delay_grad_averaging
+            ),
+            "use_ext_grad_buffer=True has no use in local updates (grad_averager=None): there is no average gradient": (
+                local and self.use_ext_grad_buffer
+            ),
+        }
+        for reason, applies in refused.items():
+            if applies:
+                raise ValueError(reason)
+        return replace(self, offload_optimizer=offload, delay_optimizer_step=delayed_step)
+
+    @property
+    def timing(self) -> Timing:
+        if self.delay_grad_averaging:
+            return Timing.DELAYED_AVERAGING
+        return Timing.DELAYED_STEP if self.delay_optimizer_step else Timing.AT_ONCE
+
+    def modes(self, state: StateOptions, *, several_groups: bool) -> Modes:
+        return Modes(
+            gradients=None if self.grad_averager is None else gradient_method_of(self.grad_averager),
+            timing=self.timing,
+            reuse_grad_buffers=self.reuse_grad_buffers,
+            share_gradients=self.use_ext_grad_buffer,
+            several_groups=several_groups,
+            state=state,
+        )
+
+
+def place_optimizer(
+    optimizer: torch.optim.Optimizer | OptimizerFactory, params: Parameters | None, *, offload: bool
+) -> tuple[torch.optim.Optimizer, Residence]:
+    """The optimizer, and where its parameters are: with `offload` in host memory, as copies of the model's `params`.
+
+    Raises ValueError or TypeError.
+    """
+    if offload and params is not None and callable(optimizer):
+        place = Offloaded(params, optimizer)
+        return place.optimizer, place
+    made = make_optimizer(optimizer, params)
+    return made, InPlace([p for group in made.param_groups for p in group["params"]])
 
 
 def make_optimizer(
@@ -56,24 +138,37 @@ def make_scheduler(
     return scheduler(made)
 
 
+def state_options(averager_opts: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What averager_opts say about the averaging of states."""
+    given = averager_opts or {}
+    return {"tolerance": given["state_tolerance"]} if "state_tolerance" in given else {}
+
+
 def averager_config(
     config: OptimizerConfig,
     *,
     auxiliary: bool = False,
+    client_mode: bool | None = None,
     allreduce_timeout: float | None = None,
+    next_chunk_timeout: float | None = None,
+    compression: CompressionBase | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> AveragerConfig:
-    """The gradient averager of a run. `options` are averager_opts; TypeError names one that there is not."""
+    """The averager of a run. `options` are averager_opts; TypeError names one that there is not."""
     given = dict(options or {})
     grouped = [{name: given.pop(name) for name in names & given.keys()} for names in _AVERAGER_OPTIONS]
     if given:
         known = ", ".join(sorted(set().union(*_AVERAGER_OPTIONS)))
         raise TypeError(f"averager_opts: there is no {min(given)!r}; there are {known}")
-    matchmaking, allreduce, others = grouped
+    matchmaking, allreduce, others, _ = grouped
+    defaults = {"sender_timeout": next_chunk_timeout, "compression": compression or NoCompression()}
     return AveragerConfig(
         prefix=f"{config.run_id}_grads",
         matchmaking=MatchmakingOptions(min_matchmaking_time=config.matchmaking_time, **matchmaking),
-        allreduce=AllreduceOptions(allreduce_timeout=allreduce_timeout or config.averaging_timeout, **allreduce),
+        allreduce=AllreduceOptions(
+            allreduce_timeout=allreduce_timeout or config.averaging_timeout, **(defaults | allreduce)
+        ),
         auxiliary=auxiliary,
+        client_mode=client_mode,
         **others,
     )

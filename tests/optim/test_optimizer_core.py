@@ -125,7 +125,7 @@ def test_a_batch_from_before_the_epochs_end_does_not_count_for_the_next() -> Non
             assert await interrupted.core.step(TARGET // 2), "this batch's gradients are those of epoch 0"
             await ending
             assert interrupted.epoch == 1
-            assert interrupted.core.replica.samples == 0
+            assert interrupted.core.samples == 0
 
     virtual_time.run(main(), timeout=300)
 

@@ -12,6 +12,9 @@ import torch
 from swarmcli.averaging import DecentralizedAverager, RoundResult, StepControl
 from swarmcli.errors import AveragingError
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.gradients.method import MethodFactory
+from swarmcli.optim.gradients.plain import Plain
+from swarmcli.optim.state.training_state import lent
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHT
@@ -40,7 +43,7 @@ class GradientAverager(DecentralizedAverager):
         **averager_options: Any,
     ) -> None:
         self._gradients = GradientAccumulator([p for p in parameters if p.requires_grad])
-        super().__init__(self._gradients.averaged, dht, prefix=prefix, start=start, **averager_options)
+        super().__init__(self._gradients.means, dht, prefix=prefix, start=start, **averager_options)
 
     @classmethod
     def get_factory(cls, **options: Any) -> Callable[..., GradientAverager]:
@@ -111,5 +114,12 @@ class GradientAverager(DecentralizedAverager):
     @contextmanager
     def use_averaged_gradients(self) -> Iterator[None]:
         """Inside the block the parameters' gradients are the averaged ones; afterwards the user's own are back."""
-        with self.get_tensors(), self._gradients.averaged_as_gradients():
+        with self.get_tensors(), lent(self._gradients.parameters, self._gradients.means):
             yield
+
+
+def gradient_method_of(factory: Callable[..., Any]) -> MethodFactory:
+    """The method of averaging that an averager class, or what its `get_factory` returned, stands for."""
+    if factory is GradientAverager:
+        return Plain()
+    raise TypeError(f"grad_averager: expected GradientAverager or one of its kind, got {factory!r}")

@@ -11,7 +11,7 @@ import torch
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 
 if TYPE_CHECKING:
-    from swarmcli.averaging.phases import RoundProgram
+    from swarmcli.averaging.phases.program import RoundProgram
 
 
 class GradientMethod(Protocol):
@@ -51,17 +51,17 @@ class GradientMethod(Protocol):
 
 
 class MethodFactory(Protocol):
-    """A method with its options, before there are gradients. Raises ValueError for tensors that it cannot take."""
+    """A method with its options, before there are gradients."""
 
     def __call__(self, accumulator: GradientAccumulator) -> GradientMethod: ...
 
     def outline(self, parameters: Sequence[torch.Tensor]) -> Outline:
-        """What an averager needs to reduce for others: told from shapes and types alone, nothing is computed."""
+        """What an auxiliary's averager needs to reduce for others, from the parameters' shapes and types alone."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """`tensors` have the shapes and types of those that are averaged; their content is undefined."""
+    """The content of the tensors is undefined; memory that nobody writes to costs nothing."""
 
     tensors: Sequence[torch.Tensor]
     program: RoundProgram | None

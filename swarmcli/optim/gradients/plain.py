@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, sum_type
 from swarmcli.optim.gradients.method import Outline
+
+if TYPE_CHECKING:
+    from swarmcli.averaging.phases.program import RoundProgram
 
 _NOTHING: Mapping[str, torch.Tensor] = {}
 
@@ -16,7 +20,7 @@ _NOTHING: Mapping[str, torch.Tensor] = {}
 class PlainMethod:
     """GradientMethod by one all-reduce over the means themselves, in place. Nothing outlives a round."""
 
-    program = None
+    program: RoundProgram | None = None
     shared = own = _NOTHING
 
     def __init__(self, accumulator: GradientAccumulator) -> None:

@@ -84,6 +84,7 @@ class LineageFollower:
             return
         async with self._replayer.collecting(wanted, donors) as collection:
             await self._exchange.download(wanted, donors, timeout=timeout, reason=reason)
+            await self._replayer.start_over()
             await self._replayer.replay(collection, "epochs ended during the download")
 
     def _leading(self, claims: Iterable[Claim]) -> Standing:

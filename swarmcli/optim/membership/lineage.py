@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 LINEAGE_BYTES = 32
+_ANY_ROUND = b"swarm any round"
 
 
 def hash_tensors(tensors: Iterable[torch.Tensor], *prefix: bytes) -> bytes:
@@ -53,6 +54,11 @@ class Standing:
     def after(self, round_id: bytes, samples: int) -> Standing:
         """Once the round `round_id` with so many samples was committed on it."""
         return Standing(self.epoch + 1, self.samples + samples, next_lineage(self.lineage, round_id))
+
+    def by_epoch(self, target_batch_size: int) -> Standing:
+        """One epoch later, where peers differ by design (local updates, several groups): no round names the lineage,
+        so it says no more than from where the run started and how many epochs ago."""
+        return self.after(_ANY_ROUND, target_batch_size)
 
     def beats(self, other: Standing) -> bool:
         """The rule for lineages that parted: higher epoch, then more samples, then the smaller id."""

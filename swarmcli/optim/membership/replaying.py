@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import TYPE_CHECKING
 
 from swarmcli.averaging.state.kept_round import KeptRound
 from swarmcli.averaging.state.stored_round import RoundFile, StoredRound, usual_directory
@@ -23,11 +22,9 @@ from swarmcli.averaging.tasks import beside
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Events, RoundsReplayed
 from swarmcli.network.identity import PeerID
+from swarmcli.optim.epochs.work import EpochWork
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.state.replica import Replica
-
-if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerCore
 
 MOST_ROUNDS = 2  # that are replayed rather than downloaded: as many as others keep
 ASKED_AT_ONCE = 3  # of the donors, in turn, for the next round
@@ -40,8 +37,8 @@ logger = logging.getLogger(__name__)
 class Replayer:
     """Brings a replica forward by rounds that others have kept."""
 
-    def __init__(self, averager: AveragerCore, replica: Replica, events: Events) -> None:
-        self._averager, self._replica, self._events = averager, replica, events
+    def __init__(self, work: EpochWork, replica: Replica, events: Events) -> None:
+        self._work, self._replica, self._events = work, replica, events
 
     async def bridge(self, wanted: Standing, donors: Sequence[PeerID], *, timeout: float, reason: str) -> bool:
         """Steps to `wanted` if the one or two rounds that lead there can be had; False, and nothing changed, if not.
@@ -49,7 +46,7 @@ class Replayer:
         The chain of lineages proves that they are these rounds and no others. `timeout` is in seconds.
         """
         standing = self._replica.standing
-        if not 1 <= wanted.epoch - standing.epoch <= MOST_ROUNDS:
+        if not self._work.replays or not 1 <= wanted.epoch - standing.epoch <= MOST_ROUNDS:
             return False
         rounds: list[KeptRound] = []
         try:
@@ -70,11 +67,18 @@ class Replayer:
     async def collecting(self, begin: Standing, donors: Sequence[PeerID]) -> AsyncIterator[Collection]:
         """While the block runs, rounds committed on `begin` and its followers are put by."""
         collection = Collection(begin)
+        if not self._work.replays:
+            yield collection
+            return
         try:
             async with beside(self._collect(collection, donors)):
                 yield collection
         finally:
             collection.close()
+
+    async def start_over(self) -> None:
+        """The state has been replaced: what this peer collected belongs to another one."""
+        await self._work.start_over()
 
     async def replay(self, collection: Collection, reason: str) -> None:
         """Steps with all that was collected, and still is meanwhile, from the state on which the collection began."""
@@ -95,13 +99,13 @@ class Replayer:
                 return
 
     async def _fetch(self, standing: Standing, donors: Sequence[PeerID], timeout: float) -> KeptRound:
-        averager = self._averager
+        averager = self._work.averager
         return await averager.archive.fetch(donors, averager.layout, tag=standing.lineage, timeout=timeout)
 
     async def _replay(self, rounds: Sequence[KeptRound], reason: str) -> None:
-        async with self._averager.tensors():  # they hold the averages during a step
-            for kept in rounds:
-                await self._replica.replay(kept.averages, kept.group_id, kept.record.samples)
+        for kept in rounds:
+            await self._work.replay(kept.averages, kept.group_id, kept.record.samples)
+        await self._replica.publish()
         standing = self._replica.standing
         self._events.emit(RoundsReplayed(standing.epoch, standing.lineage.hex(), len(rounds), reason))
 

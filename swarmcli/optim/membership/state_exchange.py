@@ -8,22 +8,38 @@ from collections.abc import Awaitable, Callable, Sequence
 from swarmcli.averaging.state.donor import StateDonor
 from swarmcli.averaging.state.download import DownloadedState, download_state
 from swarmcli.averaging.state.snapshot import Snapshot, StateOutline
+from swarmcli.compression import CompressionBase, NoCompression, TensorRole
 from swarmcli.errors import StateDownloadError
-from swarmcli.events import PeerRefused, StateDonated, StateDownloaded
+from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.rpc import Endpoint
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_standing
 
+LOSSY = (
+    "the state came with a lossy codec (load_state_compression of its donor), so this peer's parameters are not those "
+    "of the others in every bit, until the states are averaged"
+)
+
 
 class StateExchange:
     """Donates the replica's state of the moment, under its lineage, and replaces it by another peer's."""
 
     def __init__(
-        self, endpoint: Endpoint, run_id: str, replica: Replica, courtesy: Callable[[], Awaitable[None]] | None = None
+        self,
+        endpoint: Endpoint,
+        run_id: str,
+        replica: Replica,
+        courtesy: Callable[[], Awaitable[None]] | None = None,
+        compression: CompressionBase | None = None,
     ) -> None:
-        """`courtesy` returns when this peer does not need its link for a round."""
+        """`courtesy` returns when this peer does not need its link for a round.
+
+        `compression` is of the states that this peer hands out. Who downloads one with a lossy codec is told so: its
+        parameters are not those of the others in every bit.
+        """
+        self._codec = compression or NoCompression()
         self._endpoint = endpoint
         self._prefix = run_id
         self._replica = replica
@@ -48,7 +64,10 @@ class StateExchange:
                 self._endpoint, self._prefix, donors, version=wanted.lineage, timeout=timeout, check=self._check
             )
             await self._restore(wanted, state)
-            lend(Snapshot(state.version, state.metadata, state.tensors), state.manifest, state.digests)
+            if state.exact:
+                lend(Snapshot(state.version, state.metadata, state.tensors), state.manifest, state.digests)
+            else:
+                self._endpoint.events.emit(Noticed("warning", LOSSY))
         self._endpoint.events.emit(
             StateDownloaded(
                 epoch=wanted.epoch,
@@ -82,7 +101,15 @@ class StateExchange:
             return None
         captured = await self._replica.capture()
         lineage = captured.metadata["lineage"]
-        return Snapshot(version, captured.metadata, captured.tensors) if lineage == version else None
+        if lineage != version:
+            return None
+        roles = {name: _role(name) for name in captured.tensors}
+        return Snapshot(version, captured.metadata, captured.tensors, self._codec, roles)
 
     def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
         self._endpoint.events.emit(StateDonated(peer.text, snapshot.metadata["epoch"], sent))
+
+
+def _role(name: str) -> TensorRole:
+    kinds = {"parameter": TensorRole.PARAMETER, "statistic": TensorRole.OPTIMIZER, "gradient": TensorRole.GRADIENT}
+    return kinds.get(name.partition("/")[0], TensorRole.UNSPECIFIED)

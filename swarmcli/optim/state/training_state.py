@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,7 +56,7 @@ class TrainingState:
     """Parameters, their optimizer and scheduler, extra tensors, and the standing of their lineage.
 
     The names of the tensors are `parameter/<index>`, `statistic/<index>/<name>` and `extra/<index>`, in the order of
-    the optimizer's parameter groups.
+    the optimizer's parameter groups, and `gradient/<name>` for what a method of averaging gradients shares.
     """
 
     def __init__(
@@ -64,10 +65,16 @@ class TrainingState:
         optimizer: torch.optim.Optimizer,
         scheduler: Scheduler | None = None,
         extra_tensors: Sequence[torch.Tensor] = (),
+        shared: Mapping[str, torch.Tensor] | None = None,
+        own: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
+        """`shared` and `own` belong to the method of averaging gradients: what all peers hold identically, and what
+        is this peer's alone and only goes into its checkpoints.
+        """
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.extra_tensors = tuple(extra_tensors)
+        self.shared, self.own = dict(shared or {}), dict(own or {})
         self.parameters = tuple(p for group in optimizer.param_groups for p in group["params"])
         self.standing = Standing(0, 0, first_lineage(run_id, self.parameters))
 
@@ -79,17 +86,27 @@ class TrainingState:
         """SHA-256 over the parameters, in hexadecimal: equal exactly where they are bit-identical."""
         return hash_tensors(self.parameters).hex()
 
-    def step(self, round_id: bytes, samples: int) -> None:
-        """One optimizer step with the gradients that the parameters hold now, then the scheduler's; a new standing."""
-        self.optimizer.step()
+    @property
+    def trained(self) -> tuple[torch.Tensor, ...]:
+        """The parameters that have gradients."""
+        return tuple(parameter for parameter in self.parameters if parameter.requires_grad)
+
+    def step(self, gradients: Sequence[torch.Tensor], standing: Standing) -> None:
+        """One optimizer step with these gradients of the trained parameters, then the scheduler's; a new standing."""
+        with lent(self.trained, gradients):
+            self.optimizer.step()
+        self.end_epoch(standing)
+
+    def end_epoch(self, standing: Standing) -> None:
+        """The epoch that led to `standing` is over: the scheduler's step."""
         if self.scheduler is not None:
             self.scheduler.step()
-        self.standing = self.standing.after(round_id, samples)
+        self.standing = standing
 
     def capture(self) -> CapturedState:
         """The state as it is now. Its tensors are the live ones: clone before they may change."""
         optimizer_state = self.optimizer.state_dict()
-        tensors = {f"parameter/{index}": parameter.detach() for index, parameter in enumerate(self.parameters)}
+        tensors: dict[str, torch.Tensor] = {}
         numbers: dict[str, Any] = {}
         for index, statistics in optimizer_state["state"].items():
             for name, value in statistics.items():
@@ -97,7 +114,7 @@ class TrainingState:
                     tensors[f"statistic/{index}/{name}"] = value.detach()
                 else:
                     numbers[f"{index}/{name}"] = to_plain(value)
-        tensors.update({f"extra/{index}": tensor.detach() for index, tensor in enumerate(self.extra_tensors)})
+        tensors.update({name: tensor.detach() for name, tensor in self._own_tensors().items()})
         metadata = {
             "epoch": self.standing.epoch,
             "samples_seen": self.standing.samples,
@@ -136,9 +153,11 @@ class TrainingState:
             "lineage": self.standing.lineage.hex(),
             "parameters": self.digest(),
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "gradients": {name: tensor.detach().clone() for name, tensor in (self.shared | self.own).items()},
         }
         return {**self.optimizer.state_dict(), "swarm": swarm}
 
+    @torch.no_grad()
     def load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes over what `checkpoint` returned, once the parameters of that moment are restored.
 
@@ -154,15 +173,26 @@ class TrainingState:
         standing = read_standing({**swarm, "lineage": lineage})
         if (self.scheduler is None) != (swarm.get("scheduler") is None):
             raise ValueError("either the checkpoint or this optimizer has no scheduler")
+        gradients = self._check_gradients(swarm.get("gradients", {}))
         self.optimizer.load_state_dict({key: value for key, value in checkpoint.items() if key != "swarm"})
         if self.scheduler is not None:
             self.scheduler.load_state_dict(swarm["scheduler"])
+        for name, tensor in (self.shared | self.own).items():
+            tensor.copy_(gradients[name])
         self.standing = standing
+
+    def _check_gradients(self, saved: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """What the method of averaging keeps, as a checkpoint has it. Raises ValueError if it is of another method."""
+        kept = self.shared | self.own
+        if {name: tensor.shape for name, tensor in saved.items()} != {n: tensor.shape for n, tensor in kept.items()}:
+            raise ValueError("the checkpoint is of a run that averages its gradients by another method")
+        return saved
 
     def _own_tensors(self) -> dict[str, torch.Tensor]:
         """Those that every peer of the run holds in the same shapes."""
         own = {f"parameter/{index}": parameter for index, parameter in enumerate(self.parameters)}
-        return own | {f"extra/{index}": tensor for index, tensor in enumerate(self.extra_tensors)}
+        own |= {f"extra/{index}": tensor for index, tensor in enumerate(self.extra_tensors)}
+        return own | {f"gradient/{name}": tensor for name, tensor in self.shared.items()}
 
     def check_tensors(self, tensors: Mapping[str, Shaped]) -> None:
         """Raises ValueError unless tensors of these names, types and shapes could be restored here."""
@@ -203,6 +233,20 @@ class TrainingState:
                 raise ValueError("scheduler: the donor has one, this peer has none")
             return {}
         return dict(fit(self.scheduler.state_dict(), received, "scheduler"))
+
+
+@contextmanager
+def lent(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside the block these are the parameters' gradients, in their types and on their devices; then the user's own
+    are back."""
+    users = [parameter.grad for parameter in parameters]
+    try:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.to(dtype=parameter.dtype, device=parameter.device)
+        yield
+    finally:
+        for parameter, own in zip(parameters, users, strict=True):
+            parameter.grad = own
 
 
 def read_standing(metadata: Mapping[str, Any]) -> Standing:

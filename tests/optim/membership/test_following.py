@@ -105,10 +105,10 @@ def test_a_peer_that_was_ahead_of_nobody_keeps_its_gradients() -> None:
             trainer, other = await swarm.trainer(seed=1), await swarm.trainer(seed=1)
             await together(trainer.train(2), other.train(2))
             await trainer.compute()
-            samples = trainer.core.replica.samples
+            samples = trainer.core.samples
             downloads = record(trainer.node, StateDownloaded)
             assert not await trainer.core.join()
-            assert trainer.core.replica.samples == samples > 0
+            assert trainer.core.samples == samples > 0
             assert downloads == []
             assert len(digests([trainer, other])) == 1
 
@@ -121,11 +121,11 @@ def test_gradients_of_the_former_parameters_are_dropped() -> None:
             trainer, leader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
             await trainer.train(2)
             await trainer.compute()
-            assert trainer.core.replica.samples > 0
+            assert trainer.core.samples > 0
             await boast(leader)
             assert await trainer.core.join()
             assert trainer.core.standing == BOAST
-            assert trainer.core.replica.samples == 0
+            assert trainer.core.samples == 0
             assert trainer.core.tracker.local_progress.samples_accumulated == 0
 
     virtual_time.run(main(), timeout=500)

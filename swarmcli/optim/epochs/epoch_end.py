@@ -1,29 +1,26 @@
-"""How an epoch ends when everyone's gradients are averaged before anyone steps."""
+"""How an epoch ends: with a round, or by this peer alone where nobody else is left."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epochs.work import EpochWork, Timing
 from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import solitary_round_id
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.standing_group import Committed, Failed, Outcome, StandingGroup, Undecided
 from swarmcli.optim.state.replica import Replica
 
-if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerCore
-
 LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
 LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
 
 
-class SynchronousEnd:
-    """Averages this peer's gradients with those of its group, or steps by itself where nobody else is left.
+class EpochEnd:
+    """The end of one epoch after the other. `run` is the whole of it; for what of it the trainer waits, is `timing`.
 
     `left_behind` is set when, instead of mates, a peer of a lineage that leads was found; whoever acts on it clears it.
     """
@@ -32,8 +29,9 @@ class SynchronousEnd:
         self,
         own_id: PeerID,
         config: OptimizerConfig,
+        timing: Timing,
         replica: Replica,
-        averager: AveragerCore,
+        work: EpochWork,
         group: StandingGroup,
         presence: Presence,
         ledger: Ledger,
@@ -43,45 +41,60 @@ class SynchronousEnd:
         """`on_advanced` is called with the round, this peer's samples in it, and the seconds that it took."""
         self._own_id = own_id
         self._config = config
+        self._timing = timing
         self._replica = replica
-        self._averager = averager
+        self._work = work
         self._group = group
         self._presence = presence
         self._ledger = ledger
         self._events = events
         self._on_advanced = on_advanced
+        self._weight: int | None = None  # samples handed in
         self.left_behind = False
 
     @property
     def has_enough(self) -> bool:
         """Whether this peer's own samples make an epoch."""
-        return self._replica.samples >= self._config.target_batch_size
+        samples = self._work.samples if self._weight is None else self._weight
+        return samples >= self._config.target_batch_size
 
-    async def run(self) -> None:
+    async def run(self, resume: Callable[[], None]) -> None:
         """Tries until a round commits, nobody is left to average with, or waiting longer would only cost time.
 
-        Unless a round commits, the accumulated gradients stay as they are.
+        Calls `resume` when the trainer may go on to compute: at the latest when `run` ends. Unless a round commits,
+        what was taken in stays for the next one.
         """
+        try:
+            committed = await self._average(resume)
+            if committed is not None:
+                await self._advance(*committed, resume)
+        finally:
+            self._weight = None
+            await self._work.take_back()
+            resume()
+
+    async def _average(self, resume: Callable[[], None]) -> tuple[Committed, float] | None:
+        """The round, and when it was begun with; None: there was none."""
         began = _now()
         deadline = began + self._config.matchmaking_time
         while True:
-            outcome = await self._attempt(began)
+            outcome = await self._attempt(began, resume)
             if isinstance(outcome, Committed):
-                return await self._advance(outcome, began)
+                return outcome, began
             if isinstance(outcome, Undecided) or self.left_behind:
-                return
+                return None
             if outcome is not None:
                 deadline = began + self._config.averaging_timeout
             begun = await self._group.wait_until_begun(LOOK_AROUND if self.has_enough else LAST_CALL)
             if _now() >= deadline or not (begun or self.has_enough):
-                return
+                return None
 
-    async def _attempt(self, began: float) -> Outcome | None:
+    async def _attempt(self, began: float, resume: Callable[[], None]) -> Outcome | None:
         """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
         if self._group.begun:
-            outcome = await self._average()
+            outcome = await self._average_together(resume)
         elif self.has_enough and await self._is_alone(patient=_now() - began < self._config.matchmaking_time / 2):
-            outcome = await self._average_alone()
+            outcome = await self._average_alone(resume)
         else:
             return None
         if not isinstance(outcome, Committed):
@@ -97,41 +110,52 @@ class SynchronousEnd:
         self.left_behind = surroundings == "behind"
         return surroundings == "alone" or (surroundings == "followed" and not patient)
 
-    async def _average(self) -> Outcome:
-        await self._load_means()
-        outcome = await self._group.contribute(self._replica.samples)
+    async def _average_together(self, resume: Callable[[], None]) -> Outcome:
+        weight = await self._hand_in(resume)
+        outcome = await self._group.contribute(weight)
         if isinstance(outcome, Committed):
             self._ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
 
-    async def _average_alone(self) -> Outcome:
-        """Nobody else can be reached, so this peer's mean is the swarm's."""
-        await self._load_means()
+    async def _average_alone(self, resume: Callable[[], None]) -> Outcome:
+        """Nobody else can be reached, so what this peer has is the swarm's average."""
+        samples = await self._hand_in(resume)
         if not self.has_enough:
             return Failed("this peer has no samples any more")
         await self._group.close()
         self._ledger.note_outcome("alone")
-        lineage, averages = self._replica.standing.lineage, self._replica.gradients.averaged
+        await self._work.average_alone()
+        lineage = self._replica.standing.lineage
         round_id = solitary_round_id(self._own_id, lineage)
-        await self._averager.archive.keep_alone(round_id, lineage, averages, self._replica.samples)
-        return Committed(round_id, self._replica.samples, contributors=(self._own_id,))
+        async with self._work.averager.tensors() as averages:
+            await self._work.averager.archive.keep_alone(round_id, lineage, averages, samples)
+        return Committed(round_id, samples, contributors=(self._own_id,))
 
-    async def _load_means(self) -> None:
-        async with self._averager.tensors():
-            dropped = await self._replica.load_means()
-        if dropped:
-            self._warn(f"{dropped} samples of this peer are given up: their gradients are not finite")
+    async def _hand_in(self, resume: Callable[[], None]) -> int:
+        """What is handed in stays the same over all attempts. A delayed trainer computes its next batches with the
+        parameters that the last epoch gave, from here on or once these gradients are averaged."""
+        first = self._weight is None
+        self._weight = await self._work.hand_in()
+        if first and self._timing is not Timing.AT_ONCE:
+            await self._replica.publish()
+        if self._timing is Timing.DELAYED_AVERAGING:
+            resume()
+        return self._weight
 
-    async def _advance(self, committed: Committed, began: float) -> None:
+    async def _advance(self, committed: Committed, began: float, resume: Callable[[], None]) -> None:
         """Steps with the average; from here on this peer is at the next epoch."""
-        own_samples = self._replica.samples if self._own_id in committed.contributors else 0
-        lost = self._replica.samples - own_samples
-        if lost:
+        if self._timing is not Timing.AT_ONCE:
+            resume()
+        handed = self._weight or 0
+        counted = self._own_id in committed.contributors
+        if handed and not counted:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
-            self._warn(f"{lost} samples of this peer are not in the average: {reason}")
-        await self._replica.step(committed.round_id, committed.samples)
+            self._warn(f"{handed} samples of this peer are not in the average: {reason}")
+        await self._work.advance(committed, counted)
+        if self._timing is Timing.AT_ONCE:
+            await self._replica.publish()
         await self._group.close()
-        self._on_advanced(committed, own_samples, _now() - began)
+        self._on_advanced(committed, handed if counted else 0, _now() - began)
 
     def _warn(self, text: str) -> None:
         self._events.emit(Noticed("warning", text))

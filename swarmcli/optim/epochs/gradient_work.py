@@ -1,0 +1,113 @@
+"""The work of an epoch in which gradients add up, and everyone steps with their mean over the swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from swarmcli.averaging import AveragerCore
+from swarmcli.averaging.tasks import on_executor
+from swarmcli.events import Events, Noticed
+from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.gradients.method import GradientMethod
+from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.membership.standing_group import Committed
+from swarmcli.optim.state.replica import Replica
+
+Succession: TypeAlias = Callable[[Standing, bytes, int], Standing]
+
+
+class GradientWork:
+    """EpochWork with an accumulator of this peer's gradients and a method of averaging them."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        accumulator: GradientAccumulator,
+        method: GradientMethod,
+        averager: AveragerCore,
+        events: Events,
+        succession: Succession = Standing.after,
+    ) -> None:
+        """`succession` gives the standing after a round, from its id and samples."""
+        self.averager = averager
+        self.replays = succession is Standing.after  # with several groups there is no one round to make up for
+        self._next = succession
+        self.method = method
+        self._replica = replica
+        self._gradients = accumulator
+        self._events = events
+        self._handed: int | None = None  # samples on their way; None: nothing is
+        self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
+
+    @property
+    def samples(self) -> int:
+        return self._gradients.samples
+
+    async def take_in(self, batch_size: int) -> None:
+        await on_executor(self._nbytes, self._gradients.add, batch_size)
+
+    async def hand_in(self) -> int:
+        """Gradients that are not finite are worth nothing to anybody: they are dropped, all of them, and said to be."""
+        if self._handed is None:
+            async with self.averager.tensors():
+                taken = self._gradients.samples
+                self._handed = await on_executor(self._nbytes, self._hand_in)
+            if dropped := taken - self._handed:
+                text = f"{dropped} samples of this peer are given up: their gradients are not finite"
+                self._events.emit(Noticed("warning", text))
+        return self._handed
+
+    def _hand_in(self) -> int:
+        samples = self._gradients.hand_in()
+        self.method.load(samples)
+        return samples
+
+    async def take_back(self) -> None:
+        if self._handed is not None:
+            async with self.averager.tensors():
+                await on_executor(self._nbytes, self._gradients.take_back)
+            self._handed = None
+
+    async def average_alone(self) -> None:
+        async with self.averager.tensors():
+            await self._replica.change(self.method.alone)
+
+    async def advance(self, committed: Committed, counted: bool) -> None:
+        async with self.averager.tensors():
+            step = partial(self._step, committed.round_id, committed.samples, counted)
+            await self._replica.change(step)
+
+    async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
+        async with self.averager.tensors() as tensors:  # they hold the averages during a step
+
+            def replay() -> None:
+                for tensor, average in zip(tensors, averages, strict=True):
+                    tensor.copy_(average)
+                self._drop()
+                self._step(round_id, samples, counted=False)
+
+            await self._replica.change(replay)
+
+    async def drop(self) -> None:
+        async with self.averager.tensors():
+            await on_executor(self._nbytes, self._drop)
+
+    async def start_over(self) -> None:
+        await self.drop()
+        async with self.averager.tensors():
+            await on_executor(self._nbytes, self.method.reset_own)
+
+    def _step(self, round_id: bytes, samples: int, counted: bool) -> None:
+        self.method.finish(samples, counted)
+        self._gradients.settle()
+        self._handed = None
+        state = self._replica.state
+        state.step(self.method.averaged, self._next(state.standing, round_id, samples))
+
+    def _drop(self) -> None:
+        self._gradients.reset()
+        self._handed = None

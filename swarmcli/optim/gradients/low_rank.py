@@ -1,0 +1,152 @@
+"""The linear algebra of low-rank averaging: pure functions, the same on every peer.
+
+    E    (rows, cols)  what is compressed: `Difference`, made block by block and never whole
+    Q    (cols, rank)  from the last round; its columns span what E did to the last P
+    P    (rows, rank)  E Q, made orthonormal; then Q = Eᵀ P, and P Qᵀ is the best approximation of E in the span of P
+
+What all peers must decide alike is decided on bits that they share, in float64: averages of all-reduces are equal to
+the last bit everywhere, what processors make of them is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy
+import torch
+
+_BLOCK = 1 << 18  # elements of E at a time: they stay in the processor's cache between subtraction and product
+_WELL_APART = 1e-3  # columns whose smallest remainder is above this are made orthonormal by Cholesky factors
+_SLACK = 16.0  # rounding errors up to so many times the unit are nothing but rounding errors
+
+
+def flattened(shape: Sequence[int]) -> tuple[int, int] | None:
+    """The two dimensions that a tensor is flattened to; None if it has fewer than two that are not 1, or is empty.
+
+    Neighbours with the smallest product are merged until two are left, which keeps the matrix as square as it can be.
+    """
+    extents = [extent for extent in shape if extent != 1]
+    if len(extents) < 2 or 0 in extents:
+        return None
+    while len(extents) > 2:
+        at = min(range(len(extents) - 1), key=lambda i: extents[i] * extents[i + 1])
+        extents[at : at + 2] = [extents[at] * extents[at + 1]]
+    return extents[0], extents[1]
+
+
+def saved(rows: int, cols: int, rank: int) -> float:
+    """The share of a matrix that need not be sent: 1 − rank (rows + cols) / (rows cols)."""
+    return 1.0 - rank * (rows + cols) / (rows * cols)
+
+
+def drawn(seed: bytes, *label: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """(length,) of numbers between −1 and 1 that everyone draws alike, on any processor and with any library."""
+    name = b"swarm column" + b"".join(number.to_bytes(8, "big") for number in label)
+    digits = hashlib.shake_128(seed + name).digest(4 * length)
+    return torch.from_numpy(numpy.frombuffer(digits, dtype="<i4") / 2.0**31).to(dtype)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """E = a + scale b, both (rows, cols); `scale` 0: b is not looked at."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+    def times(self, right: torch.Tensor) -> torch.Tensor:
+        """E right: (cols, rank) → (rows, rank)."""
+        result = torch.empty(self.a.shape[0], right.shape[1], dtype=self.a.dtype)
+        for rows, block in self._blocks():
+            torch.mm(block, right, out=result[rows])
+        return result
+
+    def transposed_times(self, right: torch.Tensor) -> torch.Tensor:
+        """Eᵀ right: (rows, rank) → (cols, rank)."""
+        result = torch.zeros(self.a.shape[1], right.shape[1], dtype=self.a.dtype)
+        for rows, block in self._blocks():
+            result.addmm_(block.t(), right[rows])
+        return result
+
+    def _blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        count, cols = self.a.shape
+        height = max(1, _BLOCK // cols)
+        memory = torch.empty(min(height, count), cols, dtype=self.a.dtype) if self.scale else None
+        for begin in range(0, count, height):
+            rows = slice(begin, min(begin + height, count))
+            if memory is None:
+                yield rows, self.a[rows]
+            else:
+                block = memory[: rows.stop - begin]
+                yield rows, torch.add(self.a[rows], self.b[rows], alpha=self.scale, out=block)
+
+
+def vanished(matrix: torch.Tensor) -> list[int]:
+    """The columns that are zero, or so small that products with them are."""
+    least = math.sqrt(torch.finfo(matrix.dtype).tiny)
+    return (matrix.abs().amax(dim=0) <= least).nonzero().flatten().tolist()
+
+
+def redrawn(matrix: torch.Tensor, columns: Sequence[int], seed: bytes, *label: int) -> torch.Tensor:
+    """The matrix with these columns drawn anew; itself if there are none."""
+    if not columns:
+        return matrix
+    result = matrix.clone()
+    for column in columns:
+        result[:, column] = drawn(seed, *label, column, length=len(matrix), dtype=matrix.dtype)
+    return result
+
+
+def orthonormalized(matrix: torch.Tensor, seed: bytes, *label: int) -> torch.Tensor:
+    """An orthonormal basis (rows, rank) of the columns' span. Rank must not be above the number of rows.
+
+    Columns that lie, up to rounding, in the span of those before them are drawn anew from the seed.
+    """
+    unit, _ = _normalized(matrix)
+    for attempt in range(matrix.shape[1] + 1):
+        basis, remainders = _factored(unit, matrix.dtype)
+        lost = (remainders <= _SLACK * torch.finfo(matrix.dtype).eps).nonzero().flatten().tolist()
+        if not lost:
+            break
+        unit, _ = _normalized(redrawn(unit, lost, seed, *label, attempt))
+    return basis.to(matrix.dtype)
+
+
+def stuck(product: torch.Tensor, right: torch.Tensor) -> list[int]:
+    """Columns of E `right` that say nothing about E: what is left of them beside those before is rounding error.
+
+    `right` is Eᵀ P of the last round, so with an E much like that one column j has the length of |right_j|². If much
+    of it is gone, the span of P was invariant under E Eᵀ and the estimate has it already.
+    """
+    unit, lengths = _normalized(product)
+    _, remainders = _factored(unit, product.dtype)
+    usual = torch.linalg.vector_norm(right.double(), dim=0).square()
+    noise = _SLACK * torch.finfo(product.dtype).eps * math.sqrt(len(right))
+    return (remainders * lengths <= noise * usual).nonzero().flatten().tolist()
+
+
+def _normalized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The columns in float64 and with length one, or zero, and their lengths."""
+    unit = matrix.double()
+    largest = unit.abs().amax(dim=0)
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
+    unit = unit / scale  # so that squares neither overflow nor vanish
+    lengths = torch.linalg.vector_norm(unit, dim=0)
+    unit.div_(torch.where(lengths > 0, lengths, torch.ones_like(lengths)))
+    return unit, lengths * scale
+
+
+def _factored(unit: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """An orthonormal basis, and per column how much of its unit length is not in the span of those before it."""
+    lower, failed = torch.linalg.cholesky_ex(unit.t() @ unit)
+    if not failed and float(lower.diagonal().min()) > _WELL_APART:
+        basis = torch.linalg.solve_triangular(lower.t(), unit, upper=True, left=False)
+        if dtype == torch.float64:  # factors of squares lose half the digits, which a second time gives back
+            again = torch.linalg.cholesky(basis.t() @ basis)
+            basis = torch.linalg.solve_triangular(again.t(), basis, upper=True, left=False)
+        return basis, lower.diagonal()
+    basis, upper = torch.linalg.qr(unit)
+    return basis, upper.diagonal().abs()

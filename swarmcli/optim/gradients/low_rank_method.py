@@ -1,0 +1,227 @@
+"""What PowerSGD and PowerEF have in common: which gradients travel as P and Q, and the round of two phases.
+
+    phase 0   P of every matrix                      (rows, rank)
+    phase 1   Q of every matrix, the other gradients  (cols, rank)
+
+A peer's own part of P and Q is linear in what it compresses, so weighted means of the parts are the P and Q of the
+weighted mean, whatever the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from swarmcli.averaging.checks import check_numbers
+from swarmcli.averaging.phases.program import run_alone
+from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.gradients.low_rank import Difference, flattened, orthonormalized, redrawn, saved, stuck, vanished
+
+P_PHASE, Q_PHASE = 0, 1
+_FRESH = 1 << 32  # label of columns that are drawn because the first ones said nothing
+
+
+@dataclass(frozen=True)
+class Rank:
+    """How far matrices are compressed. Raises ValueError or TypeError.
+
+    averager_rank           columns of P and Q; a matrix that has fewer rows or columns gets as many as those
+    min_compression_ratio   a matrix of which a smaller share would be saved is sent as it is
+    """
+
+    averager_rank: int
+    min_compression_ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_numbers(averager_rank=self.averager_rank, min_compression_ratio=self.min_compression_ratio)
+        if not isinstance(self.averager_rank, int) or self.averager_rank < 1:
+            raise ValueError(f"averager_rank must be a whole number of at least 1, got {self.averager_rank!r}")
+        if not self.min_compression_ratio < 1:
+            raise ValueError(f"min_compression_ratio must be below 1, got {self.min_compression_ratio!r}")
+
+    def matrix(self, shape: Sequence[int]) -> tuple[int, int] | None:
+        """Rows and columns of a gradient that is compressed; None for one that is not."""
+        extents = flattened(shape)
+        if extents is None or saved(*extents, self.averager_rank) < self.min_compression_ratio:
+            return None
+        return extents
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A compressed gradient. `p` and `q` hold what the last round gave, P orthonormal; `right` is the Q of all peers
+    between rounds, zero before the first one."""
+
+    mean: torch.Tensor  # (rows, cols), of the accumulator's memory
+    p: torch.Tensor  # (rows, rank)
+    q: torch.Tensor  # (cols, rank)
+    right: torch.Tensor  # (cols, rank)
+
+    @classmethod
+    def of(cls, mean: torch.Tensor, extents: tuple[int, int], rank: int) -> Matrix:
+        rows, cols = extents
+        rank = min(rank, rows, cols)
+        p, q, right = (torch.zeros(length, rank, dtype=mean.dtype) for length in (rows, cols, cols))
+        return cls(mean.view(rows, cols), p, q, right)
+
+
+class LowRankMethod(ABC):
+    """GradientMethod that averages most matrices as products of two thin ones."""
+
+    name: str
+    redraws_stuck = False  # whether columns of P that say nothing are asked for again with other columns of Q
+
+    def __init__(self, accumulator: GradientAccumulator, rank: Rank) -> None:
+        self.averaged: Sequence[torch.Tensor] = accumulator.means
+        shapes = [rank.matrix(mean.shape) for mean in accumulator.means]
+        self.indices = [index for index, extents in enumerate(shapes) if extents is not None]
+        self.matrices = [
+            Matrix.of(mean, extents, rank.averager_rank)
+            for mean, extents in zip(accumulator.means, shapes, strict=True)
+            if extents is not None
+        ]
+        self.uncompressed = [index for index, extents in enumerate(shapes) if extents is None]
+        self.rest = [accumulator.means[index] for index in self.uncompressed]
+        self.tensors: Sequence[torch.Tensor] = [
+            *(m.p for m in self.matrices),
+            *(m.q for m in self.matrices),
+            *self.rest,
+        ]
+        self.program = LowRankProgram(self, f"{self.name} {rank.averager_rank} {float(rank.min_compression_ratio)}")
+        self.samples = 0.0  # that the means were loaded with
+
+    @property
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        return {f"q{index}": matrix.right for index, matrix in zip(self.indices, self.matrices, strict=True)}
+
+    @property
+    def own(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def load(self, samples: float) -> None:
+        self.samples = float(samples)
+
+    def alone(self) -> None:
+        seed = hashlib.sha256(b"swarm alone" + b"".join(m.right.numpy().tobytes() for m in self.matrices)).digest()
+        with torch.no_grad():
+            for tensor, result in zip(self.tensors, run_alone(self.program, seed), strict=True):
+                tensor.copy_(result)
+
+    @torch.no_grad()
+    def finish(self, samples: float, counted: bool) -> None:
+        self._conclude(self.samples if counted else 0.0)
+        for matrix in self.matrices:
+            matrix.right.copy_(matrix.q)
+        self.samples = 0.0
+
+    @abstractmethod
+    def reset_own(self) -> None:
+        """See GradientMethod."""
+
+    @abstractmethod
+    def differences(self) -> list[Difference]:
+        """What this peer compresses of each matrix, per sample."""
+
+    @abstractmethod
+    def differences_of_rest(self) -> list[torch.Tensor]:
+        """What it sends of the other gradients."""
+
+    @abstractmethod
+    def _conclude(self, samples: float) -> None:
+        """Writes the averages, from what `tensors` hold; `samples` of this peer are in them."""
+
+
+class LowRankProgram:
+    """RoundProgram of a method."""
+
+    def __init__(self, method: LowRankMethod, description: str) -> None:
+        self._method = method
+        self.description = description
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(mean.nbytes for mean in self._method.averaged)
+
+    @cached_property
+    def phases(self) -> Sequence[Sequence[int]]:
+        count, total = len(self._method.matrices), len(self._method.tensors)
+        return (range(count), range(count, total)) if count else (range(total),)
+
+    def begin(self, seed: bytes) -> LowRankRun:
+        return LowRankRun(self._method, seed)
+
+
+class LowRankRun:
+    """ProgramRun: one try at a round. Reads means and what outlives rounds, and changes neither.
+
+    A column of Q that has vanished, as that of a layer whose gradient was zero does, is drawn anew before it is used,
+    from a seed that the group shares: a product with it would be zero for ever.
+    """
+
+    def __init__(self, method: LowRankMethod, seed: bytes) -> None:
+        self._method, self._seed = method, seed
+        lost = [vanished(matrix.right) for matrix in method.matrices]
+        self._drawn = [set(columns) for columns in lost]
+        self._right = [
+            redrawn(matrix.right, columns, seed, place)
+            for place, (matrix, columns) in enumerate(zip(method.matrices, lost, strict=True))
+        ]
+        self._products: list[torch.Tensor] = []  # this peer's
+        self._again: set[int] = set(range(len(method.matrices)))  # matrices whose product is to be made
+        self._p: list[torch.Tensor] = []
+        self._others: list[torch.Tensor] = []  # averages of the last phase
+        self._asked_again = False
+
+    @torch.no_grad()
+    def inputs(self, phase: int) -> list[torch.Tensor]:
+        if not self._method.samples:
+            return self._nothing(phase)
+        if self._method.matrices and phase == P_PHASE:
+            return self._own_products()
+        pairs = zip(self._method.differences(), self._p, strict=True)
+        return [difference.transposed_times(p) for difference, p in pairs] + self._method.differences_of_rest()
+
+    @torch.no_grad()
+    def take(self, phase: int, averages: Sequence[torch.Tensor]) -> int | None:
+        if not self._method.matrices or phase == Q_PHASE:
+            self._others = list(averages)
+            return None
+        if self._method.redraws_stuck and not self._asked_again and self._redraw(averages):
+            self._asked_again = True
+            return P_PHASE
+        self._p = [orthonormalized(each, self._seed, place) for place, each in enumerate(averages)]
+        return Q_PHASE
+
+    def results(self) -> list[torch.Tensor]:
+        return [*self._p, *self._others]
+
+    def _nothing(self, phase: int) -> list[torch.Tensor]:
+        """Of a peer without samples, whose weight is zero."""
+        tensors = self._method.tensors
+        return [torch.zeros_like(tensors[index]) for index in self._method.program.phases[phase]]
+
+    def _own_products(self) -> list[torch.Tensor]:
+        if not self._products:
+            self._products = [torch.empty(0)] * len(self._right)
+        differences = self._method.differences()
+        for place in self._again:
+            self._products[place] = differences[place].times(self._right[place])
+        return self._products
+
+    def _redraw(self, averages: Sequence[torch.Tensor]) -> bool:
+        """Whether columns have been replaced, of matrices whose product is asked for once more.
+
+        Where Q was drawn for this round, a product of zero means that there is nothing to compress.
+        """
+        self._again = set()
+        for place, (product, right) in enumerate(zip(averages, self._right, strict=True)):
+            columns = [column for column in stuck(product, right) if column not in self._drawn[place]]
+            if columns:
+                self._right[place] = redrawn(right, columns, self._seed, place, _FRESH)
+                self._again.add(place)
+        return bool(self._again)

@@ -1,0 +1,120 @@
+"""How a run trains: the modes of the optimizer as one typed value, and the parts that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from swarmcli.averaging import AveragerCore
+from swarmcli.compression import CompressionBase, NoCompression
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epochs.gradient_work import GradientWork
+from swarmcli.optim.epochs.work import EpochWork, Timing
+from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.gradients.method import MethodFactory
+from swarmcli.optim.gradients.plain import Plain
+from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.residence import InPlace, Residence
+from swarmcli.optim.state.training_state import Scheduler, TrainingState
+
+if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerConfig
+    from swarmcli.dht import DHTNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateOptions:
+    """When and how the peers' states are averaged, and how a state travels to a newcomer."""
+
+    average_every: int | None = None  # epochs; None: with local updates every epoch, otherwise when sketches part
+    delay: bool = True  # training goes on meanwhile, and what was learned meanwhile is added to the average
+    statistics: tuple[str, ...] = ()  # of the optimizer, by name, that are averaged with the parameters
+    tolerance: float = 1e-3  # distance between parameters, relative to their norm, above which they are repaired
+    compression: CompressionBase = field(default_factory=NoCompression)
+    load_compression: CompressionBase = field(default_factory=NoCompression)
+
+    def __post_init__(self) -> None:
+        every = self.average_every
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise ValueError(f"average_state_every={every!r}: expected None or a positive number of epochs")
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"state_tolerance={self.tolerance!r}: expected a number between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modes:
+    """What the peers of a run do with their batches. Wrong combinations are refused where users make them."""
+
+    gradients: MethodFactory | None = field(default_factory=Plain)  # how gradients are averaged; None: local updates
+    timing: Timing = Timing.AT_ONCE
+    reuse_grad_buffers: bool = False  # the parameters' gradients are the sums: no other buffer
+    share_gradients: bool = False  # the last average is part of the state that newcomers download
+    several_groups: bool = False  # each averages with some of the others only, and all by and by
+    state: StateOptions = StateOptions()
+
+    @property
+    def by_epoch(self) -> bool:
+        """Whether peers differ by design, so that their lineage only counts epochs."""
+        return self.gradients is None or self.several_groups
+
+    @property
+    def average_state_every(self) -> int | None:
+        """Epochs; None: when sketches of the peers' parameters part."""
+        every = self.state.average_every
+        return 1 if every is None and self.by_epoch else every
+
+
+def assemble(
+    node: DHTNode,
+    config: OptimizerConfig,
+    averager_config: AveragerConfig,
+    modes: Modes,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Scheduler | None,
+    extra_tensors: Sequence[torch.Tensor],
+    residence: Residence | None,
+) -> tuple[Replica, EpochWork]:
+    """The replica and the work of one trainer. `residence` is None where the optimizer has the model's parameters."""
+    place = residence or InPlace([p for group in optimizer.param_groups for p in group["params"]])
+    if modes.gradients is None:
+        from swarmcli.optim.epochs.local_work import LocalWork
+
+        replica = Replica(TrainingState(config.run_id, optimizer, scheduler, extra_tensors), place)
+        return replica, LocalWork(node, config, averager_config, modes.state, replica)
+    trained = [p for p in place.model_parameters if p.requires_grad]
+    accumulator = GradientAccumulator(trained, reuse=modes.reuse_grad_buffers)
+    method = modes.gradients(accumulator)
+    shared = dict(method.shared)
+    if modes.share_gradients:
+        shared |= {f"average/{index}": mean for index, mean in enumerate(method.averaged)}
+    state = TrainingState(config.run_id, optimizer, scheduler, extra_tensors, shared=shared, own=method.own)
+    replica = Replica(state, place)
+    averager = AveragerCore(method.tensors, node, averager_config, program=method.program)
+    succession = partial(_by_epoch, config.target_batch_size) if modes.several_groups else Standing.after
+    return replica, GradientWork(replica, accumulator, method, averager, node.endpoint.events, succession)
+
+
+def assemble_auxiliary(
+    node: DHTNode,
+    averager_config: AveragerConfig,
+    modes: Modes,
+    parameters: Sequence[torch.Tensor],
+) -> AveragerCore:
+    """What reduces for the trainers of such a run. Tensors like theirs are made and never touched, so they are not
+    in memory either."""
+    like = [torch.empty_like(p, device="cpu").requires_grad_(p.requires_grad) for p in parameters]
+    if modes.gradients is None:
+        from swarmcli.optim.epochs.local_work import local_averager
+
+        return local_averager(node, averager_config, modes.state, like)
+    outline = modes.gradients.outline([p for p in like if p.requires_grad])
+    return AveragerCore(outline.tensors, node, averager_config, program=outline.program)
+
+
+def _by_epoch(target_batch_size: int, standing: Standing, round_id: bytes, samples: int) -> Standing:
+    return standing.by_epoch(target_batch_size)
