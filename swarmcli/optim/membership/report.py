@@ -72,6 +72,7 @@ class PeerReport(pydantic.BaseModel):
     recent: list[ReportedLoss] = Field(
         default_factory=list, max_length=MAX_RECENT
     )  # of the latest epochs, oldest first
+    drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others, relative; None: unknown
     last_outcome: LastOutcome
     last_reason: str = Field(max_length=MAX_REASON)
     time: float = Field(ge=0.0, allow_inf_nan=False)  # swarm time
@@ -96,6 +97,7 @@ def describe(
     phase: Phase,
     standing: Standing,
     samples_per_second: float = 0.0,
+    drift: float | None = None,
 ) -> PeerReport:
     """The report of the peer that runs this node."""
     return PeerReport(
@@ -113,6 +115,7 @@ def describe(
         addresses=[] if node.client_mode else list(node.endpoint.info.addresses)[:MAX_ADDRESSES],
         loss=ledger.last_loss,
         recent=[ReportedLoss(**each._asdict()) for each in ledger.recent],
+        drift=drift,
         last_outcome=ledger.last_outcome,
         last_reason=ledger.last_reason[:MAX_REASON],
         time=node.endpoint.clock.now(),
