@@ -26,12 +26,21 @@ class _Written:
 
 
 class Author:
-    """Remembers the numbers of the owned records that it made."""
+    """Signs for one identity or several, and remembers the numbers of the owned records that it made."""
 
     def __init__(self, identity: Identity, limits: DHTLimits) -> None:
-        self._identity = identity
+        self._identities = {identity.peer_id: identity}
         self._limits = limits
         self._written: OrderedDict[tuple[str, bytes], _Written] = OrderedDict()
+
+    def adopt(self, identity: Identity) -> None:
+        """From now on this author also writes what that identity owns."""
+        self._identities[identity.peer_id] = identity
+
+    def owns(self, record: Record) -> bool:
+        """Whether the record stands under a subkey of an identity that this author signs for."""
+        subkey = decode_subkey(record.subkey)
+        return isinstance(subkey, OwnedSubkey) and subkey.owner in self._identities
 
     def write(self, key: str, subkey: Subkey, value: Any, expiration: float, now: float) -> Record:
         """A record that is ready to be stored, its expiration capped. TypeError, ValueError: what is wrong with it."""
@@ -44,7 +53,7 @@ class Author:
         )
         if len(record.value) > self._limits.max_value:
             raise ValueError(f"value has {len(record.value)} bytes; at most {self._limits.max_value} can be stored")
-        return self._sign(record, now) if isinstance(subkey, OwnedSubkey) else record
+        return self._sign(record, subkey, now) if isinstance(subkey, OwnedSubkey) else record
 
     def withdraw(self, key: str, subkey: OwnedSubkey, current: Record | None, now: float) -> Record:
         """A tombstone that outlives everything it withdraws: `current` and what this author wrote before."""
@@ -54,20 +63,22 @@ class Author:
         ends += [written.expiration] if written is not None else []
         record = Record(_checked_key(key, self._limits), self._subkey(subkey), TOMBSTONE, max(ends))
         if current is not None:
-            return self.surpass(record, current, now)
-        return self._sign(record, now)
+            self._remember(record.key, record.subkey, current.sequence, current.expiration)
+        return self._sign(record, subkey, now)
 
     def surpass(self, record: Record, current: Record, now: float) -> Record:
         """The record again with a higher number than `current`, one of this owner's from an earlier life."""
+        subkey = decode_subkey(record.subkey)
+        assert isinstance(subkey, OwnedSubkey)
         self._remember(record.key, record.subkey, current.sequence, current.expiration)
-        return self._sign(record, now)
+        return self._sign(record, subkey, now)
 
-    def _sign(self, record: Record, now: float) -> Record:
+    def _sign(self, record: Record, subkey: OwnedSubkey, now: float) -> Record:
         # From the clock, so that an owner who starts anew need not ask for his last number first; never backwards.
         written = self._written.get((record.key, record.subkey))
         sequence = max(int(now * 1000), written.sequence + 1 if written is not None else 1)
         self._remember(record.key, record.subkey, sequence, record.expiration)
-        return sign_record(self._identity, msgspec.structs.replace(record, sequence=sequence))
+        return sign_record(self._identities[subkey.owner], msgspec.structs.replace(record, sequence=sequence))
 
     def _remember(self, key: str, subkey: bytes, sequence: int, expiration: float) -> None:
         before = self._written.pop((key, subkey), _Written(0, 0.0))
@@ -77,18 +88,12 @@ class Author:
             self._written.popitem(last=False)
 
     def _subkey(self, subkey: Subkey) -> bytes:
-        if isinstance(subkey, OwnedSubkey) and subkey.owner != self._identity.peer_id:
+        if isinstance(subkey, OwnedSubkey) and subkey.owner not in self._identities:
             raise ValueError(f"subkey belongs to {subkey.owner.short}; only its owner can write it")
         encoded = encode_subkey(subkey)
         if len(encoded) > self._limits.max_subkey:
             raise ValueError(f"subkey has {len(encoded)} bytes; at most {self._limits.max_subkey} are allowed")
         return encoded
-
-
-def is_own(record: Record, identity: Identity) -> bool:
-    """Whether this identity owns the record's subkey."""
-    subkey = decode_subkey(record.subkey)
-    return isinstance(subkey, OwnedSubkey) and subkey.owner == identity.peer_id
 
 
 def _checked_key(key: str, limits: DHTLimits) -> str:

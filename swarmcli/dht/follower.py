@@ -30,6 +30,12 @@ class Follower:
         self._replicas: Sequence[Contact] = ()
         self._search_at = float("-inf")  # loop time
         self._seen: dict[bytes, tuple[Record, Subkey, ValueWithExpiration]] = {}
+        self.refused = core.checker.watch(key)  # rule → how many records under the key did not pass it here
+
+    @property
+    def outdated(self) -> int:
+        """How often a replica told of a record whose owner had replaced it: it lags, or repeats old ones on purpose."""
+        return self._read.outdated
 
     async def refresh(self) -> dict[Subkey, ValueWithExpiration]:
         """Subkey → value, as of now. Replicas that do not answer are left out; nothing is raised for them."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swarmcli.dht.authoring import Author, is_own
+from swarmcli.dht.authoring import Author
 from swarmcli.dht.bootstrap import find_first_contact
 from swarmcli.dht.cache import ReadCache
 from swarmcli.dht.calls import Calls
@@ -24,6 +24,7 @@ from swarmcli.dht.service import DHTService
 from swarmcli.dht.validation import RecordValidator
 from swarmcli.dht.writing import Fate, Writer
 from swarmcli.errors import ValidationError
+from swarmcli.network.identity import Identity
 from swarmcli.network.rpc import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -148,9 +149,15 @@ class DHTNode:
         now = self._core.now()
         return {key: read_records(found[key], now) for key in keys}
 
-    def own_subkey(self, name: bytes = b"") -> OwnedSubkey:
-        """A subkey that only this peer can write; `store` signs and numbers what goes under it."""
-        return OwnedSubkey(self.peer_id, name)
+    def own_subkey(self, name: bytes = b"", identity: Identity | None = None) -> OwnedSubkey:
+        """A subkey that only this peer can write; `store` signs and numbers what goes under it.
+
+        With another `identity` than the node's own, the subkey is that one's, for which this node signs from now on.
+        """
+        if identity is None:
+            return OwnedSubkey(self.peer_id, name)
+        self._author.adopt(identity)
+        return OwnedSubkey(identity.peer_id, name)
 
     async def withdraw(self, key: str, subkey: OwnedSubkey) -> bool:
         """Takes back what this peer stored under one of its own subkeys; whether at least one replica knows by now."""
@@ -226,7 +233,7 @@ class DHTNode:
                 break
             for index, fate in zip(left, await self._writer.write([records[i] for i in left]), strict=True):
                 fates[index] = fate
-            left = [i for i in left if fates[i].current is not None and is_own(records[i], self.endpoint.identity)]
+            left = [i for i in left if fates[i].current is not None and self._author.owns(records[i])]
             for index in left:
                 current = fates[index].current
                 assert current is not None

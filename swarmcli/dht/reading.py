@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from swarmcli.dht.calls import Calls
@@ -10,7 +10,7 @@ from swarmcli.dht.core import NodeCore
 from swarmcli.dht.keys import id_to_bytes
 from swarmcli.dht.lookup import Lookup
 from swarmcli.dht.messages import Answer, Question
-from swarmcli.dht.records import Record, merge_all
+from swarmcli.dht.records import Record, merge_record
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.traversal import traverse
 from swarmcli.errors import ValidationError
@@ -32,12 +32,20 @@ class KeyRead:
     target: int
     records: dict[bytes, Record] = field(default_factory=dict)
     cursors: dict[PeerID, Cursor] = field(default_factory=dict)
+    outdated: int = 0  # records that came after a newer one of the same owner
 
     def question(self, peer: PeerID) -> Question:
         cursor = self.cursors.get(peer)
         if cursor is None:
             return Question(id_to_bytes(self.target))
         return Question(id_to_bytes(self.target), cursor.instance, cursor.version)
+
+    def take(self, records: Iterable[Record]) -> None:
+        """Merges checked records in."""
+        for record in records:
+            known = self.records.get(record.subkey)
+            self.outdated += known is not None and known.sequence > record.sequence
+            merge_record(self.records, record)
 
 
 class Reader:
@@ -84,7 +92,7 @@ class Reader:
                 self._core.checker.check(stored.record, self._core.now())
             except ValidationError:
                 continue  # counted by the checker
-            merge_all(read.records, [stored.record])
+            read.take([stored.record])
 
     async def read_replica(self, contact: Contact, reads: Sequence[KeyRead], *, contacts: int = 0) -> list[Contact]:
         """What one replica holds (or has changed), page by page; also the neighbours that it names."""
@@ -109,5 +117,5 @@ class Reader:
         return found
 
     async def _take(self, read: KeyRead, peer: PeerID, instance: int, answer: Answer) -> None:
-        merge_all(read.records, await self._core.checked(answer.records, read.target, peer))
+        read.take(await self._core.checked(answer.records, read.target, peer))
         read.cursors[peer] = Cursor(instance, answer.cursor)

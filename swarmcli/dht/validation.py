@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from swarmcli.dht.keys import decode_subkey
@@ -28,6 +28,7 @@ class RecordChecker:
 
     def __init__(self, limits: DHTLimits, validators: Iterable[RecordValidator] = ()) -> None:
         self.refused: Counter[str] = Counter()
+        self._watched: dict[str, Counter[str]] = {}
         self._limits = limits
         self._validators: list[RecordValidator] = [SignatureValidator()]
         self.add(validators)
@@ -35,6 +36,10 @@ class RecordChecker:
     def add(self, validators: Iterable[RecordValidator]) -> None:
         """More rules. What is stored already is judged by them when it is read."""
         self._validators.extend(validators)
+
+    def watch(self, key: str) -> Mapping[str, int]:
+        """Rule → how many records under this key were refused since the first call for it; grows by itself."""
+        return self._watched.setdefault(key, Counter())
 
     def check(self, record: Record, now: float) -> None:
         """Raises ValidationError naming the rule; `now` is swarm time."""
@@ -46,6 +51,8 @@ class RecordChecker:
                 validator.validate(record)
         except ValidationError as error:
             self.refused[rule] += 1
+            if record.key in self._watched:
+                self._watched[record.key][rule] += 1
             raise ValidationError(f"{rule}: {error}") from error
 
 

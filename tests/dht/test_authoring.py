@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmcli.dht import authoring
-from swarmcli.dht.authoring import Author, is_own
+from swarmcli.dht.authoring import Author
 from swarmcli.dht.keys import OwnedSubkey
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import TOMBSTONE
@@ -23,8 +23,25 @@ def test_numbers_only_rise_even_if_the_clock_does_not() -> None:
 
 
 def test_records_without_an_owner_are_not_numbered() -> None:
-    record = Author(OWNER, DHTLimits()).write("key", "name", 1, 2000.0, 1000.0)
-    assert (record.sequence, record.signature) == (0, b"") and not is_own(record, OWNER)
+    author = Author(OWNER, DHTLimits())
+    record = author.write("key", "name", 1, 2000.0, 1000.0)
+    assert (record.sequence, record.signature) == (0, b"") and not author.owns(record)
+
+
+def test_an_author_signs_for_every_identity_that_it_adopted_and_no_other() -> None:
+    author, other = Author(OWNER, DHTLimits()), Identity.from_seed(b"another")
+    theirs = OwnedSubkey(other.peer_id)
+    with pytest.raises(ValueError, match="only its owner"):
+        author.write("key", theirs, 1, 2000.0, 1000.0)
+    author.adopt(other)
+    first = author.write("key", theirs, 1, 2000.0, 1000.0)
+    again = author.surpass(first, first, 1000.0)
+    gone = author.withdraw("key", theirs, again, 1000.0)
+    for record in (author.write("key", MINE, 1, 2000.0, 1000.0), first, again, gone):
+        SignatureValidator().validate(record)
+        assert author.owns(record)
+    assert first.sequence < again.sequence < gone.sequence
+    assert not Author(OWNER, DHTLimits()).owns(first)
 
 
 def test_a_tombstone_outlives_everything_it_withdraws() -> None:

@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 from swarmcli.dht import DHTLimits, DHTNode, Follower
+from swarmcli.dht.keys import key_id
+from swarmcli.dht.storage import Storage
 from swarmcli.network.virtual_time import run
 
-from .swarm import Swarm, address, soon
+from .swarm import Swarm, address, identity, soon
 
 
 def values(read: dict[Any, Any]) -> dict[Any, Any]:
@@ -151,5 +153,42 @@ def test_long_answers_come_in_pages_and_a_change_in_between_is_not_lost() -> Non
             await keeper.store("key", "changed", soon(keeper, 2000.0), subkey="0")
             found = values(await reading)
             assert len(found) == 100 and found["0"] == "changed"
+
+    run(main())
+
+
+def test_records_that_their_owner_had_replaced_are_ignored_and_counted() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            keeper = await swarm.node("keeper", cache_locally=False)
+            reader = await swarm.node("reader", client_mode=True)
+            mine = keeper.own_subkey()
+            await keeper.store("key", "old", soon(keeper), subkey=mine)
+            (old,) = keeper._core.storage.records(key_id("key"))
+            await keeper.store("key", "new", soon(keeper), subkey=mine)
+            follower = reader.follow("key")
+            assert values(await follower.refresh()) == {mine: "new"} and follower.outdated == 0
+            keeper._core.storage = Storage(keeper._core.limits)  # a replica that forgot, or wants others to forget
+            keeper._core.storage.put(old, keeper._core.now())
+            follower._read.cursors.clear()
+            assert values(await follower.refresh()) == {mine: "new"} and follower.outdated == 1
+
+    run(main())
+
+
+def test_a_node_writes_and_withdraws_for_another_identity_too() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            writer, reader = await swarm.grow(2)
+            other = identity("not a node's")
+            subkey = writer.own_subkey(identity=other)
+            assert subkey.owner == other.peer_id != writer.peer_id
+            assert await writer.store("key", 1, soon(writer), subkey=subkey)
+            again = reader.own_subkey(identity=other)  # the same owner, on another machine, goes on
+            assert again == subkey and await reader.store("key", 2, soon(reader), subkey=again)
+            follower = writer.follow("key")
+            assert values(await follower.refresh()) == {subkey: 2}
+            assert await writer.withdraw("key", subkey)
+            assert await follower.refresh() == {}
 
     run(main())

@@ -58,3 +58,13 @@ def test_users_validators_come_on_top() -> None:
     with pytest.raises(ValidationError, match=r"^schema: "):
         checker.check(GOOD, now=0.0)
     assert checker.refused == {"schema": 1}
+
+
+def test_refusals_are_counted_by_key_for_whoever_watches_it() -> None:
+    checker = RecordChecker(LIMITS)
+    watched = checker.watch("key")
+    for record in (GOOD, msgspec.structs.replace(GOOD, key="another")):
+        with pytest.raises(ValidationError):
+            checker.check(msgspec.structs.replace(record, signature=b"s"), now=0.0)
+    assert watched == {"signature": 1} and checker.watch("key") is watched
+    assert checker.refused == {"signature": 2}
