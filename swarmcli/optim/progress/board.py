@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pydantic
 
 from swarmcli.dht import OwnedSubkey
-from swarmcli.network.identity import PeerID
+from swarmcli.network.identity import Identity, PeerID
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
@@ -24,7 +25,10 @@ class Board(Generic[Record]):
     What does not fit the model, or stands under a subkey that its owner did not sign for, is dropped and counted.
     """
 
-    def __init__(self, node: DHTNode, key: str, model: type[Record], expiration: float) -> None:
+    def __init__(
+        self, node: DHTNode, key: str, model: type[Record], expiration: float, identity: Identity | None = None
+    ) -> None:
+        """This peer's record stands under `identity`; None: the node's own."""
         self._node = node
         self.key = key
         self.expiration = expiration
@@ -32,9 +36,24 @@ class Board(Generic[Record]):
         self.records: dict[PeerID, Record] = {}  # as of the last refresh, this peer's own included
         self._model = model
         self._follower = node.follow(key)
-        self._subkey = node.own_subkey()
+        self._subkey = node.own_subkey(identity=identity)
         self._published = False
         self._reading = asyncio.Lock()  # a follower reads for one at a time
+
+    @property
+    def owner(self) -> PeerID:
+        """Under whose identity this peer's record stands."""
+        return self._subkey.owner
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Rule of the hash table → records under the key that did not pass it at this node."""
+        return self._follower.refused
+
+    @property
+    def outdated(self) -> int:
+        """How often a replica told of a record that its owner had replaced."""
+        return self._follower.outdated
 
     async def publish(self, record: Record) -> bool:
         """Writes this peer's record; False if no replica took it."""

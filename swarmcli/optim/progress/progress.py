@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -63,9 +64,17 @@ class RefreshOptions:
             raise ValueError("expected_drift_peers and expected_drift_rate: expected numbers that are not negative")
 
 
-def is_current(report: LocalTrainingProgress, now: float, options: RefreshOptions) -> bool:
-    """Whether a report is neither stale nor dated into the future."""
-    return now - options.metadata_expiration <= report.time <= now + FUTURE_TOLERANCE
+class Timeliness(Enum):
+    CURRENT = "current"
+    STALE = "stale"  # older than reports live
+    FUTURE = "future-dated"  # by more than clocks can be apart
+
+
+def timeliness(report: LocalTrainingProgress, now: float, expiration: float) -> Timeliness:
+    """How a report's own time fits to `now`; reports live for `expiration` seconds."""
+    if report.time < now - expiration:
+        return Timeliness.STALE
+    return Timeliness.FUTURE if report.time > now + FUTURE_TOLERANCE else Timeliness.CURRENT
 
 
 def estimate_global_progress(
@@ -75,20 +84,33 @@ def estimate_global_progress(
     target_batch_size: int,
     now: float,
     options: RefreshOptions,
+    latest_epoch: int | None = None,
+    overdue: int = 0,
 ) -> GlobalTrainingProgress:
     """Sums up the run from the others' reports and this peer's live counts.
 
     A report of this peer itself among the others is older than `local` and ignored, as are stale and future-dated
     reports. Rates of all peers count towards the time that remains, also of those a step behind: they will catch up.
+
+    `latest_epoch` is the highest that others are believed to have reached; reports from beyond it, which nothing
+    bears out, add no samples and lead nobody on. None: everyone is believed. `overdue` counts the readings since the
+    epoch should have ended by such estimates.
     """
-    reports = [r for r in others if r.peer_id != local.peer_id and is_current(r, now, options)]
+    reports = [
+        r
+        for r in others
+        if r.peer_id != local.peer_id and timeliness(r, now, options.metadata_expiration) is Timeliness.CURRENT
+    ]
     everyone = [*reports, local]
-    epoch = max([local.epoch, *(r.epoch for r in reports if not r.client_mode)])
+    believed = [r.epoch for r in reports if not r.client_mode and (latest_epoch is None or r.epoch <= latest_epoch)]
+    epoch = max([local.epoch, *believed])
     at_epoch = [r for r in everyone if r.epoch == epoch]
     accumulated = sum(r.samples_accumulated for r in at_epoch)
     estimated = sum(r.samples_accumulated + max(0.0, now - r.time) * r.samples_per_second for r in at_epoch)
     seconds_left = seconds_until(target_batch_size - estimated, sum(r.samples_per_second for r in everyone))
-    period = options.default_refresh_period if not reports else refresh_period(seconds_left, len(everyone), options)
+    period = options.default_refresh_period
+    if reports:
+        period = refresh_period(seconds_left, len(everyone), options, overdue)
     return GlobalTrainingProgress(
         epoch=epoch,
         samples_accumulated=accumulated,
@@ -107,10 +129,15 @@ def seconds_until(samples: float, samples_per_second: float) -> float:
     return samples / samples_per_second if samples_per_second > 0 else math.inf
 
 
-def refresh_period(seconds_left: float, peers: int, options: RefreshOptions) -> float:
-    """Shorter than the time that remains, since peers that may yet join would shorten that."""
+def refresh_period(seconds_left: float, peers: int, options: RefreshOptions, overdue: int = 0) -> float:
+    """Shorter than the time that remains, since peers that may yet join would shorten that.
+
+    Reports that promise an end which does not come (a round takes long, or somebody lies) are read less and less
+    often: the shortest period doubles with every reading that was overdue.
+    """
     expected = max(peers + options.expected_drift_peers, peers * (1 + options.expected_drift_rate))
-    return min(max(seconds_left * peers / expected, options.min_refresh_period), options.max_refresh_period)
+    shortest = options.min_refresh_period * 2.0 ** min(overdue, 32)
+    return min(max(seconds_left * peers / expected, shortest), options.max_refresh_period)
 
 
 class PerformanceEMA:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pydantic
@@ -13,8 +13,8 @@ import pydantic
 from swarmcli.dht import OwnedSubkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import SwarmError
+from swarmcli.network.identity import Identity
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.progress.board import Board
 from swarmcli.optim.progress.progress import (
     GlobalTrainingProgress,
     LocalTrainingProgress,
@@ -22,6 +22,7 @@ from swarmcli.optim.progress.progress import (
     RefreshOptions,
     estimate_global_progress,
 )
+from swarmcli.optim.progress.reports import Kind, ReportBoard
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
@@ -51,7 +52,15 @@ class ProgressTrackerCore:
         options: RefreshOptions | None = None,
         performance_ema_alpha: float = 0.1,
         client_mode: bool | None = None,
+        status_loglevel: int = logging.DEBUG,
+        identity: Identity | None = None,
+        latest_epoch: Callable[[], int] | None = None,
     ) -> None:
+        """The swarm's progress goes to the log at `status_loglevel` whenever it was read.
+
+        This peer reports under `identity` (None: the node's own), of which its report's `peer_id` is the id. Who has
+        better knowledge than reports of how far the others can be gives it in `latest_epoch`.
+        """
         if target_batch_size <= 0:
             raise ValueError(f"target_batch_size={target_batch_size!r}: expected a positive number of samples")
         self.options = options or RefreshOptions()
@@ -60,7 +69,11 @@ class ProgressTrackerCore:
         self.client_mode = node.client_mode if client_mode is None else client_mode
         self._node = node
         self._clock = node.endpoint.clock
-        self._board = Board(node, f"{prefix}_progress", LocalTrainingProgress, self.options.metadata_expiration)
+        self._prefix = prefix
+        self._status_loglevel = status_loglevel
+        self._latest_epoch = latest_epoch
+        self._board = ReportBoard(node, prefix, self.options.metadata_expiration, identity)
+        self._overdue = 0  # readings since the epoch should have ended
         self._changed = asyncio.Event()  # there is something to report
         self._moved = asyncio.Event()  # the epoch is another: what was read of the others may be old
         self._tasks = TaskOwner()
@@ -114,6 +127,7 @@ class ProgressTrackerCore:
         if not self._pauses:
             raise RuntimeError("update_epoch changes what estimates are made of: call it inside pause_updates()")
         epoch = self.local_progress.epoch + 1 if new_epoch is None else new_epoch
+        self._overdue = 0
         self.local_progress = self._describe(epoch, 0)
         self.global_progress = self._estimate()
         self._changed.set()
@@ -149,11 +163,11 @@ class ProgressTrackerCore:
     @property
     def reports(self) -> tuple[LocalTrainingProgress, ...]:
         """The others' reports as last read, signed and well formed."""
-        own = self._node.peer_id
-        return tuple(r for peer, r in self._board.records.items() if peer == r.peer_id and peer != own)
+        return self._board.others
 
     @property
-    def dropped_reports(self) -> int:
+    def dropped_reports(self) -> Mapping[Kind, int]:
+        """How many of the others' reports did not count, by kind. See ReportBoard."""
         return self._board.dropped
 
     # how it comes to be known
@@ -162,12 +176,31 @@ class ProgressTrackerCore:
         """Reads the others' reports now."""
         await self._board.refresh()
         if not self._pauses:
+            before, now = self.global_progress, self._clock.now()
+            self._overdue = self._overdue + 1 if before.eta_next_epoch <= now else 0
             self.global_progress = self._estimate()
+            if self.global_progress.epoch != before.epoch:
+                self._overdue = 0
+            self._tell(now)
         return self.global_progress
+
+    def _tell(self, now: float) -> None:
+        progress = self.global_progress
+        logger.log(
+            self._status_loglevel,
+            "%s: %d of %d samples for epoch %d from %d peers; ends in %.2f s, next look in %.2f s",
+            self._prefix,
+            progress.samples_accumulated,
+            progress.target_batch_size,
+            progress.epoch,
+            progress.num_peers,
+            progress.eta_next_epoch - now,
+            progress.next_fetch_time - now,
+        )
 
     def _describe(self, epoch: int, samples: int) -> LocalTrainingProgress:
         return LocalTrainingProgress(
-            peer_id=bytes(self._node.peer_id),
+            peer_id=bytes(self._board.owner),
             epoch=epoch,
             samples_accumulated=samples,
             samples_per_second=self.performance_ema.samples_per_second,
@@ -176,12 +209,15 @@ class ProgressTrackerCore:
         )
 
     def _estimate(self) -> GlobalTrainingProgress:
+        others = self.reports
         return estimate_global_progress(
-            self.reports,
+            others,
             self.local_progress,
             target_batch_size=self.target_batch_size,
             now=self._clock.now(),
             options=self.options,
+            latest_epoch=self._latest_epoch() if others and self._latest_epoch is not None else None,
+            overdue=self._overdue,
         )
 
     async def _keep_reporting(self) -> None:
