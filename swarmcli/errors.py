@@ -24,6 +24,7 @@ SwarmError
 ├── CompressionError              a tensor message that cannot be decoded within its bounds
 ├── AveragingError
 │   ├── MatchmakingError          no group came together in time; `.reason` says why
+│   │   └── RoundMissed           … because the only round of its tag has begun without this peer
 │   ├── NoReducerError            nobody in the group can reduce for everyone
 │   ├── InputRefused              what a member sent cannot be averaged; it is left out, the round goes on
 │   ├── RoundFailed               the group's round was given up; tensors are untouched
@@ -170,6 +171,10 @@ class MatchmakingError(AveragingError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class RoundMissed(MatchmakingError):
+    """The round that this peer looked for has begun without it; those in it know, or will know, how it ended."""
 
 
 class NoReducerError(AveragingError):

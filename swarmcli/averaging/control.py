@@ -43,6 +43,7 @@ class RoundRequest:
     require_trigger: bool = False  # wait for `StepControl.allow_allreduce` once the group is there
     allow_retries: bool = True  # look for another group when one fails
     target: float | None = None  # of a standing group: it begins when its members' progress sums up to this
+    only_one: bool = False  # of its tag: where another, as large, has begun, this search ends with RoundMissed
     epoch: int = -1  # for events only
     terms: Mapping[str, str] = field(default_factory=dict)  # members must have equal ones, or are told which differ
 

@@ -102,14 +102,15 @@ class GroupFinder:
     async def find(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """A group for this round; waits until an earlier search has ended.
 
-        Raises MatchmakingError, also at `deadline` (loop time); NoReducerError when time is up and nobody of those
-        who are there can reduce for all; FingerprintError when the others have other terms and were here first.
+        Raises MatchmakingError, also at `deadline` (loop time), or RoundMissed; NoReducerError when time is up and
+        nobody of those who are there can reduce for all; FingerprintError when the others have other terms and were
+        here first.
         """
         async with self._turn:
             search = self._new_search(control)
             offer = self._offer(control.request, gathered)
             self._board = self._board_of(group_key(self._config.prefix, self.group_bits))
-            seeker = self._rendezvous.seeker = Seeker(search, self._post, self._board, offer, control)
+            seeker = self._rendezvous.open(Seeker(search, self._post, self._board, offer, control))
             try:
                 async with asyncio.timeout_at(deadline):
                     group = await seeker.run(lambda ready: self._draw_up(ready, offer))
@@ -122,7 +123,7 @@ class GroupFinder:
                     self._parted(seeker.group)
                 raise
             finally:
-                self._rendezvous.seeker = None
+                self._rendezvous.close(seeker.group)
             self._remember(group, search)
             return group
 
@@ -143,7 +144,7 @@ class GroupFinder:
             me,
             Roll(request.tag, me.peer_id, self._finished),
             self._config.matchmaking,
-            Goal(opens_at, request.target, self._crew, control.allow_retries),
+            Goal(opens_at, request.target, request.only_one, self._crew, control.allow_retries),
             now=loop_time,
             connected=self._endpoint.is_connected,
         )

@@ -13,7 +13,7 @@ by the last moves has come. All times are those of the loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.matchmaking.asking import Asking
@@ -26,6 +26,7 @@ from swarmcli.averaging.matchmaking.candidates import (
     make_plan,
     rank_of,
 )
+from swarmcli.averaging.matchmaking.elsewhere import Elsewhere
 from swarmcli.averaging.matchmaking.gathering import Gathering
 from swarmcli.averaging.matchmaking.inviting import expected_followers, hope, invite
 from swarmcli.averaging.matchmaking.meeting import MAX_GONE, Answer, Joining, Reply
@@ -61,6 +62,8 @@ class Search:
         self.gathering = Gathering(
             options, now=now, opens_at=goal.opens_at, target=goal.target, crew=goal.crew - {me.peer_id}
         )
+        self._only_one = goal.only_one
+        self._elsewhere = Elsewhere()
         self.leader: Candidate | None = None
         self.begun = False
         self.asking = Asking()
@@ -79,6 +82,7 @@ class Search:
         """Somebody looks for a group: said by himself (`direct`), by the declarations or by a third peer."""
         if self.roll.learn(candidate, now, LIFETIME, direct=direct):
             self.settling.news(now)
+            self._elsewhere.back(candidate.peer_id)
 
     def on_read(self, now: float, duration: float) -> None:
         """The declarations were read; it took `duration` seconds to declare and read."""
@@ -207,7 +211,7 @@ class Search:
                 self.asking.is_full(peer, now + BELIEF)
                 self.asking.named = answer.to.peer_id if answer.to is not None else None
             case "begun":
-                self.roll.finish(peer)
+                self._note_begun(peer, answer.gone, now)
                 if self.me.peer_id not in answer.gone:
                     self.roll.pass_over(answer.gone, now + BELIEF)
                 # Otherwise the leader was lost before it had told everyone, and those who have not heard either are
@@ -234,7 +238,7 @@ class Search:
         self._learn_from(peer, reply.candidate, reply.to, now)
         if reply.verdict == "begun":
             self.gathering.absent.discard(peer)
-            self.roll.finish(peer)
+            self._note_begun(peer, reply.gone, now)
         elif reply.verdict == "coming" and peer in self.roll.entries:
             self.roll.entries[peer].coming_until = now + self.options.request_timeout / 2
         elif reply.verdict == "following" and reply.to is not None:
@@ -242,6 +246,14 @@ class Search:
                 self.roll.names_leader(peer, reply.to.peer_id, now + BELIEF)
             elif peer not in self.gathering.followers:
                 self._leaves.append(peer)  # it was given up here, and has to ask again
+
+    def _note_begun(self, peer: PeerID, mates: Sequence[PeerID], now: float) -> None:
+        if not self._only_one:
+            self.roll.finish(peer)
+            return
+        self.roll.pass_over([peer], now + BELIEF)  # and asked again then: its round may have failed
+        if self.me.peer_id not in mates:
+            self._elsewhere.note(peer, mates, self.roll.entries)
 
     def _doubts(self, leader: PeerID, now: float) -> bool:
         """Whether a leader that somebody names is silent or unreachable, as seen from here."""
@@ -305,13 +317,16 @@ class Search:
         missing = any(until > now for until in hopes)
         if not waiting and now >= ready_at:
             waiting = self._reach_out(plan, expected, missing, now, moves)
+        settled_at = self.settling.settled_at
         decision = self.gathering.decide(
-            now, missing=missing, asking=waiting, settled_at=self.settling.settled_at, keep_looking=self.keep_looking
+            now, missing=missing, asking=waiting, settled_at=settled_at, keep_looking=self.keep_looking
         )
-        if decision.begin:
+        moves.missed = not waiting and now >= settled_at and self._elsewhere.outweighs(self.gathering.followers)
+        if decision.begin and not moves.missed:
             self._begin((self.me.peer_id, *self.gathering.followers))
-        moves.begin, moves.give_up = decision.begin, decision.give_up
-        times = (moves.wake_at, decision.wake_at, ready_at, *hopes, *hedged_at)
+        moves.begin, moves.give_up = self.begun, decision.give_up
+        judged_at = settled_at if self._elsewhere.peers else math.inf
+        times = (moves.wake_at, decision.wake_at, ready_at, judged_at, *hopes, *hedged_at)
         moves.wake_at = min(time for time in times if time > now)
 
     def _plan(self, waiting: bool, now: float) -> Plan:

@@ -88,6 +88,7 @@ class Reply(msgspec.Struct, frozen=True):
     verdict: ReplyVerdict
     candidate: Candidate | None = None
     to: Candidate | None = None
+    gone: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MAX_GONE)] = ()  # as in an Answer
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ class Goal:
 
     opens_at: float = -math.inf  # the group does not begin before this time
     target: float | None = None  # a standing group begins when its members' progress sums up to this
+    only_one: bool = False  # there is one round for all: a group that others left behind does not begin
     crew: frozenset[PeerID] = frozenset()  # who was in the last group, and is expected again for a while
     keep_looking: bool = True  # when time is up and too few are here, look on instead of giving up
 
@@ -30,6 +31,7 @@ class Moves:
     redirect: list[PeerID] = field(default_factory=list)  # former followers, to be sent on to the new leader
     leave: list[PeerID] = field(default_factory=list)  # leaders that are not followed after all
     begin: bool = False
+    missed: bool = False  # the round has begun elsewhere
     give_up: str = ""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.meeting import (
+    MAX_GONE,
     Answer,
     Begin,
     Done,
@@ -31,6 +32,7 @@ class Rendezvous:
         """`parted` is called with a group that has begun with this peer in it, which takes no part."""
         self._parted = parted
         self.seeker: Seeker | None = None
+        self._away: Group | None = None  # the last group that this peer was in, unless it looks for another one like it
         self._endpoint = endpoint
         self._prefix = prefix
 
@@ -47,14 +49,29 @@ class Rendezvous:
         methods = ("join", "invite", "beat", "push", "leave", "begin")
         self._endpoint.withdraw(*(method_name(self._prefix, method) for method in methods))
 
+    def open(self, seeker: Seeker) -> Seeker:
+        """From now on this search answers."""
+        self.seeker = seeker
+        if self._away is not None and self._away.tag == seeker.search.me.tag:
+            self._away = None
+        return seeker
+
+    def close(self, group: Group | None) -> None:
+        """The search has ended, with this group; those who come too late for it will be told."""
+        self.seeker, self._away = None, group or self._away
+
     async def _on_join(self, peer: PeerID, message: Join) -> Answer:
         if message.candidate.peer_id != peer:
             raise CallRefused("identity", "a peer may only speak for itself")
+        if self._is_away(message.candidate.tag):
+            return Answer("begun", gone=self._gone)
         return self._seeker(message.candidate.tag).on_join(peer, message)
 
     async def _on_invitation(self, peer: PeerID, message: Invitation) -> Reply:
         if message.sender.peer_id != peer:
             raise CallRefused("identity", "a peer may only speak for itself")
+        if self._is_away(message.to.tag):
+            return Reply("begun", gone=self._gone)
         return self._seeker(message.to.tag).on_invitation(message)
 
     async def _on_heartbeat(self, peer: PeerID, message: Heartbeat) -> Pulse:
@@ -76,6 +93,13 @@ class Rendezvous:
             self._parted(group)
             raise CallRefused("parted", "this peer is not waiting for that group any more")
         return Done()
+
+    def _is_away(self, tag: bytes) -> bool:
+        return self._away is not None and self._away.tag == tag
+
+    @property
+    def _gone(self) -> tuple[PeerID, ...]:
+        return tuple(member.peer_id for member in self._away.members)[:MAX_GONE] if self._away is not None else ()
 
     def _seeker(self, tag: bytes) -> Seeker:
         if self.seeker is None or self.seeker.search.me.tag != tag:

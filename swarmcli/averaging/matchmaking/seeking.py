@@ -33,6 +33,7 @@ from swarmcli.errors import (
     MatchmakingError,
     NetworkError,
     NoReducerError,
+    RoundMissed,
     SwarmError,
     UnknownMethod,
 )
@@ -157,6 +158,8 @@ class Seeker:
             if moves.begin:
                 self._begin(close)
                 continue
+            if moves.missed:
+                raise RoundMissed("the round has begun without this peer")
             self._check_terms()
             if moves.give_up:
                 raise self.failure(moves.give_up)

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from swarmcli.averaging import RoundRequest
-from swarmcli.errors import AveragingError, FingerprintError, RoundUndecided
+from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.membership.lineage import Standing
 
 if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerCore, StepControl
+    from swarmcli.averaging import AveragerCore, RoundResult, StepControl
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0  # seconds between a group that fell apart and the next try
+PATIENCE_WITH_BEGUN = 60.0  # seconds for which a lineage's round that began without this peer keeps it from another
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class StandingGroup:
     """Keeps this peer in a group of its lineage. Progress goes to the group's leader, who says when to begin.
 
     A group that falls apart is formed again, with growing pauses, until a round commits, this peer loses sight of
-    an outcome (`undecided`), or the group is closed.
+    an outcome or hears that the others have begun without it (`undecided`), or the group is closed.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class StandingGroup:
         self._ended: asyncio.Future[Outcome] | None = None  # of the control
         self._begun = asyncio.Event()
         self._samples = 0
-        self.undecided = ""  # why, once an outcome was lost
+        self._missed: tuple[bytes, float] | None = None  # the lineage whose round began without this peer, since when
+        self.undecided = ""  # why, once an outcome is not known here
         self.refused: FingerprintError | None = None  # by everyone else in the run
         self.standing: Standing | None = None  # whose group is kept
 
@@ -175,6 +177,7 @@ class StandingGroup:
             require_trigger=True,
             allow_retries=False,
             target=float(self._target),
+            only_one=self._yields_to_others(standing.lineage),
             epoch=standing.epoch,
             terms=self._terms,
         )
@@ -183,7 +186,7 @@ class StandingGroup:
         try:
             control.report(float(self._samples))
             control.begun.add_done_callback(lambda _: self._has_begun(control))
-            outcome = await _outcome(control)
+            outcome = await self._outcome(control)
             ended.set_result(outcome)
             return outcome
         finally:
@@ -196,20 +199,33 @@ class StandingGroup:
         if control is self._control and not control.begun.cancelled():
             self._begun.set()
 
+    async def _outcome(self, control: StepControl) -> Outcome:
+        # Not `await control`: cancelling that would cancel its future, and the round behind it would run on.
+        ended = asyncio.Event()
+        control.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+        if control.cancelled():
+            return Failed("the round was cancelled")
+        try:
+            return _committed(control.result(timeout=0))
+        except RoundMissed as error:
+            lineage = control.request.tag
+            if self._missed is None or self._missed[0] != lineage:
+                self._missed = (lineage, asyncio.get_running_loop().time())
+            return Undecided(str(error))
+        except RoundUndecided as error:
+            return Undecided(str(error))
+        except AveragingError as error:
+            return Failed(str(error))
 
-async def _outcome(control: StepControl) -> Outcome:
-    # Not `await control`: cancelling that would cancel its future, and the round behind it would run on.
-    ended = asyncio.Event()
-    control.add_done_callback(lambda _: ended.set())
-    await ended.wait()
-    if control.cancelled():
-        return Failed("the round was cancelled")
-    try:
-        result = control.result(timeout=0)
-    except RoundUndecided as error:
-        return Undecided(str(error))
-    except AveragingError as error:
-        return Failed(str(error))
+    def _yields_to_others(self, lineage: bytes) -> bool:
+        """Two rounds of one lineage would fork it. But who merely says that he has begun holds nobody up for good."""
+        if self._missed is None or self._missed[0] != lineage:
+            return True
+        return asyncio.get_running_loop().time() < self._missed[1] + PATIENCE_WITH_BEGUN
+
+
+def _committed(result: RoundResult) -> Outcome:
     if result.total_weight <= 0:
         return Failed("nobody in the group had samples")
     return Committed(

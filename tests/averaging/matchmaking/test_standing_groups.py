@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.averaging.control import AveragingStage, StepControl
-from swarmcli.errors import FingerprintError, MatchmakingError
+from swarmcli.errors import FingerprintError, MatchmakingError, RoundMissed
 from swarmcli.network import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_all_equal, assert_one_group
 
@@ -279,3 +279,60 @@ def test_unlike_tags_do_not_meet() -> None:
 def _follows(follower: Peer, leader: Peer) -> bool:
     seeker = follower.core._finder._rendezvous.seeker
     return seeker is not None and seeker.search.leader is not None and seeker.search.leader.peer_id == leader.peer_id
+
+
+@pytest.mark.parametrize(("early", "late"), [(2, 1), (2, 2), (4, 3)])
+def test_where_there_is_one_round_only_those_who_missed_it_do_not_begin_another(early: int, late: int) -> None:
+    async def main() -> None:
+        async with Averagers(early) as swarm:
+            first, others = await swarm.add(early), await swarm.add(late)
+            away = stand(first, target=10.0, only_one=True, require_trigger=True)
+            away[0].report(10.0)
+            await begun(away)
+            for moment in ("while the round is under way", "once it has committed"):
+                controls = stand(others, target=10.0, only_one=True)
+                for control in controls:
+                    control.report(10.0)
+                loop = asyncio.get_running_loop()
+                came = loop.time()
+                for control in controls:
+                    with pytest.raises(RoundMissed):
+                        await control
+                assert loop.time() - came < 1, moment
+                for control in away:
+                    control.allow_allreduce()
+                await all_results(away)
+
+    run(main())
+
+
+def test_few_that_say_that_they_have_begun_do_not_hold_up_many() -> None:
+    async def main() -> None:
+        async with Averagers(0) as swarm:
+            few, many = await swarm.add(2), await swarm.add(3)
+            away = stand(few, target=10.0, only_one=True, require_trigger=True)
+            away[0].report(10.0)
+            await begun(away)
+            controls = stand(many, target=10.0, only_one=True)
+            await asyncio.sleep(0.5)
+            controls[0].report(10.0)
+            assert_one_group(await all_results(controls), many)
+
+    run(main())
+
+
+def test_those_who_come_back_from_a_failed_round_are_met_again() -> None:
+    async def main() -> None:
+        async with Averagers(0) as swarm:
+            peers = await swarm.add(4)
+            given_up = stand(peers[:2], target=10.0, only_one=True, require_trigger=True)
+            given_up[0].report(10.0)
+            await begun(given_up)
+            for control in given_up:
+                control.cancel()
+            controls = stand(peers, target=10.0, only_one=True)
+            await asyncio.sleep(1)
+            controls[0].report(10.0)
+            assert_one_group(await all_results(controls), peers)
+
+    run(main())
