@@ -13,6 +13,7 @@ from swarmcli.averaging import AveragerCore
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epochs.gradient_work import GradientWork
+from swarmcli.optim.epochs.local_work import LocalWork, local_averager
 from swarmcli.optim.epochs.work import EpochWork, Timing
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.method import MethodFactory
@@ -82,10 +83,8 @@ def assemble(
     """The replica and the work of one trainer. `residence` is None where the optimizer has the model's parameters."""
     place = residence or InPlace([p for group in optimizer.param_groups for p in group["params"]])
     if modes.gradients is None:
-        from swarmcli.optim.epochs.local_work import LocalWork
-
         replica = Replica(TrainingState(config.run_id, optimizer, scheduler, extra_tensors), place)
-        return replica, LocalWork(node, config, averager_config, modes.state, replica)
+        return replica, LocalWork(node, config, averager_config, replica)
     trained = [p for p in place.model_parameters if p.requires_grad]
     accumulator = GradientAccumulator(trained, reuse=modes.reuse_grad_buffers)
     method = modes.gradients(accumulator)
@@ -109,9 +108,7 @@ def assemble_auxiliary(
     in memory either."""
     like = [torch.empty_like(p, device="cpu").requires_grad_(p.requires_grad) for p in parameters]
     if modes.gradients is None:
-        from swarmcli.optim.epochs.local_work import local_averager
-
-        return local_averager(node, averager_config, modes.state, like)
+        return local_averager(node, averager_config)
     outline = modes.gradients.outline([p for p in like if p.requires_grad])
     return AveragerCore(outline.tensors, node, averager_config, program=outline.program)
 

@@ -8,6 +8,7 @@ gradients, weighted by its samples; all step with the average, and are at the ne
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,9 @@ from swarmcli.optim.membership.report import PeerReport, Phase, describe
 from swarmcli.optim.membership.standing_group import Committed, StandingGroup
 from swarmcli.optim.membership.state_exchange import StateExchange
 from swarmcli.optim.modes import Modes, assemble
+from swarmcli.optim.progress.last_call import LastCall
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
+from swarmcli.optim.state.keeper import StateKeeper
 from swarmcli.optim.state.residence import Residence
 from swarmcli.optim.state.training_state import Scheduler
 
@@ -70,6 +73,8 @@ class OptimizerCore:
             options=config.tracker,
             performance_ema_alpha=config.performance_ema_alpha,
             client_mode=config.client_mode,
+            status_loglevel=logging.INFO if config.verbose else logging.DEBUG,
+            latest_epoch=self._latest_epoch,
         )
         self.presence = Presence(node, config.run_id, self.report)
         self._events = events = node.endpoint.events
@@ -78,7 +83,10 @@ class OptimizerCore:
             node, config, averager_config, self.modes, optimizer, scheduler, extra_tensors, residence
         )
         averager = self._work.averager
-        self._group = StandingGroup(averager, config.target_batch_size, config.fingerprint, self._tasks)
+        self._keeper = keeper = StateKeeper(node, config, averager_config, self.modes, self.replica)
+        self._group = StandingGroup(
+            averager, config.target_batch_size, config.fingerprint, self._tasks, lambda: keeper.gathered
+        )
         self._exchange = StateExchange(
             node.endpoint, config.run_id, self.replica, averager.at_rest, self.modes.state.load_compression
         )
@@ -92,6 +100,7 @@ class OptimizerCore:
             self.modes.timing,
             self.replica,
             self._work,
+            keeper,
             self._group,
             self.presence,
             self.ledger,
@@ -101,7 +110,8 @@ class OptimizerCore:
         self._ending: asyncio.Task[None] | None = None  # the end of an epoch; once begun it is brought to its end
         self._may_compute = asyncio.Event()  # while an epoch is being ended: the trainer need not wait any more
         self._last_seen = self.standing  # at the end of the last step
-        self._waited_in_vain = False  # in this epoch, for a round that by the others' reports should have begun
+        self._last_call = LastCall()
+        self.global_steps = 0  # with gradients of this peer in them
 
     @property
     def standing(self) -> Standing:
@@ -113,9 +123,15 @@ class OptimizerCore:
         """Taken in by this peer for its next round."""
         return self._work.samples
 
+    @property
+    def overflows(self) -> int:
+        """How often this peer has given up what it had taken in, since its gradients were not finite."""
+        return self._work.overflows
+
     async def start(self) -> None:
         """Makes this peer known. It decides which lineage to train on when it first joins or steps."""
         await self._work.averager.start()
+        await self._keeper.start()
         self._exchange.start()
         await self.presence.start()
         await self.tracker.start()
@@ -126,15 +142,17 @@ class OptimizerCore:
         await self._group.close()
         await self._tasks.close()
         await self._work.averager.shutdown()
+        await self._keeper.shutdown()
         self._exchange.close()
         await self.tracker.shutdown()
         await self.presence.shutdown()
 
     # the story of an epoch
 
-    async def step(self, batch_size: int) -> bool:
+    async def step(self, batch_size: int, scale: float | None = None) -> bool:
         """Takes in the parameters' gradients, means over `batch_size` samples; ends the epoch when it is time.
 
+        With `scale` the gradients are those of losses multiplied by it; see EpochWork.take_in for their overflow.
         Returns whether the epoch is another one than after the last step. A step that only accumulates waits for no
         one. With `batch_size=0` nothing is taken in: the peer waits (at most `idle_wait`) for the epoch's end and
         takes part in it with what it has, a follower with nothing. If another lineage leads, its state is downloaded
@@ -142,10 +160,12 @@ class OptimizerCore:
         next one. Cancelling the call leaves the end of an epoch under way running.
         """
         try:
-            if await self._settle_what_was_begun() or (self._ending is None and await self.join()):
+            if await self._settle_what_was_begun() or (self._ending is None and await self._join()):
                 return True
+            if self._ending is None and await self._keeper.apply() and self.modes.timing is Timing.AT_ONCE:
+                await self.replica.publish()
             if batch_size:
-                await self._take_in(batch_size)
+                await self._take_in(batch_size, scale)
             if self._ending is not None and (batch_size == 0 or self._is_ahead):
                 await self._finish_what_was_begun()
             elif self._ending is None and await self._epoch_is_over(waiting=batch_size == 0):
@@ -161,6 +181,11 @@ class OptimizerCore:
         FingerprintError, which names the keys, if the others refuse this peer.
         """
         await self._finish_what_was_begun()
+        changed = await self._join()
+        self._last_seen = self.standing
+        return changed
+
+    async def _join(self) -> bool:
         reason = self._reason_to_look()
         changed = False
         if reason:
@@ -169,7 +194,9 @@ class OptimizerCore:
             changed = await self._lineage.catch_up(reason)
             self.phase = "following" if self.config.description.role == "monitor" else "training"
             if changed:
+                self._keeper.drop()
                 self._start_over()
+            await self._keeper.look()
         self._group.open(self.standing)
         self._group.report(self._work.samples)
         return changed
@@ -184,9 +211,11 @@ class OptimizerCore:
         """Whether, by what the others last reported, no other lineage leads."""
         return not self._reason_to_look()
 
-    async def _take_in(self, batch_size: int) -> None:
-        await self._work.take_in(batch_size)
-        self.ledger.samples += batch_size
+    async def _take_in(self, batch_size: int, scale: float | None) -> None:
+        before = self.overflows
+        await self._work.take_in(batch_size, scale)
+        if self.overflows == before:
+            self.ledger.samples += batch_size
         if self._ending is None:  # otherwise these samples are of an epoch that has not begun for the others
             self._report_samples()
 
@@ -205,8 +234,9 @@ class OptimizerCore:
             return True
         if waiting:
             return await self._group.wait_until_begun(self.config.idle_wait)
-        if self.tracker.accumulated_enough_samples and not self._waited_in_vain:
-            self._waited_in_vain = not await self._group.wait_until_begun(LAST_CALL)
+        epoch = self.standing.epoch
+        if self.tracker.accumulated_enough_samples and self._last_call.is_worth_it(epoch):
+            self._last_call.was_answered(epoch, await self._group.wait_until_begun(LAST_CALL))
         return self._group.begun
 
     async def _end_epoch(self) -> None:
@@ -243,6 +273,7 @@ class OptimizerCore:
             self._may_compute.set()
 
     def _advanced(self, committed: Committed, own_samples: int, seconds: float) -> None:
+        self.global_steps += own_samples > 0
         self._begin_epoch()
         self._group.open(self.standing)
         self._tell_epoch(committed.samples, own_samples, len(committed.contributors), averaging_seconds=seconds)
@@ -254,7 +285,6 @@ class OptimizerCore:
         self._tell_epoch(samples=0, own_samples=0, peers=0, averaging_seconds=0.0)
 
     def _begin_epoch(self) -> None:
-        self._waited_in_vain = False
         with self.tracker.pause_updates():
             self.tracker.update_epoch(self.standing.epoch)
 
@@ -274,6 +304,11 @@ class OptimizerCore:
             )
         )
 
+    def _latest_epoch(self) -> int:
+        """Of those who train: what progress reports say beyond it leads nobody on."""
+        epochs = (claim.standing.epoch for claim in self.presence.claims() if claim.settled)
+        return max(epochs, default=self.standing.epoch)
+
     def _reason_to_look(self) -> str:
         """Why this peer should find out which lineage leads; empty if it need not."""
         if not self._lineage.settled:
@@ -282,6 +317,8 @@ class OptimizerCore:
             return ""  # the others wait for this peer's gradients
         if self._group.undecided:
             return f"the outcome of a round is not known here: {self._group.undecided}"
+        if self._keeper.strayed:
+            return "its parameters had drifted away from the others'"
         return "another lineage leads" if self._lineage.may_be_behind or self._end.left_behind else ""
 
     # what others see, and get
@@ -297,6 +334,7 @@ class OptimizerCore:
             self.phase,
             self.standing,
             samples_per_second=rate,
+            drift=self._keeper.drift,
         )
 
     async def linger(self, until_others_at: int, timeout: float) -> bool:
@@ -340,7 +378,9 @@ class OptimizerCore:
         await self._group.close()
         await self.replica.load_checkpoint(state_dict)
         await self._work.drop()
+        self._keeper.drop()
         self._lineage.settled, self.phase = False, "joining"
+        self._last_seen = self.standing
         self._begin_epoch()
         self.presence.announce()
 

@@ -13,6 +13,7 @@ from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import solitary_round_id
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.standing_group import Committed, Failed, Outcome, StandingGroup, Undecided
+from swarmcli.optim.state.keeper import StateKeeper
 from swarmcli.optim.state.replica import Replica
 
 LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
@@ -32,6 +33,7 @@ class EpochEnd:
         timing: Timing,
         replica: Replica,
         work: EpochWork,
+        keeper: StateKeeper,
         group: StandingGroup,
         presence: Presence,
         ledger: Ledger,
@@ -44,6 +46,7 @@ class EpochEnd:
         self._timing = timing
         self._replica = replica
         self._work = work
+        self._keeper = keeper
         self._group = group
         self._presence = presence
         self._ledger = ledger
@@ -112,7 +115,8 @@ class EpochEnd:
 
     async def _average_together(self, resume: Callable[[], None]) -> Outcome:
         weight = await self._hand_in(resume)
-        outcome = await self._group.contribute(weight)
+        strayed = self._keeper.judge(self._group.gathered)
+        outcome = await self._group.contribute(0 if strayed else weight)
         if isinstance(outcome, Committed):
             self._ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
@@ -152,6 +156,7 @@ class EpochEnd:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
             self._warn(f"{handed} samples of this peer are not in the average: {reason}")
         await self._work.advance(committed, counted)
+        await self._keeper.after_epoch(committed, handed)
         if self._timing is Timing.AT_ONCE:
             await self._replica.publish()
         await self._group.close()

@@ -60,6 +60,11 @@ class Standing:
         so it says no more than from where the run started and how many epochs ago."""
         return self.after(_ANY_ROUND, target_batch_size)
 
+    def astray(self, peer_id: bytes) -> Standing:
+        """Of a peer that has come to this standing with other parameters than everyone else: all of theirs beat it."""
+        lineage = hashlib.sha256(b"swarm astray" + peer_id + self.lineage).digest()
+        return Standing(self.epoch, max(0, self.samples - 1), lineage)
+
     def beats(self, other: Standing) -> bool:
         """The rule for lineages that parted: higher epoch, then more samples, then the smaller id."""
         return self.order > other.order

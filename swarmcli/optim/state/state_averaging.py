@@ -13,7 +13,7 @@ from swarmcli.errors import SwarmError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.state_buffers import StateBuffers
+from swarmcli.optim.state.state_buffers import StateBuffers, extra_slots, parameter_slots, statistic_slots
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig, StepControl
@@ -38,7 +38,13 @@ class StateAveraging:
         state = replica.state
         self._node = node
         self._replica = replica
-        self._buffers = StateBuffers(state.parameters, state.optimizer, statistics, state.extra_tensors)
+        self._buffers = StateBuffers(
+            [
+                *parameter_slots(state.parameters),
+                *statistic_slots(state.parameters, state.optimizer, statistics),
+                *extra_slots(state.extra_tensors),
+            ]
+        )
         config = replace(config, allreduce=replace(config.allreduce, tensor_infos=self._buffers.infos))
         self._patience = config.matchmaking.min_matchmaking_time
         self._averager = AveragerCore(self._buffers.tensors, node, config)

@@ -7,14 +7,25 @@ from hypothesis import given, settings
 
 from swarmcli.compression import TensorRole
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.state.state_buffers import StateBuffers
+from swarmcli.optim.state.state_buffers import (
+    StateBuffers,
+    extra_slots,
+    gradient_slots,
+    parameter_slots,
+    statistic_slots,
+)
 
 
 def made(*tensors: torch.Tensor, statistics: tuple[str, ...] = (), extra: tuple[torch.Tensor, ...] = ()) -> tuple:
     """The optimizer of these parameters, and its buffers."""
     parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
     optimizer = torch.optim.Adam(parameters, lr=0.1)
-    return parameters, optimizer, StateBuffers(parameters, optimizer, statistics, extra)
+    return parameters, optimizer, buffers_of(parameters, optimizer, statistics, extra)
+
+
+def buffers_of(parameters: list, optimizer: torch.optim.Optimizer, statistics: tuple = (), extra: tuple = ()):
+    slots = [*parameter_slots(parameters), *statistic_slots(parameters, optimizer, statistics), *extra_slots(extra)]
+    return StateBuffers(slots)
 
 
 def step(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
@@ -92,7 +103,7 @@ def test_statistics_that_are_none_are_refused_by_name() -> None:
     with pytest.raises(OptimizerError, match="there is no 'exp_averages'; there are step, exp_avg, exp_avg_sq"):
         buffers.load(changes=False)
     with pytest.raises(OptimizerError, match=r"'step' has shape \(\)"):
-        StateBuffers(parameters, optimizer, ("step",))
+        buffers_of(parameters, optimizer, ("step",))
 
 
 def test_counters_and_frozen_parameters() -> None:
@@ -101,10 +112,23 @@ def test_counters_and_frozen_parameters() -> None:
     frozen = torch.ones(2)
     parameters = [torch.nn.Parameter(torch.ones(3)), frozen]
     optimizer = torch.optim.Adam([{"params": parameters}])
-    buffers = StateBuffers(parameters, optimizer, ("exp_avg",), (counter, mean))
+    buffers = buffers_of(parameters, optimizer, ("exp_avg",), (counter, mean))
     assert [tuple(tensor.shape) for tensor in buffers.tensors] == [(3,), (2,), (3,), (2,)]
     buffers.load(changes=False)
     for tensor in buffers.tensors:
         tensor.fill_(4.0)
     buffers.apply()
     assert (counter.item(), mean.tolist(), frozen.tolist()) == (7, [4.0, 4.0], [4.0, 4.0])
+
+
+def test_gradients_are_averaged_where_there_are_any() -> None:
+    with_gradient, without = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    with_gradient.grad = torch.full((2,), 4.0)
+    buffers = StateBuffers(gradient_slots([with_gradient, without, torch.ones(3)]))
+    buffers.load(changes=False)
+    assert [tensor.tolist() for tensor in buffers.tensors] == [[4.0, 4.0], [0.0, 0.0]]
+    for tensor in buffers.tensors:
+        tensor.fill_(2.0)
+    buffers.apply()
+    assert with_gradient.grad.tolist() == [2.0, 2.0]
+    assert without.grad is None
