@@ -2,8 +2,14 @@
 
 from swarmcli.recipe.fingerprint import PROTOCOL, differing_keys
 from swarmcli.recipe.load import load_recipe, parse_recipe
-from swarmcli.recipe.schema import (
+from swarmcli.recipe.modes import (
     AveragingSettings,
+    CompressionSettings,
+    DelaySettings,
+    GradientAveragingSettings,
+    LocalUpdateSettings,
+)
+from swarmcli.recipe.schema import (
     CheckpointSettings,
     FilesDataset,
     HuggingFaceDataset,
@@ -19,9 +25,13 @@ __all__ = [
     "PROTOCOL",
     "AveragingSettings",
     "CheckpointSettings",
+    "CompressionSettings",
+    "DelaySettings",
     "FilesDataset",
+    "GradientAveragingSettings",
     "HuggingFaceDataset",
     "LocalSettings",
+    "LocalUpdateSettings",
     "NetworkSettings",
     "OptimizerSettings",
     "Recipe",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from swarmcli.recipe.schema import Recipe
 
 _ONLY_FOR = {"betas": ("adam", "adamw"), "eps": ("adam", "adamw"), "momentum": ("sgd",)}
+_STATISTICS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
 class Conflict(ValueError):
@@ -62,3 +66,55 @@ def check_schedule(schedule: Schedule, max_epochs: int | None) -> None:
             "lr_scheduler.warmup_steps",
             f"a warm-up of {schedule.warmup_steps} epochs does not fit into {end}; make it shorter than that",
         )
+
+
+def check_gradient_averaging(method: str, given: Collection[str]) -> None:
+    """Refuses a key that the chosen method would not use."""
+    for key in ("rank", "min_compression_ratio"):
+        if key in given and method == "plain":
+            raise Conflict(key, f"{key} has no meaning for plain; remove it, or use method: powersgd or poweref")
+
+
+def check_delay(grad_averaging: bool, optimizer_step: bool | None) -> None:
+    """Refuses a step that would have to come before its gradients."""
+    if grad_averaging and optimizer_step is False:
+        raise Conflict(
+            "optimizer_step",
+            "a step cannot come before its gradients are averaged; remove it, or set grad_averaging: false",
+        )
+
+
+def check_modes(recipe: Recipe) -> None:
+    """Refuses modes that contradict each other, and keys that the chosen ones would not use."""
+    known = _STATISTICS[recipe.optimizer.name]
+    for statistic in recipe.averaging.average_opt_statistics:
+        if statistic not in known:
+            raise Conflict(
+                "averaging.average_opt_statistics",
+                f"{recipe.optimizer.name} keeps no statistic {statistic!r}; it has {' and '.join(known)}",
+            )
+    if recipe.local_updates.enabled:
+        _check_local_updates(recipe)
+
+
+def _check_local_updates(recipe: Recipe) -> None:
+    if recipe.gradient_averaging.model_fields_set:
+        key = min(recipe.gradient_averaging.model_fields_set)
+        raise Conflict(
+            f"gradient_averaging.{key}",
+            "local updates average parameters, never gradients; remove gradient_averaging, or set "
+            "local_updates.enabled: false",
+        )
+    if "gradients" in recipe.compression.model_fields_set:
+        raise Conflict(
+            "compression.gradients",
+            "local updates send no gradients; set compression.state_averaging instead, or set "
+            "local_updates.enabled: false",
+        )
+    for key, delayed in (("grad_averaging", recipe.delay.grad_averaging), ("optimizer_step", recipe.delay.step)):
+        if delayed:
+            raise Conflict(
+                f"delay.{key}",
+                "local updates step after every batch and wait for nobody then; remove it (delay.state_averaging "
+                "is what lets them go on while parameters are averaged)",
+            )

@@ -20,7 +20,9 @@ Key = str | int
 # What other trainers call the same thing.
 _KNOWN_ELSEWHERE = {
     "batch_size": "micro_batch_size",
+    "averager_rank": "rank",
     "block_size": "sequence_len",
+    "compression": "gradients",
     "epochs": "max_epochs",
     "lr": "learning_rate",
     "max_seq_length": "sequence_len",

@@ -1,46 +1,26 @@
-"""The recipe as typed values. What a field means stands in its description, from which docs/recipes.md is made.
-
-`shared` fields must agree between all peers of a run and are part of its fingerprint; `own` fields may differ.
-"""
+"""The recipe as typed values. What a field means stands in its description, from which docs/recipes.md is made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from swarmcli.errors import AddressError
 from swarmcli.network.address import parse_address
-from swarmcli.recipe.checks import Conflict, beside, check_optimizer, check_schedule
+from swarmcli.recipe.checks import Conflict, beside, check_modes, check_optimizer, check_schedule
 from swarmcli.recipe.document import Entry
 from swarmcli.recipe.fingerprint import fingerprint_of
-
-REQUIRED: Any = ...
-
-Compression: TypeAlias = Literal[
-    "none", "float16", "bfloat16", "scaled_float16", "uniform_8bit", "quantile_8bit", "blockwise_8bit"
-]
-
-
-def shared(default: Any, meaning: str, **constraints: Any) -> Any:
-    """A field that must agree between all peers."""
-    return Field(default, description=meaning, json_schema_extra={"agree": True}, **constraints)
-
-
-def own(default: Any, meaning: str, **constraints: Any) -> Any:
-    """A field in which peers of one run may differ."""
-    return Field(default, description=meaning, json_schema_extra={"agree": False}, **constraints)
+from swarmcli.recipe.modes import (
+    AveragingSettings,
+    CompressionSettings,
+    DelaySettings,
+    GradientAveragingSettings,
+    LocalUpdateSettings,
+)
+from swarmcli.recipe.section import REQUIRED, Section, own, shared
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
@@ -57,10 +37,6 @@ def _check_address(text: str) -> str:
 
 OwnPath = Annotated[Path, AfterValidator(_resolve)]
 AddressText = Annotated[str, AfterValidator(_check_address)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 class FilesDataset(Section):
@@ -126,16 +102,6 @@ class SchedulerSettings(Section):
     min_lr_ratio: float = shared(0.0, "where linear and cosine end, as a fraction of learning_rate", ge=0, le=1)
 
 
-class AveragingSettings(Section):
-    """How peers meet and average. Times are upper bounds: a group that is complete starts at once."""
-
-    matchmaking_time: float = own(15.0, "seconds to look for others at most, when not everyone is there", gt=0)
-    averaging_timeout: float = own(60.0, "seconds after which an attempt to average is given up", gt=0)
-    load_state_timeout: float = own(600.0, "seconds after which a download of the state is given up", gt=0)
-    part_size_bytes: int = shared(524288, "size of the parts that gradients are cut into", ge=1024, le=8 << 20)
-    compression: Compression = shared("none", "how gradients travel")
-
-
 class CheckpointSettings(Section):
     every_epochs: int = own(0, "write a checkpoint every so many epochs; 0: only at the end", ge=0)
     keep: int = own(3, "how many of the newest checkpoints stay on the disk", ge=1)
@@ -168,6 +134,9 @@ class LocalSettings(Section):
     bandwidth: float | None = own(
         None, "share of the reducing work, relative to other peers; 0: none; null: as the others", ge=0
     )
+    offload_optimizer: bool = own(
+        False, "keep the optimizer and a copy of the parameters in host memory; a delayed step does so anyway"
+    )
     trust_remote_code: bool = own(False, "let a local checkpoint directory run Python code that lies in it")
 
 
@@ -199,6 +168,10 @@ class Recipe(Section):
     optimizer: OptimizerSettings = OptimizerSettings()
     lr_scheduler: SchedulerSettings = SchedulerSettings()
     averaging: AveragingSettings = AveragingSettings()
+    gradient_averaging: GradientAveragingSettings = GradientAveragingSettings()
+    delay: DelaySettings = DelaySettings()
+    local_updates: LocalUpdateSettings = LocalUpdateSettings()
+    compression: CompressionSettings = CompressionSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     network: NetworkSettings = NetworkSettings()
     local: LocalSettings = LocalSettings()
@@ -218,6 +191,7 @@ class Recipe(Section):
         if isinstance(self.base_model, Mapping) and not isinstance(self.base_model.get("model_type"), str):
             raise Conflict("base_model", "base_model lacks model_type; add for example `model_type: gpt2`")
         check_schedule(self.lr_scheduler, self.max_epochs)
+        check_modes(self)
         return self
 
     def fingerprint(self) -> dict[str, str]:
@@ -250,6 +224,11 @@ class Recipe(Section):
     def micro_batch(self) -> int:
         """Samples per forward pass on this machine."""
         return self.local.micro_batch_size or self.micro_batch_size
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the optimizer of a trainer on this machine lives in host memory."""
+        return self.local.offload_optimizer or self.delay.step
 
     @property
     def accumulation_steps(self) -> int:

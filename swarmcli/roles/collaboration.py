@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,20 @@ from swarmcli.compression import (
     Uniform8BitQuantization,
 )
 from swarmcli.errors import CheckpointError
-from swarmcli.optim import Optimizer
-from swarmcli.recipe import Recipe
+from swarmcli.optim import GradientAverager, Optimizer
+from swarmcli.recipe import GradientAveragingSettings, Recipe
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import (
     Checkpoint,
     Compute,
     Task,
-    build_optimizer,
     build_scheduler,
     build_task,
     choose_compute,
     find_checkpoint,
     load_checkpoint,
+    optimizer_factory,
+    parameter_groups,
 )
 
 COMPRESSIONS: Mapping[str, CompressionBase] = {
@@ -69,14 +70,14 @@ class Collaboration:
             self.optimizer.load_state_dict(checkpoint.optimizer)
 
     def _collaborate(self, recipe: Recipe, auxiliary: bool) -> Optimizer:
-        optimizer = build_optimizer(recipe, self.model)
         averaging = recipe.averaging
         return Optimizer(
             dht=self.peer.dht,
             run_id=recipe.run_id,
             target_batch_size=recipe.target_batch_size,
-            optimizer=optimizer,
-            scheduler=build_scheduler(recipe, optimizer),
+            optimizer=optimizer_factory(recipe),
+            params=parameter_groups(recipe, self.model),
+            scheduler=lambda made: build_scheduler(recipe, made),
             matchmaking_time=averaging.matchmaking_time,
             averaging_timeout=averaging.averaging_timeout,
             load_state_timeout=averaging.load_state_timeout,
@@ -84,6 +85,8 @@ class Collaboration:
             averager_opts=averager_options(recipe),
             description=replace(self.peer.description, device=str(self.compute)),
             fingerprint=recipe.fingerprint(),
+            **mode_options(recipe),
+            **timing_options(recipe, computes=self.peer.role == "trainer"),
         )
 
     def close(self) -> None:
@@ -92,13 +95,43 @@ class Collaboration:
 
 def averager_options(recipe: Recipe) -> dict[str, Any]:
     """What the recipe says about the averager itself."""
-    options: dict[str, Any] = {
-        "part_size_bytes": recipe.averaging.part_size_bytes,
-        "compression": COMPRESSIONS[recipe.averaging.compression],
-    }
+    options: dict[str, Any] = {"part_size_bytes": recipe.averaging.part_size_bytes}
     if recipe.local.bandwidth is not None:
         options["bandwidth"] = recipe.local.bandwidth
     return options
+
+
+def mode_options(recipe: Recipe) -> dict[str, Any]:
+    """What every peer of the run averages, and in which form it travels."""
+    averaging, compression = recipe.averaging, recipe.compression
+    return {
+        "grad_averager": None if recipe.local_updates.enabled else grad_averager(recipe.gradient_averaging),
+        "grad_compression": COMPRESSIONS[compression.gradients],
+        "state_averaging_compression": COMPRESSIONS[compression.state_averaging],
+        "load_state_compression": COMPRESSIONS[compression.state_download],
+        "average_state_every": averaging.average_state_every,
+        "average_opt_statistics": averaging.average_opt_statistics,
+    }
+
+
+def timing_options(recipe: Recipe, *, computes: bool) -> dict[str, Any]:
+    """For what this peer waits. Who computes nothing has nothing to go on with, and is up to date at once."""
+    return {
+        "offload_optimizer": computes and recipe.offloaded,
+        "delay_optimizer_step": computes and recipe.delay.step,
+        "delay_grad_averaging": computes and recipe.delay.grad_averaging,
+        "delay_state_averaging": computes and recipe.delay.state_averaging,
+    }
+
+
+def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
+    """What the Optimizer takes for the recipe's method."""
+    if settings.method == "plain":
+        return GradientAverager
+    from swarmcli.optim import PowerEFGradientAverager, PowerSGDGradientAverager
+
+    kind = {"powersgd": PowerSGDGradientAverager, "poweref": PowerEFGradientAverager}[settings.method]
+    return kind.get_factory(averager_rank=settings.rank, min_compression_ratio=settings.min_compression_ratio)
 
 
 def find_resumed(recipe: Recipe, resume: str) -> Checkpoint:

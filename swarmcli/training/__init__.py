@@ -12,7 +12,7 @@ from swarmcli.training.loop import (
     StepReport,
     TrainingLoop,
 )
-from swarmcli.training.schedule import build_optimizer, build_scheduler
+from swarmcli.training.schedule import build_optimizer, build_scheduler, optimizer_factory, parameter_groups
 from swarmcli.training.task import Batch, Task, build_task, stream_seed
 from swarmcli.training.tokenizer import ByteTokenizer, SavedTokenizer, load_tokenizer
 
@@ -38,6 +38,8 @@ __all__ = [
     "find_checkpoint",
     "load_checkpoint",
     "load_tokenizer",
+    "optimizer_factory",
+    "parameter_groups",
     "stop_on_signals",
     "stream_seed",
 ]

@@ -14,16 +14,31 @@ from swarmcli.recipe import OptimizerSettings, Recipe, SchedulerSettings
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the parameters that need gradients, to be stepped with averaged gradients.
+    """The recipe's optimizer over the parameters that need gradients, to be stepped with averaged gradients."""
+    return optimizer_factory(recipe)(parameter_groups(recipe, model))
 
-    Weight decay holds for matrices and embeddings only. With `max_grad_norm` each step first scales the gradients
-    down to that norm: it is the average's norm, equal on all peers, so that they stay equal.
+
+def optimizer_factory(recipe: Recipe) -> Callable[[Any], torch.optim.Optimizer]:
+    """Makes the recipe's optimizer of parameter groups: the model's own, or copies of them elsewhere.
+
+    With `max_grad_norm` each step first scales the gradients down to that norm: it is the average's norm, equal on
+    all peers, so that they stay equal.
     """
     settings = recipe.optimizer
-    optimizer = _create(settings, _groups(model, settings.weight_decay))
-    if settings.max_grad_norm is not None:
-        _clip_before_steps(optimizer, settings.max_grad_norm)
-    return optimizer
+
+    def make(groups: Any) -> torch.optim.Optimizer:
+        optimizer = _create(settings, groups)
+        if settings.max_grad_norm is not None:
+            _clip_before_steps(optimizer, settings.max_grad_norm)
+        return optimizer
+
+    return make
+
+
+def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters that need gradients, as torch optimizers take them. Matrices and embeddings decay, others do
+    not."""
+    return _groups(model, recipe.optimizer.weight_decay)
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -28,7 +28,13 @@ def differs(*overrides: str) -> list[str]:
         ("run_id=other", "run_id"),
         ("target_batch_size=33", "target_batch_size"),
         ("max_epochs=9", "max_epochs"),
-        ("averaging.compression=float16", "averaging.compression"),
+        ("compression.gradients=float16", "compression.gradients"),
+        ("compression.state_download=float16", "compression.state_download"),
+        ("averaging.average_state_every=3", "averaging.average_state_every"),
+        ("averaging.average_opt_statistics=[exp_avg]", "averaging.average_opt_statistics"),
+        ("gradient_averaging.method=powersgd", "gradient_averaging.method"),
+        ("delay.grad_averaging=yes", "delay.grad_averaging"),
+        ("local_updates.enabled=yes", "local_updates.enabled"),
         ("sequence_len=8", "sequence_len"),
     ],
 )
@@ -45,7 +51,7 @@ def test_what_must_agree_is_named_when_it_differs(override: str, key: str) -> No
         "network.initial_peers=[tcp://h:1]",
         "averaging.matchmaking_time=3",
         "checkpoint.every_epochs=4",
-        "local={device: cpu, port: 7, name: me, trust_remote_code: true}",
+        "local={device: cpu, port: 7, name: me, trust_remote_code: true, offload_optimizer: true}",
         "optimizer.learning_rate=0.001",  # the default, written out
     ],
 )
@@ -63,7 +69,7 @@ def test_the_protocol_is_part_of_it_and_hashes_are_short() -> None:
     fingerprint = small().fingerprint()
     assert "protocol" in fingerprint
     assert all(len(value) == 16 for value in fingerprint.values())
-    assert not [key for key in fingerprint if key.startswith(("local", "network", "checkpoint", "output_dir"))]
+    assert not [key for key in fingerprint if key.startswith(("local.", "network.", "checkpoint", "output_dir"))]
 
 
 def test_the_fingerprint_is_the_same_everywhere() -> None:

@@ -18,7 +18,8 @@ from .recipes import SMALL, refused
         ("batch_size", "did you mean micro_batch_size?"),
         ("num_epochs", "did you mean max_epochs?"),
         ("initial_peers", "did you mean network.initial_peers?"),
-        ("zzzz", "known here: averaging, base_model, checkpoint, datasets"),
+        ("averager_rank", "did you mean gradient_averaging.rank?"),
+        ("zzzz", "known here: averaging, base_model, checkpoint, compression, datasets"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, suggestion: str) -> None:

@@ -1,15 +1,86 @@
 from __future__ import annotations
 
-from typing import get_args
+import inspect
+from pathlib import Path
+from typing import Any, get_args
 
-from swarmcli.compression import NoCompression
-from swarmcli.recipe.schema import Compression
-from swarmcli.roles.collaboration import COMPRESSIONS
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.compression import Float16Compression, NoCompression
+from swarmcli.optim import GradientAverager, Optimizer
+from swarmcli.recipe import Recipe, load_recipe
+from swarmcli.recipe.modes import Codec
+from swarmcli.roles.collaboration import COMPRESSIONS, averager_options, grad_averager, mode_options, timing_options
+from swarmcli.training import optimizer_factory, parameter_groups
+from tests.recipe.recipes import small
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def test_every_compression_that_a_recipe_may_name_is_a_codec_of_its_own() -> None:
-    assert COMPRESSIONS.keys() == set(get_args(Compression))
+    assert COMPRESSIONS.keys() == set(get_args(Codec))
     assert isinstance(COMPRESSIONS["none"], NoCompression)
     assert len({codec.name for codec in COMPRESSIONS.values()}) == len(COMPRESSIONS)
     for name, codec in COMPRESSIONS.items():
         assert codec.name.startswith(name)
+
+
+def options(recipe: Recipe, *, computes: bool = True) -> dict[str, Any]:
+    return {**mode_options(recipe), **timing_options(recipe, computes=computes)}
+
+
+def test_a_recipe_without_modes_asks_for_the_optimizers_defaults() -> None:
+    given = options(small())
+    defaults = inspect.signature(Optimizer.__init__).parameters
+    for name, value in given.items():
+        default = defaults[name].default
+        if isinstance(default, NoCompression):
+            assert isinstance(value, NoCompression)
+        else:
+            assert value == default or (value is False and default is None), name
+
+
+def test_every_mode_reaches_the_optimizer() -> None:
+    local = options(small("local_updates.enabled=yes", "averaging.average_opt_statistics=[exp_avg]"))
+    assert local["grad_averager"] is None and local["average_opt_statistics"] == ("exp_avg",)
+    delayed = options(small("delay={grad_averaging: yes, state_averaging: no}"))
+    assert delayed["delay_grad_averaging"] and delayed["delay_optimizer_step"] and delayed["offload_optimizer"]
+    assert not delayed["delay_state_averaging"]
+    squeezed = options(small("compression={gradients: float16, state_averaging: float16, state_download: float16}"))
+    for name in ("grad_compression", "state_averaging_compression", "load_state_compression"):
+        assert isinstance(squeezed[name], Float16Compression)
+    assert options(small("averaging.average_state_every=4"))["average_state_every"] == 4
+    assert options(small("local.offload_optimizer=yes"))["offload_optimizer"]
+    assert averager_options(small("averaging.part_size_bytes=4096", "local.bandwidth=0")) == {
+        "part_size_bytes": 4096,
+        "bandwidth": 0,
+    }
+
+
+def test_who_computes_nothing_waits_for_everything() -> None:
+    recipe = small("delay.grad_averaging=yes", "local.offload_optimizer=yes")
+    assert set(timing_options(recipe, computes=False).values()) == {False}
+
+
+def test_plain_averaging_is_the_optimizers_default() -> None:
+    assert grad_averager(small().gradient_averaging) is GradientAverager
+
+
+@pytest.mark.parametrize("method", ["powersgd", "poweref"])
+def test_methods_are_averagers_with_the_recipes_options(method: str) -> None:
+    recipe = small(f"gradient_averaging={{method: {method}, rank: 3, min_compression_ratio: 0.2}}")
+    made = grad_averager(recipe.gradient_averaging)
+    assert made.func.__name__.lower() == f"{method}gradientaverager"
+    assert made.keywords == {"averager_rank": 3, "min_compression_ratio": 0.2}
+
+
+@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_the_optimizer_of_a_shipped_recipe_can_be_made_of_copies(file: Path) -> None:
+    recipe = load_recipe(file)
+    groups = parameter_groups(recipe, nn.Linear(2, 2))
+    copies = [{**group, "params": [torch.zeros_like(p) for p in group["params"]]} for group in groups]
+    made = optimizer_factory(recipe)(copies)
+    assert [len(group["params"]) for group in made.param_groups] == [1, 1]
+    assert made.param_groups[1]["weight_decay"] == 0.0

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from .recipes import SMALL, refused, small
+
+
+def test_left_alone_a_run_is_synchronous_training() -> None:
+    recipe = small()
+    assert recipe.gradient_averaging.method == "plain" and not recipe.local_updates.enabled
+    assert not recipe.delay.grad_averaging and not recipe.delay.step and not recipe.offloaded
+    assert set(recipe.compression.model_dump().values()) == {"none"}
+    assert recipe.averaging.average_state_every is None
+
+
+def test_a_rank_may_be_left_out() -> None:
+    settings = small("gradient_averaging.method=poweref").gradient_averaging
+    assert (settings.rank, settings.min_compression_ratio) == (32, 0.5)
+
+
+def test_delayed_averaging_delays_the_step_too_and_both_need_an_optimizer_in_host_memory() -> None:
+    delayed = small("delay.grad_averaging=yes")
+    assert delayed.delay.step and delayed.offloaded
+    step_only = small("delay.optimizer_step=yes")
+    assert step_only.delay.step and not step_only.delay.grad_averaging and step_only.offloaded
+    assert small("local.offload_optimizer=yes").offloaded
+
+
+LOCAL = "local_updates.enabled=yes"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["gradient_averaging.method=signsgd"], "should be one of 'plain', 'powersgd' or 'poweref'"),
+        (["gradient_averaging.rank=4"], "rank has no meaning for plain; remove it, or use method: powersgd or poweref"),
+        (["gradient_averaging.min_compression_ratio=0.1"], "min_compression_ratio has no meaning for plain"),
+        (["gradient_averaging={method: powersgd, rank: 0}"], "gradient_averaging.rank should be at least 1"),
+        (["gradient_averaging={method: powersgd, min_compression_ratio: 1}"], "should be below 1"),
+        (["delay={grad_averaging: yes, optimizer_step: no}"], "a step cannot come before its gradients are averaged"),
+        (["averaging.average_state_every=0"], "averaging.average_state_every should be at least 1"),
+        (["averaging.average_opt_statistics=[exp_avgs]"], "adamw keeps no statistic 'exp_avgs'; it has exp_avg and"),
+        (["averaging.compression=float16"], "unknown key averaging.compression; did you mean compression.gradients?"),
+        (["compression.gradients=4bit"], "compression.gradients should be one of 'none', 'float16'"),
+        ([LOCAL, "gradient_averaging.method=plain"], "local updates average parameters, never gradients; remove"),
+        ([LOCAL, "compression.gradients=float16"], "local updates send no gradients; set compression.state_averaging"),
+        ([LOCAL, "delay.grad_averaging=yes"], "local updates step after every batch and wait for nobody then"),
+        ([LOCAL, "delay.optimizer_step=yes"], "local updates step after every batch and wait for nobody then"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_where_it_is_written(overrides: list[str], words: str) -> None:
+    said = refused(SMALL, *overrides)
+    assert words in said and said.startswith(f"--set {overrides[-1]}")
+
+
+def test_a_line_is_named_where_a_file_contradicts_itself() -> None:
+    text = f"{SMALL}local_updates:\n  enabled: true\ndelay:\n  optimizer_step: true\n"
+    assert refused(text).startswith("small.yaml:14: local updates step after every batch")
+
+
+def test_local_updates_may_delay_and_compress_the_averaging_of_states() -> None:
+    recipe = small(LOCAL, "delay.state_averaging=no", "compression.state_averaging=float16",
+                   "averaging={average_state_every: 2, average_opt_statistics: [exp_avg, exp_avg_sq]}")  # fmt: skip
+    assert not recipe.delay.state_averaging and recipe.averaging.average_state_every == 2
