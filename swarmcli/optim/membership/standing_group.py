@@ -124,6 +124,8 @@ class StandingGroup:
         """Waits at most so long. Raises FingerprintError if all others refuse this peer."""
         if self.refused is not None:
             raise self.refused
+        if self._control is not None:
+            self._control.hurry()
         try:
             async with asyncio.timeout(timeout):
                 await self._begun.wait()
