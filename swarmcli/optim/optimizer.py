@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from swarmcli.compression import CompressionBase, NoCompression
-from swarmcli.errors import OptimizerError
+from swarmcli.errors import GradScalerError, OptimizerError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import LoopThread
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.grad_scaler import GradScaler, check_grad_scaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.membership.report import PeerDescription, PeerReport
 from swarmcli.optim.modes import StateOptions
@@ -132,6 +133,7 @@ class Optimizer(torch.optim.Optimizer):
         self.batch_size_per_step = batch_size_per_step
         self._shutdown_timeout = shutdown_timeout
         self._closed = False
+        self._scaled: tuple[int, int] | None = None  # overflows and global steps that a scaler knows of
         self.opt, residence = place_optimizer(optimizer, params, offload=bool(options.offload_optimizer))
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = residence.model_parameters
@@ -156,17 +158,27 @@ class Optimizer(torch.optim.Optimizer):
             self.shutdown()
             raise
 
-    def step(self, closure: Callable[[], Any] | None = None, batch_size: int | None = None) -> Any:
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        batch_size: int | None = None,
+        grad_scaler: GradScaler | None = None,
+    ) -> Any:
         """Adds the present gradients, means over `batch_size` samples (None: `batch_size_per_step`).
 
         When the swarm has enough samples, the gradients are averaged and the optimizer steps; `local_epoch` is
         another one then. Otherwise the call waits for no one. With a closure its loss is returned and noted. With
         `batch_size=0` nothing is added: the call waits about a second for the epoch's end and takes part in it
         (a follower calls this in a loop). An auxiliary calls `step()`, which waits and assists likewise.
+
+        `grad_scaler`: the gradients are of losses that it scaled (`grad_scaler.step(optimizer)` calls this). One that
+        is not finite resets what this peer has accumulated; the others go on. Once there was a scaler, no batch may
+        come without (GradScalerError); torch's plain one is refused.
         """
+        check_grad_scaler(grad_scaler)
         if isinstance(self._core, AuxiliaryCore):
-            if closure is not None or batch_size is not None:
-                raise OptimizerError("an auxiliary only assists: its step takes neither closure nor batch size")
+            if closure is not None or batch_size is not None or grad_scaler is not None:
+                raise OptimizerError("an auxiliary only assists: its step takes no closure, batch size or scaler")
             self._run(self._core.step())
             return None
         samples = self.batch_size_per_step if batch_size is None else batch_size
@@ -178,8 +190,37 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
             if loss is not None:  # torch's own take closures that return nothing; Lightning gives such
                 self._core.ledger.note_loss(float(torch.as_tensor(loss).detach()), samples)
-        self._run(self._core.step(samples))
+        if grad_scaler is not None and grad_scaler.is_enabled():
+            self._step_scaled(samples, grad_scaler)
+        elif self._scaled is None or samples == 0:
+            self._run(self._core.step(samples))
+        else:
+            raise GradScalerError("step: the gradients were scaled so far; call grad_scaler.step(optimizer)")
         return loss
+
+    def _step_scaled(self, samples: int, grad_scaler: GradScaler) -> None:
+        core = self._trainer()
+        scale = grad_scaler.scale_of(self)
+        overflows, steps = self._scaled or (core.overflows, core.global_steps)
+        self._scaled = overflows, steps  # what happens in a call that is interrupted is told after the next
+        self._run(core.step(samples, scale))
+        self._scaled = core.overflows, core.global_steps
+        grad_scaler.note_step(self, overflow=core.overflows > overflows, global_step=core.global_steps > steps)
+
+    # what a scaler asks
+
+    def batch_gradients(self) -> list[torch.Tensor]:
+        """Those that the last backward pass wrote; with reused buffers the sums that it added to."""
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    @property
+    def gradients_are_sums(self) -> bool:
+        return self.modes.reuse_grad_buffers
+
+    @property
+    def holds_scaled_sums(self) -> bool:
+        """Whether reused buffers hold gradients at the scaler's present scale."""
+        return self.gradients_are_sums and isinstance(self._core, OptimizerCore) and self._core.samples > 0
 
     def note_loss(self, loss: float, samples: int) -> None:
         """For loops without a closure: the mean loss over so many samples, for the others to see. Not averaged."""

@@ -41,14 +41,17 @@ class GradientWork:
         self._gradients = accumulator
         self._events = events
         self._handed: int | None = None  # samples on their way; None: nothing is
+        self.overflows = 0
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
 
     @property
     def samples(self) -> int:
         return self._gradients.samples
 
-    async def take_in(self, batch_size: int) -> None:
-        await on_executor(self._nbytes, self._gradients.add, batch_size)
+    async def take_in(self, batch_size: int, scale: float | None = None) -> None:
+        taken = self._gradients.samples
+        if not await on_executor(self._nbytes, self._gradients.add, batch_size, scale):
+            self._give_up(taken + batch_size, f"their gradients, scaled by {scale:g}, are not finite")
 
     async def hand_in(self) -> int:
         """Gradients that are not finite are worth nothing to anybody: they are dropped, all of them, and said to be."""
@@ -57,9 +60,12 @@ class GradientWork:
                 taken = self._gradients.samples
                 self._handed = await on_executor(self._nbytes, self._hand_in)
             if dropped := taken - self._handed:
-                text = f"{dropped} samples of this peer are given up: their gradients are not finite"
-                self._events.emit(Noticed("warning", text))
+                self._give_up(dropped, "their gradients are not finite")
         return self._handed
+
+    def _give_up(self, samples: int, reason: str) -> None:
+        self.overflows += 1
+        self._events.emit(Noticed("warning", f"{samples} samples of this peer are given up: {reason}"))
 
     def _hand_in(self) -> int:
         samples = self._gradients.hand_in()

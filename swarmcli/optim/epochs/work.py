@@ -37,8 +37,16 @@ class EpochWork(Protocol):
     def samples(self) -> int:
         """Taken in for the next round; those handed in to the present one are not among them."""
 
-    async def take_in(self, batch_size: int) -> None:
-        """The present gradients of the parameters, means over `batch_size` samples. ValueError: they do not fit."""
+    @property
+    def overflows(self) -> int:
+        """How often all that had been taken in was given up because gradients were not finite."""
+
+    async def take_in(self, batch_size: int, scale: float | None = None) -> None:
+        """The present gradients of the parameters, means over `batch_size` samples. ValueError: they do not fit.
+
+        With `scale` the losses were multiplied by it. If a gradient is not finite then, what this peer has taken in
+        for the round is given up, and `overflows` counts it.
+        """
 
     async def hand_in(self) -> int:
         """Fixes what the averager averages, and returns its weight, in samples.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from swarmcli.errors import OptimizerError
+from swarmcli.optim.grad_scaler import all_finite
 
 
 class GradientAccumulator:
@@ -51,6 +52,7 @@ class GradientAccumulator:
         self._summed = 0  # samples in the sums
         self._returned = 0  # samples whose mean lies in `means` and belongs to the sums again
         self._used = False  # the sums still are what was handed in: exact if it is taken back, else to be zeroed
+        self._scale = 1.0  # what reused gradients are multiplied with; separate sums hold unscaled ones
         self._unit = 1  # how many samples each addition to a sum counts for: the batch size where gradients are reused
 
     @property
@@ -59,28 +61,36 @@ class GradientAccumulator:
         return self._summed + self._returned
 
     @torch.no_grad()
-    def add(self, batch_size: int) -> None:
-        """Takes in the parameters' present gradients, each the mean over `batch_size` samples.
+    def add(self, batch_size: int, scale: float | None = None) -> bool:
+        """Takes in the parameters' present gradients, each the mean over `batch_size` samples; returns True.
+
+        With `scale` they are those of losses multiplied by it, and looked at first: if one is not finite, everything
+        is dropped, as `reset` does, and False returned.
 
         A parameter without gradient adds nothing. Raises ValueError, and adds nothing at all, if the batch size is
         not positive or a gradient is sparse or of another shape than its buffer. Reused gradients hold the batch
-        already, which cannot be undone: where it is of another size than those before it, or a gradient is another
-        tensor, OptimizerError says so and all that the epoch had accumulated is dropped.
+        already, which cannot be undone: where it is of another size or scale than those before it, or a gradient is
+        another tensor, OptimizerError says so and all that the epoch had accumulated is dropped.
         """
         if batch_size <= 0:
             raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
         if self.reuse:
-            self._check_reused(batch_size)
+            self._check_reused(batch_size, scale or 1.0)
         else:
-            gradients = self._checked_gradients()
+            self._check_gradients()
+        if scale is not None and not all_finite(p.grad for p in self.parameters if p.grad is not None):
+            self.reset()
+            return False
+        if not self.reuse:
             self._make_ready()
-            for gradient, total in zip(gradients, self.accumulators, strict=True):
-                if gradient is not None:
-                    total.add_(gradient.to(total.device), alpha=batch_size)
+            for parameter, total in zip(self.parameters, self.accumulators, strict=True):
+                if parameter.grad is not None:
+                    total.add_(parameter.grad.to(total.device), alpha=batch_size / (scale or 1.0))
         if self._returned:
             self._merge_returned()
         self._summed += batch_size
         self.times += 1
+        return True
 
     @torch.no_grad()
     def load_means(self) -> bool:
@@ -89,7 +99,7 @@ class GradientAccumulator:
             self._merge_returned()
         for total, mean in zip(self.accumulators, self.means, strict=True):
             if self._summed:
-                mean.copy_(total).div_(self._summed / self._unit)
+                mean.copy_(total).div_(self._summed / self._unit * self._scale)
             else:
                 mean.zero_()
         return all(bool(mean.isfinite().all()) for mean in self.means)
@@ -121,7 +131,7 @@ class GradientAccumulator:
         self.handed_in = self._returned = self._summed = self.times = 0
         self._empty(keep_until_needed=False)
 
-    def _checked_gradients(self) -> list[torch.Tensor | None]:
+    def _check_gradients(self) -> None:
         gradients = [parameter.grad for parameter in self.parameters]
         for index, (gradient, total) in enumerate(zip(gradients, self.accumulators, strict=True)):
             if gradient is not None and (gradient.is_sparse or gradient.shape != total.shape):
@@ -129,14 +139,13 @@ class GradientAccumulator:
                     f"gradient {index} has shape {tuple(gradient.shape)} and layout {gradient.layout}: "
                     f"expected a dense one of shape {tuple(total.shape)}, as at the start of training"
                 )
-        return gradients
 
-    def _check_reused(self, batch_size: int) -> None:
+    def _check_reused(self, batch_size: int, scale: float) -> None:
         pairs = zip(self.parameters, self.accumulators, strict=True)
         replaced = [index for index, (parameter, total) in enumerate(pairs) if parameter.grad is not total]
         if not self._summed:
-            self._unit = batch_size
-        if not replaced and batch_size == self._unit:
+            self._unit, self._scale = batch_size, scale
+        if not replaced and (batch_size, scale) == (self._unit, self._scale):
             return
         for parameter, total in zip(self.parameters, self.accumulators, strict=True):
             parameter.grad = total
@@ -146,9 +155,10 @@ class GradientAccumulator:
                 f"the gradient of parameter {replaced[0]} was replaced, by zero_grad for example: with reused gradient "
                 f"buffers it is the accumulator; the gradients of this epoch are dropped"
             )
+        given, first = f"batch_size={batch_size}, scale {scale:g}", f"{self._unit} and {self._scale:g}"
         raise OptimizerError(
-            f"batch_size={batch_size!r}: with reused gradient buffers all batches of an epoch have one size, which was "
-            f"{self._unit}; the gradients of this epoch are dropped"
+            f"{given}: with reused gradient buffers all batches of an epoch have one size and one scale, which were "
+            f"{first}; the gradients of this epoch are dropped"
         )
 
     @torch.no_grad()
@@ -158,7 +168,7 @@ class GradientAccumulator:
             self._used = False
         else:
             for total, mean in zip(self.accumulators, self.means, strict=True):
-                total.add_(mean.to(total), alpha=self._returned / self._unit)
+                total.add_(mean.to(total), alpha=self._returned / self._unit * self._scale)
         returned, self._returned = self._returned, 0
         self._summed += returned
 

@@ -211,7 +211,7 @@ def test_reused_gradients_begin_at_zero() -> None:
 
 def test_reused_gradients_want_batches_of_one_size() -> None:
     weights, accumulator = filled(1.0, 3.0, reuse=True)
-    with pytest.raises(OptimizerError, match=r"batch_size=3.* which was 2"):
+    with pytest.raises(OptimizerError, match=r"batch_size=3.* which were 2 and 1"):
         batch(weights, accumulator, 5.0, batch_size=3)
     assert accumulator.samples == 0
     batch(weights, accumulator, 7.0, batch_size=3)
