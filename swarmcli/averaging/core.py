@@ -20,6 +20,9 @@ from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
+from swarmcli.averaging.phases.desk import StepDesk
+from swarmcli.averaging.phases.phased import PhasedAllreduce
+from swarmcli.averaging.phases.program import RoundProgram
 from swarmcli.averaging.state.archive import RoundArchive
 from swarmcli.averaging.state.download import DownloadedState
 from swarmcli.averaging.state.sharing import StateOffer, StateSharing
@@ -54,10 +57,14 @@ class AveragerCore:
         config: AveragerConfig,
         *,
         get_state: GetState | None = None,
+        program: RoundProgram | None = None,
     ) -> None:
         """`get_state` gives what newcomers download, metadata and tensors that will not change; None: copies of the
-        averaged tensors. Raises ValueError for tensors that cannot be averaged.
+        averaged tensors. `program`: the phases of each round; None: one all-reduce over all tensors. Raises ValueError
+        for tensors that cannot be averaged, and for a program whose results are to be taken in only in part.
         """
+        if program is not None and config.averaging_alpha != 1.0:
+            raise ValueError(f"averaging_alpha={config.averaging_alpha!r}: rounds of several phases need 1.0")
         self.config = config
         self.node = node
         self._tensors = list(tensors)
@@ -65,6 +72,8 @@ class AveragerCore:
         self._layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
         self.archive = RoundArchive(node.endpoint, config.prefix)
         self._service = AllreduceService(node.endpoint, config.prefix, self.archive)
+        self._program = program
+        self._desk = StepDesk(self._service)
         self._finder = GroupFinder(
             node, config, self._layout.numel, self._own_terms(), unheard=self._unheard, parted=self._parted
         )
@@ -84,6 +93,7 @@ class AveragerCore:
         """Begins to answer others. Raises ValueError if the endpoint has an averager of this prefix already."""
         self._finder.start()
         self._service.start()
+        self._desk.start()
         self.archive.start()
         self._sharing.start()
         self._running = True
@@ -93,6 +103,7 @@ class AveragerCore:
         if self._running:
             self._running = False
             await self._rounds.close()
+            self._desk.close()
             self._service.close()
             await self.archive.close()
             await self._sharing.stop()
@@ -175,6 +186,7 @@ class AveragerCore:
     def _own_terms(self) -> dict[str, str]:
         options = self.config.allreduce
         return {
+            "averaging.method": "one all-reduce" if self._program is None else self._program.description,
             "averaging.tensors": self._layout.schema_hash.hex()[:16],
             "averaging.compression": compression_term(options.compression, self._layout),
             "averaging.part_size_bytes": str(options.part_size_bytes),
@@ -260,7 +272,7 @@ class AveragerCore:
         try:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
                 await self.archive.written()  # or the results of two rounds would be in memory at once
-                round_ = Allreduce(self._service, group, self._tensors, weight=weight, options=self.config.allreduce)
+                round_ = self._make_round(group, weight)
                 with self._finder.link.watching():
                     result = await round_.run()
                 if result.total_weight > 0 and result.averages:
@@ -269,6 +281,12 @@ class AveragerCore:
         finally:
             self._lock.release()
         return result
+
+    def _make_round(self, group: Group, weight: float) -> Allreduce | PhasedAllreduce:
+        service, tensors, options = self._service, self._tensors, self.config.allreduce
+        if self._program is None:
+            return Allreduce(service, group, tensors, weight=weight, options=options)
+        return PhasedAllreduce(service, self._desk, group, tensors, self._program, weight=weight, options=options)
 
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:
         """Moves all tensors; nothing in here can fail half way for tensors of the group's shapes and types."""

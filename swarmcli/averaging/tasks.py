@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from swarmcli.averaging.threads import on_one_thread
+from swarmcli.averaging.threads import on_all_threads, on_one_thread
 from swarmcli.network import Stream
 from swarmcli.network.thread import offload
 
@@ -121,3 +121,10 @@ async def on_executor(nbytes: int, work: Callable[P, T], *args: P.args, **kwargs
     """Arithmetic on `nbytes` of tensors, on one thread: of the executor, unless it is short."""
     job = functools.partial(on_one_thread, functools.partial(work, *args, **kwargs))
     return job() if nbytes < OFFLOAD_FROM else await offload(job)
+
+
+async def on_all_processors(nbytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The same for work that others wait for: where it is long, torch takes as many threads as it has."""
+    if nbytes < OFFLOAD_FROM:
+        return await on_executor(nbytes, work, *args, **kwargs)
+    return await offload(functools.partial(on_all_threads, functools.partial(work, *args, **kwargs)))

@@ -56,9 +56,12 @@ class Allreduce:
         *,
         weight: float,
         options: AllreduceOptions | None = None,
+        step: int | None = None,
     ) -> None:
         """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
         zero it takes part and adds nothing. An auxiliary's tensors only tell shapes and types, and it has no weight.
+        `step`: its number, if this is one of several steps of a round: members that are late then find what the steps
+        before committed in memory, and no step by itself in files.
 
         Raises ValueError for a weight that is neither zero nor one that reducers accept, and for tensors that have
         no mean; KeyError if this peer is not in the group.
@@ -68,7 +71,7 @@ class Allreduce:
         self.group = group
         self._service, self._mates = service, Mates(service, group)
         self._options = options if options is not None else AllreduceOptions()
-        self._tensors, self._weight = tensors, weight
+        self._tensors, self._weight, self._step = tensors, weight, step
         layout = Layout.of(tensors, self._options.compression, self._options.tensor_infos)
         self._plan = Plan.make(layout, group.part_shares, self._options.part_size_bytes)
         self._senders = frozenset(range(len(group))) - self._mates.auxiliaries
@@ -89,7 +92,8 @@ class Allreduce:
         Raises RoundFailed when the group gave it up: nothing changed anywhere. Raises RoundUndecided when this
         member could not follow the group: its tensors are untouched, others may hold averages.
         """
-        self._service.release()
+        if not self._step:
+            self._service.release()
         await self._prepare()
         with self._service.hosting(self) as self._votes:
             self._agreement = self._make_agreement()
@@ -251,8 +255,9 @@ class Allreduce:
             return
         self._was_late = True
         copier = Copier(self._mates, self._plan.fingerprint, self._results, self._options)
-        if not await copy_committed(self._mates, copier, self.holdings, digest) and self._service.archive is not None:
-            self._late = await fetch_committed(self._mates, self._service.archive, self.holdings, digest)
+        archive = self._service.archive if self._step is None else None
+        if not await copy_committed(self._mates, copier, self.holdings, digest) and archive is not None:
+            self._late = await fetch_committed(self._mates, archive, self.holdings, digest)
 
     async def _outbid(self, ballot: int) -> None:
         while self._votes.acceptor.promised <= ballot and not self._votes.over:

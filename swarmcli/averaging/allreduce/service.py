@@ -71,7 +71,7 @@ class AllreduceService:
         self._rounds: dict[bytes, Round] = {}
         self._expected: dict[bytes, Group] = {}
         self._votes: OrderedDict[bytes, RoundVotes] = OrderedDict()  # of rounds that are or were here
-        self._kept: tuple[bytes, Holdings] | None = None  # of the round that was committed last
+        self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by step
         self._forget: asyncio.TimerHandle | None = None
         self._news = Bell()
         self._closed = False
@@ -137,13 +137,14 @@ class AllreduceService:
 
     def keep(self, group_id: bytes, holdings: Holdings) -> None:
         """Averages that were committed, for members that lack some; until the next round, and not for long."""
-        self.release()
-        self._kept = group_id, holdings
+        self._kept[group_id] = holdings
+        if self._forget is not None:
+            self._forget.cancel()
         self._forget = asyncio.get_running_loop().call_later(_KEPT, self.release)
 
     def release(self) -> None:
         """Lets go of the averages that are kept."""
-        self._kept = None
+        self._kept.clear()
         if self._forget is not None:
             self._forget.cancel()
             self._forget = None
@@ -231,7 +232,7 @@ class AllreduceService:
         (await self._begun(group_id)).member(peer)
         if group_id in self._rounds:
             return self._rounds[group_id].holdings
-        return self._kept[1] if self._kept is not None and self._kept[0] == group_id else None
+        return self._kept.get(group_id)
 
     async def _begun(self, group_id: bytes) -> RoundVotes:
         """This member's votes in a round; waits for the round to begin. Raises CallRefused if it does not."""

@@ -88,7 +88,7 @@ def test_requests_that_make_no_sense_are_refused(parts: tuple[int, ...]) -> None
             outcomes = await swarm.round()
             assert len(swarm.check(outcomes)) == 2
             asker, holder = swarm.peers
-            (group_id, holdings) = holder.service._kept  # type: ignore[misc]
+            ((group_id, holdings),) = holder.service._kept.items()
             request = CopyRequest(group_id, holdings.plan.fingerprint, parts)
             with pytest.raises(CallRefused, match="not all of these"):
                 await _copy(asker, holder, request)

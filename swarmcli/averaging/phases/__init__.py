@@ -1,0 +1,1 @@
+"""Rounds of several all-reduces, each of which needs the averages of the one before."""
