@@ -65,7 +65,7 @@ class GradientAccumulator:
         """Takes in the parameters' present gradients, each the mean over `batch_size` samples; returns True.
 
         With `scale` they are those of losses multiplied by it, and looked at first: if one is not finite, everything
-        is dropped, as `reset` does, and False returned.
+        but what is handed in is dropped, and False returned.
 
         A parameter without gradient adds nothing. Raises ValueError, and adds nothing at all, if the batch size is
         not positive or a gradient is sparse or of another shape than its buffer. Reused gradients hold the batch
@@ -79,7 +79,7 @@ class GradientAccumulator:
         else:
             self._check_gradients()
         if scale is not None and not all_finite(p.grad for p in self.parameters if p.grad is not None):
-            self.reset()
+            self._drop_sums()
             return False
         if not self.reuse:
             self._make_ready()
@@ -128,7 +128,11 @@ class GradientAccumulator:
 
     def reset(self) -> None:
         """Drops everything: sums, and what was handed in."""
-        self.handed_in = self._returned = self._summed = self.times = 0
+        self.handed_in = 0
+        self._drop_sums()
+
+    def _drop_sums(self) -> None:
+        self._returned = self._summed = self.times = 0
         self._empty(keep_until_needed=False)
 
     def _check_gradients(self) -> None:

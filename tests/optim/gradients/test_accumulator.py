@@ -101,12 +101,18 @@ def filled(*gradients: float, batch_size: int = 2, **options: object) -> tuple[t
     return weights, accumulator
 
 
-def batch(weights: torch.Tensor, accumulator: GradientAccumulator, gradient: float, batch_size: int = 2) -> None:
+def batch(
+    weights: torch.Tensor,
+    accumulator: GradientAccumulator,
+    gradient: float,
+    batch_size: int = 2,
+    scale: float | None = None,
+) -> bool:
     """A backward pass whose gradient is that number, and `add`."""
     if not accumulator.reuse:
         weights.grad = None
     (weights * gradient).sum().backward()
-    accumulator.add(batch_size)
+    return accumulator.add(batch_size, scale)
 
 
 @pytest.mark.parametrize("reuse", [False, True])
@@ -264,3 +270,60 @@ def test_reused_gradients_take_no_second_buffer() -> None:
     plain = GradientAccumulator([weights])
     storages = {t.untyped_storage().data_ptr() for t in (weights.grad, *plain.accumulators, *plain.means)}
     assert len(storages) == 3
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_scaled_gradients_are_handed_in_unscaled_and_come_back_so(reuse: bool) -> None:
+    weights, accumulator = filled(reuse=reuse)
+    for gradient in (8.0, 24.0):
+        batch(weights, accumulator, gradient, scale=8.0)
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (4, 2.0)
+    accumulator.take_back()
+    batch(weights, accumulator, 5.0 * 64, batch_size=4, scale=64.0)
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (8, (4 * 2.0 + 4 * 5.0) / 8)
+
+
+def test_batches_of_several_scales_mix_in_separate_sums() -> None:
+    weights, accumulator = filled()
+    for scale in (1.0, 8.0, 0.5):
+        batch(weights, accumulator, 3.0 * scale, scale=scale)
+    batch(weights, accumulator, 3.0)
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (8, 3.0)
+
+
+def test_reused_gradients_want_batches_of_one_scale() -> None:
+    weights, accumulator = filled(reuse=True)
+    batch(weights, accumulator, 8.0, scale=8.0)
+    with pytest.raises(OptimizerError, match=r"scale 16: .* 2 and 8"):
+        batch(weights, accumulator, 8.0, scale=16.0)
+    assert accumulator.samples == 0 and not weights.grad.any()
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_an_overflow_drops_everything_and_the_next_batch_counts_again(reuse: bool) -> None:
+    weights, accumulator = filled(reuse=reuse)
+    assert batch(weights, accumulator, 8.0, scale=8.0)
+    accumulator.hand_in()
+    accumulator.take_back()
+    assert not batch(weights, accumulator, float("inf"), scale=8.0)
+    assert accumulator.samples == 0
+    assert batch(weights, accumulator, 12.0, scale=4.0)
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 3.0)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_an_overflow_leaves_what_a_round_is_using(reuse: bool) -> None:
+    weights, accumulator = filled(2.0, reuse=reuse)
+    accumulator.hand_in()
+    assert not batch(weights, accumulator, float("nan"), scale=8.0)
+    accumulator.take_back()
+    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 2.0)
+
+
+def test_small_float16_gradients_survive_their_scale() -> None:
+    weights = parameter(1, dtype=torch.float16)
+    accumulator = GradientAccumulator([weights])
+    weights.grad = torch.tensor([2.0**-8], dtype=torch.float16)  # of 2 ** -28, for which float16 has no number
+    accumulator.add(2, scale=2.0**20)
+    accumulator.hand_in()
+    assert accumulator.means[0].item() == 2.0**-28

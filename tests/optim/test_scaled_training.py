@@ -1,0 +1,306 @@
+"""Training with scaled losses: the same as without, and an overflow costs its peer's batches and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli import GradScaler
+from swarmcli.dht import DHTNode
+from swarmcli.errors import GradScalerError, OptimizerError
+from swarmcli.events import Noticed
+from swarmcli.network import virtual_time
+from swarmcli.optim import Optimizer
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.modes import Modes
+from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.setup import averager_config
+from tests.optim.optim_swarm import (
+    FEATURES,
+    TARGET,
+    Swarm,
+    Trainer,
+    adamw,
+    decay,
+    digests,
+    loss_of,
+    momentum,
+    record,
+    reference,
+    together,
+)
+from tests.optim.shells import at_once, dhts
+
+SCALE = 2.0**16
+Overflows = Callable[["ScaledTrainer"], bool]
+
+
+class ScaledTrainer(Trainer):
+    """Its losses are multiplied by `scale` (None: it has no scaler); where `overflows` says so, a gradient is not
+    finite, and the scale is halved as a scaler would."""
+
+    def __init__(
+        self,
+        node: DHTNode,
+        scale: float | None,
+        *,
+        reuse: bool = False,
+        overflows: Overflows = lambda trainer: False,
+        make: Callable[..., torch.optim.Optimizer] = momentum,
+        **options: Any,
+    ) -> None:
+        super().__init__(node, make=make, **options)
+        config = OptimizerConfig("run", TARGET)
+        optimizer = make([self.weights])
+        modes = Modes(reuse_grad_buffers=reuse)
+        self.core = OptimizerCore(node, config, averager_config(config), optimizer, decay(optimizer), modes=modes)
+        self.scale, self.reuse, self.overflows = scale, reuse, overflows
+        self.batches = self.lost = 0
+
+    async def compute(self, rows: int | None = None) -> None:
+        await asyncio.sleep(self.pace)
+        batch = torch.randn(rows or self.batch_size, FEATURES, dtype=torch.float64, generator=self.data)
+        self.batches += 1
+        bad = self.overflows(self)
+        if not self.reuse:
+            self.weights.grad = None
+        (loss_of(self.weights, batch) * (self.scale or 1.0) * (math.inf if bad else 1.0)).backward()
+        self.pending.append(batch)
+        lost = self.core.overflows
+        step = self.core.step(len(batch), self.scale)
+        if not bad:
+            return await self._stepped(step)
+        self.pending, moved = [], await step
+        self.lost += self.core.overflows - lost
+        if self.lost and self.scale is not None and not self.core.samples:
+            self.scale /= 2
+        assert not moved or not self.epochs[-1].own_samples
+
+
+async def trained(swarm: Swarm, *trainers: ScaledTrainer, until: int) -> None:
+    for trainer in trainers:
+        await trainer.core.start()
+        swarm.trainers.append(trainer)
+    await together(*(trainer.train(until) for trainer in trainers))
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("make", [momentum, adamw])
+def test_training_with_scaled_losses_is_training_without_to_the_last_bit(make, reuse) -> None:
+    async def main(scales: tuple[float | None, float | None]) -> set[str]:
+        async with Swarm() as swarm:
+            made = [
+                ScaledTrainer(await swarm.node(), scale, reuse=reuse, make=make, batch_size=size)
+                for scale, size in zip(scales, (4, 3), strict=True)
+            ]
+            await trained(swarm, *made, until=8)
+            expected = reference(0, swarm.batches(8), make=make)
+            torch.testing.assert_close(made[0].weights.detach(), expected, rtol=1e-12, atol=1e-14)
+            return digests(made)
+
+    without = virtual_time.run(main((None, None)), seed=5)
+    assert len(without) == 1
+    assert virtual_time.run(main((SCALE, SCALE)), seed=5) == without
+    assert virtual_time.run(main((SCALE, 2.0**-3)), seed=5) == without, "each peer has a scale of its own"
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_an_overflow_on_one_peer_drops_what_that_peer_has_and_nobody_waits(reuse) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            unlucky = ScaledTrainer(
+                await swarm.node(), SCALE, reuse=reuse, overflows=lambda t: t.epoch == 2 and not t.lost
+            )
+            lucky = ScaledTrainer(await swarm.node(), SCALE, reuse=reuse)
+            notices = record(unlucky.node, Noticed)
+            await trained(swarm, unlucky, lucky, until=6)
+            assert unlucky.lost == 1 and unlucky.core.overflows == 1 and lucky.core.overflows == 0
+            assert (unlucky.scale, lucky.scale) == (SCALE / 2, SCALE)
+            assert any("scaled by 65536, are not finite" in notice.text for notice in notices)
+            assert len(digests(swarm.trainers)) == 1
+            expected = reference(0, swarm.batches(6))
+            torch.testing.assert_close(lucky.weights.detach(), expected, rtol=1e-12, atol=1e-14)
+            assert all(epoch.samples > 0 for epoch in lucky.epochs)
+
+    virtual_time.run(main(), seed=1)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_overflows_on_all_peers_are_no_step(reuse) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            made = [
+                ScaledTrainer(
+                    await swarm.node(),
+                    SCALE,
+                    reuse=reuse,
+                    batch_size=8,
+                    overflows=lambda t: t.epoch == 1 and t.lost < 4,
+                )
+                for _ in range(3)
+            ]
+            await trained(swarm, *made, until=4)
+            assert all(trainer.lost == 4 and trainer.scale == SCALE / 16 for trainer in made)
+            assert len(digests(made)) == 1
+            torch.testing.assert_close(made[0].weights.detach(), reference(0, swarm.batches(4)), rtol=1e-12, atol=1e-14)
+            assert all(epoch.samples >= 8 for trainer in made for epoch in trainer.epochs)
+
+    virtual_time.run(main(), seed=2)
+
+
+def test_a_round_to_which_nobody_brings_anything_is_no_step() -> None:
+    """Everyone's sums overflow only after the round has begun."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            made = [ScaledTrainer(await swarm.node(), SCALE, pace=0.5) for _ in range(2)]
+            for trainer in made:
+                await trainer.core.start()
+                swarm.trainers.append(trainer)
+            await together(*(trainer.compute(12) for trainer in made))
+            for trainer in made:
+                trainer.overflows = lambda t: t.batches == 2
+            await together(*(trainer.compute() for trainer in made))
+            if {trainer.epoch for trainer in made} == {0}:
+                assert [trainer.core.samples for trainer in made] == [0, 0]
+            await together(*(trainer.train(3) for trainer in made))
+            assert len(digests(made)) == 1
+            assert all(epoch.samples > 0 for trainer in made for epoch in trainer.epochs)
+            assert bool(made[0].weights.isfinite().all())
+
+    virtual_time.run(main(), seed=3)
+
+
+def model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 1, dtype=dtype)
+
+
+def optimizer(dht: Any, net: torch.nn.Module, **options: Any) -> Optimizer:
+    settings: dict[str, Any] = {"run_id": "scaled", "target_batch_size": 16, "batch_size_per_step": 4}
+    settings["optimizer"] = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    return Optimizer(dht=dht, **settings | options)
+
+
+def backward(net: torch.nn.Module, scaler: GradScaler | None, rows: torch.Tensor, times: float = 1.0) -> None:
+    loss = ((net(rows) - rows.sum(1, keepdim=True)) ** 2).mean() * times
+    (loss if scaler is None else scaler.scale(loss)).backward()
+
+
+def batches(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def rows_of(data: torch.Generator, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(4, 4, dtype=torch.float64, generator=data).to(dtype)
+
+
+def train_alone(dht: Any, scaler: GradScaler | None, epochs: int, *, clip: bool = False, **options: Any) -> list[Any]:
+    """The parameters of one peer after some epochs of four batches each."""
+    net, data = model(), batches(1)
+    opt = optimizer(dht, net, run_id=f"alone {scaler is None}", **options)
+    try:
+        while opt.local_epoch < epochs:
+            if not options.get("reuse_grad_buffers"):
+                opt.zero_grad()
+            backward(net, scaler, rows_of(data))
+            if clip:
+                if scaler is not None:
+                    scaler.unscale_(opt)
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            if scaler is None:
+                opt.step()
+            else:
+                scaler.step(opt)
+                scaler.update()
+        return [parameter.detach().clone() for parameter in net.parameters()]
+    finally:
+        opt.shutdown()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"reuse_grad_buffers": True}, {"clip": True}, {"grad_averager": None}], ids=str
+)
+def test_the_loop_of_anyones_script(options) -> None:
+    with dhts(1) as (dht,):
+        without = train_alone(dht, None, 5, **options)
+        scaler = GradScaler("cpu", init_scale=SCALE, growth_interval=2)
+        scaled = train_alone(dht, scaler, 5, **options)
+        torch.testing.assert_close(scaled, without, rtol=0, atol=0)
+        assert scaler.get_scale() == SCALE * 4, "grown after the second and the fourth epoch"
+
+
+def test_two_peers_in_threads_and_one_of_them_overflows() -> None:
+    with dhts(2) as peers, ExitStack() as stack:
+        nets = [model(torch.float16).float() for _ in peers]
+        opts = [optimizer(dht, net) for dht, net in zip(peers, nets, strict=True)]
+        scalers = [GradScaler("cpu", init_scale=SCALE) for _ in peers]
+        for opt in opts:
+            stack.callback(opt.shutdown)
+
+        def train(index: int, bad_batch: int) -> None:
+            data, number = batches(index), 0
+            net, opt, scaler = nets[index], opts[index], scalers[index]
+            while opt.local_epoch < 6:
+                opt.zero_grad()
+                number += 1
+                backward(net, scaler, rows_of(data, torch.float32), math.inf if number == bad_batch else 1.0)
+                assert scaler.are_grads_finite(opt) == (number != bad_batch)
+                scaler.step(opt)
+                scaler.update()
+
+        at_once(lambda: train(0, bad_batch=3), lambda: train(1, bad_batch=0))
+        assert len({opt.state_digest() for opt in opts}) == 1
+        assert [scaler.get_scale() for scaler in scalers] == [SCALE / 2, SCALE]
+        assert all(bool(parameter.isfinite().all()) for parameter in nets[0].parameters())
+
+
+def test_what_an_optimizer_refuses_of_scalers() -> None:
+    with dhts(2) as (dht, other), ExitStack() as stack:
+        net = model()
+        opt = optimizer(dht, net)
+        stack.callback(opt.shutdown)
+        scaler = GradScaler("cpu")
+        backward(net, scaler, torch.ones(4, 4, dtype=torch.float64))
+        with pytest.raises(OptimizerError, match=r"swarmcli\.GradScaler"):
+            opt.step(grad_scaler=torch.amp.GradScaler("cpu"))
+        scaler.step(opt)
+        with pytest.raises(GradScalerError, match=r"grad_scaler\.step"):
+            opt.step()
+        opt.step(batch_size=0)
+        with scaler.running_global_step(), pytest.raises(GradScalerError, match="by itself"):
+            scaler.step(opt)
+        helper = optimizer(other, model(), auxiliary=True, batch_size_per_step=None)
+        stack.callback(helper.shutdown)
+        with pytest.raises(OptimizerError, match="only assists"):
+            helper.step(grad_scaler=scaler)
+
+
+def test_another_scale_amid_an_epoch_mixes_rightly_or_not_at_all() -> None:
+    with dhts(1) as (dht,), ExitStack() as stack:
+        for reuse in (False, True):
+            net, scaler = model(), GradScaler("cpu", init_scale=8.0)
+            opt = optimizer(dht, net, run_id=f"changed {reuse}", reuse_grad_buffers=reuse)
+            stack.callback(opt.shutdown)
+            data = batches(1)
+            for number in range(4):
+                if not reuse:
+                    opt.zero_grad()
+                if number == 2:
+                    scaler.load_state_dict(scaler.state_dict() | {"scale": 4.0})
+                backward(net, scaler, rows_of(data))
+                if reuse and number == 2:
+                    with pytest.raises(OptimizerError, match="one size and one scale"):
+                        scaler.step(opt)
+                    assert opt.local_progress.epoch == 0
+                    break
+                scaler.step(opt)
+            else:
+                expected = train_alone(dht, None, 1)
+                torch.testing.assert_close(list(net.parameters()), expected, rtol=0, atol=0)
