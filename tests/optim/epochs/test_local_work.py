@@ -1,0 +1,225 @@
+"""Local updates: everyone steps by itself, and the states come together as the same computation in one process says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.events import Noticed, RoundFinished, StateDownloaded
+from swarmcli.network import virtual_time
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.modes import Modes, StateOptions
+from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.setup import averager_config
+from tests.optim.local_swarm import Applied, LocalPeer, in_one_process, local_peer
+from tests.optim.optim_swarm import Swarm, adamw, make_model, momentum, record, together
+
+EPOCHS = 12
+
+
+async def finish(peers: list[LocalPeer]) -> None:
+    """Waits for the last state round and takes it in."""
+    for peer in peers:
+        await peer.core._keeper._averaging.apply(wait=True)
+
+
+def check(peers: list[LocalPeer], **options: object) -> None:
+    expected = in_one_process([peer.log for peer in peers], seed=1, **options)
+    for peer, weights in zip(peers, expected, strict=True):
+        torch.testing.assert_close(peer.weights.detach(), weights, rtol=1e-11, atol=1e-12)
+        assert sum(isinstance(entry, Applied) for entry in peer.log) == EPOCHS // options.get("every", 1)
+
+
+@pytest.mark.parametrize("delay", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 4), (2, 6, 3), (1, 4, 2, 5)])
+def test_it_is_the_same_computation_in_one_process(delay: bool, sizes: tuple[int, ...]) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peers = [await local_peer(swarm, batch_size=size, seed=1, delay=delay) for size in sizes]
+            await together(*(peer.train(EPOCHS) for peer in peers))
+            await finish(peers)
+            check(peers)
+            assert len({peer.core.standing for peer in peers}) == 1
+            if not delay:
+                assert len({peer.core.state_digest() for peer in peers}) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("delay", [False, True])
+def test_statistics_are_averaged_by_name(delay: bool) -> None:
+    async def main() -> None:
+        for make, names in ((momentum, ("momentum_buffer",)), (adamw, ("exp_avg", "exp_avg_sq"))):
+            async with Swarm() as swarm:
+                options = {"make": make, "statistics": names, "delay": delay}
+                peers = [await local_peer(swarm, batch_size=size, seed=1, **options) for size in (2, 5)]
+                await together(*(peer.train(EPOCHS) for peer in peers))
+                await finish(peers)
+                check(peers, make=make, names=names)
+                if not delay:
+                    own, other = (peer.core.replica.state.optimizer.state[peer.weights] for peer in peers)
+                    assert all(torch.equal(own[name], other[name]) for name in names)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_states_are_averaged_every_so_many_epochs() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peers = [await local_peer(swarm, seed=1, average_every=3, delay=False) for _ in range(2)]
+            rounds = record(peers[0].core.node, RoundFinished)
+            await together(*(peer.train(EPOCHS) for peer in peers))
+            check(peers, every=3)
+            assert [event.epoch for event in rounds if event.purpose == "run_state"] == [3, 6, 9, 12]
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_training_goes_on_while_a_delayed_round_is_under_way() -> None:
+    async def main() -> None:
+        async with Swarm(latency=0.5) as swarm:
+            peers = [await local_peer(swarm, seed=1, delay=True, batch_size=2, pace=0.25) for _ in range(2)]
+            await together(*(peer.train(4) for peer in peers))
+            places = [index for index, entry in enumerate(peers[0].log) if isinstance(entry, Applied)]
+            over = [index for index, entry in enumerate(peers[0].log) if hasattr(entry, "epoch")]
+            assert all(applied - ended > 2 for applied, ended in zip(places, over, strict=False))
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_an_epoch_ends_though_the_states_could_not_be_averaged() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peers = [await local_peer(swarm, seed=1, delay=False) for _ in range(2)]
+            await together(*(peer.train(2) for peer in peers))
+            absent, waiting = (peer.core._keeper._averaging for peer in peers)
+            begin, before = waiting.begin, []
+
+            async def no_show(*_: object, **__: object) -> None:
+                """This peer does not come to the round."""
+
+            async def noted(*args: Any, **options: Any) -> None:
+                before.append(peers[1].weights.detach().clone())
+                await begin(*args, **options)
+
+            absent.begin, waiting.begin = no_show, noted  # type: ignore[method-assign]
+            told = record(peers[1].core.node, Noticed)
+            await together(*(peer.train(3) for peer in peers))
+            assert "after epoch 3, each peer keeps its own" in told[-1].text
+            assert torch.equal(peers[1].weights.detach(), before[-1])
+            absent.begin, waiting.begin = type(absent).begin.__get__(absent), begin  # type: ignore[method-assign]
+            await together(*(peer.train(4) for peer in peers))
+            assert len({peer.core.state_digest() for peer in peers}) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_one_peer_alone_trains_as_without_a_swarm() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peer = await local_peer(swarm, seed=1)
+            await peer.train(4)
+            (expected,) = in_one_process([[entry for entry in peer.log if not hasattr(entry, "epoch")]], seed=1)
+            assert torch.equal(peer.weights.detach(), expected)
+            assert peer.epoch == 4
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_newcomer_with_other_weights_and_one_that_was_frozen_are_in_step_soon() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peers = [await local_peer(swarm, seed=1, delay=False) for _ in range(2)]
+            await together(*(peer.train(5) for peer in peers))
+            peers.append(await local_peer(swarm, seed=2, delay=False))
+            downloads = record(peers[2].core.node, StateDownloaded)
+            await together(*(peer.train(8) for peer in peers))
+            assert len(downloads) == 1
+            assert len({peer.core.state_digest() for peer in peers}) == 1
+            await together(*(peer.train(12) for peer in peers[1:]))
+            await peers[0].compute()
+            await together(*(peer.train(15) for peer in peers))
+            assert len({peer.core.state_digest() for peer in peers}) == 1
+            assert len({peer.core.standing for peer in peers}) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_follower_without_samples_holds_the_average() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peers = [await local_peer(swarm, seed=1, delay=False) for _ in range(2)]
+            follower = await local_peer(swarm, seed=1, delay=False, role="monitor")
+
+            async def follow() -> None:
+                while follower.epoch < 6:
+                    await follower.core.step(0)
+
+            await together(follow(), *(peer.train(6) for peer in peers))
+            assert len({peer.core.state_digest() for peer in (*peers, follower)}) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_wrong_batches_are_refused_and_change_nothing() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peer = await local_peer(swarm, seed=1)
+            peer.weights.grad = torch.ones_like(peer.weights)
+            with pytest.raises(ValueError, match="batch_size=-1"):
+                await peer.core.step(-1)
+            assert torch.equal(peer.weights, make_model(1))
+            assert peer.core.samples == 0
+
+    virtual_time.run(main(), timeout=300)
+
+
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16, 2)
+    )
+
+
+def test_batch_norm_statistics_of_a_convolutional_network() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            models = [net() for _ in range(2)]
+            cores = []
+            for model in models:
+                config = OptimizerConfig("run", 24)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+                modes = Modes(gradients=None, state=StateOptions(delay=False))
+                cores.append(
+                    OptimizerCore(
+                        await swarm.node(),
+                        config,
+                        averager_config(config),
+                        optimizer,
+                        extra_tensors=list(model.buffers()),
+                        modes=modes,
+                    )
+                )
+                await cores[-1].start()
+                swarm.trainers.append(type("Peer", (), {"core": cores[-1]}))  # type: ignore[arg-type]
+
+            async def train(model: torch.nn.Module, core: OptimizerCore, size: int, level: float) -> None:
+                while core.standing.epoch < 4:
+                    await asyncio.sleep(0.1)
+                    images = level + torch.randn(size, 1, 4, 4)
+                    model.zero_grad()
+                    torch.nn.functional.cross_entropy(model(images), (images.mean((1, 2, 3)) > 0).long()).backward()
+                    await core.step(size)
+
+            await together(train(models[0], cores[0], 8, 0.0), train(models[1], cores[1], 4, 2.0))
+            ours, others = (dict(model.state_dict()) for model in models)
+            assert ours.pop("1.num_batches_tracked") > 0
+            others.pop("1.num_batches_tracked")
+            for name, tensor in ours.items():
+                assert torch.equal(tensor, others[name]), name
+            assert ours["1.running_mean"].abs().min() > 0
+
+    virtual_time.run(main(), timeout=300)
