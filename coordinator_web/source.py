@@ -40,6 +40,7 @@ class LivePeer:
     device: str = ""
     client_mode: bool = False
     seen_seconds_ago: float = 0.0
+    drift: float | None = None  # of its parameters from the others', relative to their length; None: unknown
     round_outcome: str = ""  # of its last round, by its own account
     round_reason: str = ""
 
@@ -59,6 +60,7 @@ class LiveStatus:
     eta_seconds: float | None = None  # to the end of the epoch; None: unknown
     max_epochs: int | None = None
     lineage: str = ""
+    mode: str = ""  # how the run averages, in words
     join_line: str = ""  # the command with which others join
     peers: tuple[LivePeer, ...] = ()
 
@@ -101,6 +103,7 @@ class RunStatus:
     started: float | None  # when this peer began
     now: float  # the moment of this status, by the clock of the peer that shows it
     join_line: str
+    mode: str = ""  # how the run averages, in words
     own: Contribution | None = None  # None where the peer computes and reduces nothing
     notice: str = ""  # why the histories may be incomplete
 
@@ -122,6 +125,7 @@ class PeerRow:
     last_seen: float
     health: Health
     trouble: str  # why its last round did not succeed; "" when it did
+    drift: float | None = None  # of its parameters from the others', relative to their length; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,7 @@ class RoundRow:
     group    those of its members who fit on a page, the leader first; `members` counts all
     seconds  from when there was a group
     stages   what this peer did, in order → seconds
+    what     "states" where parameters were averaged to keep peers together; "" for the round that ends an epoch
     """
 
     id: int
@@ -177,6 +182,7 @@ class RoundRow:
     seconds: float
     group: tuple[GroupMember, ...] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
+    what: str = ""
     bytes_sent: int
     bytes_received: int
 

@@ -100,6 +100,7 @@ function drawStatus() {
   write($("epoch"), count(status.epoch));
   write($("max-epochs"), status.max_epochs === null ? "" : ` of ${count(status.max_epochs)}`);
   write($("state"), STATES[status.state] ?? status.state);
+  write($("mode"), status.mode);
   const name = status.name || status.peer_id.slice(0, 10);
   write($("viewer"), name === status.role ? `the ${name}` : `${status.role} ${name}`);
   write($("throughput"), rate(status.samples_per_second));

@@ -14,6 +14,12 @@ export function decimal(value, digits = 3) {
   return value.toFixed(magnitude >= 1000 ? 0 : magnitude >= 100 ? 1 : digits);
 }
 
+// A number of which only the size matters.
+export function tiny(value) {
+  if (value === null || value === undefined) return NONE;
+  return value === 0 ? "0" : value.toExponential(0);
+}
+
 export function rate(value) {
   if (value === null || value === undefined) return NONE;
   return value >= 10 || value === 0 ? whole.format(value) : value.toFixed(1);

@@ -1,6 +1,6 @@
 // The peers, rounds and events. Whatever a peer chose (names, reasons) becomes text nodes and nothing else.
 
-import { ago, bytes, clock, count, day, decimal, duration, percent, plural, rate } from "/static/format.js";
+import { ago, bytes, clock, count, day, decimal, duration, percent, plural, rate, tiny } from "/static/format.js";
 
 const MOST_PEERS = 200; // rows of peers that are drawn; the heading tells of the others
 
@@ -61,7 +61,7 @@ function createPeer() {
   const meter = element("span", "meter", element("span"));
   meter.setAttribute("aria-hidden", "true");
   share.append(meter, element("span", "value"));
-  return row(who, cell("Role", "role"), epoch, cell("Samples/s", "number rate"), share, cell("Loss", "number loss"), cell("Last seen", "number seen"));
+  return row(who, cell("Role", "role"), epoch, cell("Samples/s", "number rate"), share, cell("Loss", "number loss"), cell("Drift", "number drift"), cell("Last seen", "number seen"));
 }
 
 function updatePeer(node, peer, now) {
@@ -82,6 +82,7 @@ function updatePeer(node, peer, now) {
   at(".meter").hidden = !computes;
   at(".meter span").style.transform = `scaleX(${computes ? Math.min(1, peer.share ?? 0) : 0})`;
   write(at(".loss"), computes ? decimal(peer.loss) : "–");
+  write(at(".drift"), tiny(peer.drift));
   write(at(".seen"), peer.me ? "now" : ago(now - peer.last_seen));
 }
 
@@ -145,6 +146,7 @@ function createRound(round) {
   time.title = day(round.time);
   const outcome = cell("Outcome", "outcome");
   outcome.append(element("span", `badge ${round.outcome}`, round.outcome));
+  if (round.what) outcome.append(element("span", "what", round.what));
   const numbers = [
     ["Epoch", round.epoch >= 0 ? count(round.epoch) : "–"],
     ["Took", duration(round.seconds)],

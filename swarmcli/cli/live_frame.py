@@ -18,7 +18,8 @@ from swarmcli.journal import EpochRecord
 MOST_PEERS = 12  # rows of the table; a line tells of the others
 MOST_BARS = 32  # epochs in the little curve
 LEAST_BAR = 4  # columns that a bar of progress needs to say anything
-GIVE_WAY = ("role", "seen", "loss")  # columns of the table that a narrow terminal does without, in this order
+GIVE_WAY = ("drift", "role", "seen", "loss")  # columns of the table that a narrow terminal does without, in this order
+UNKNOWN = "–"
 BARS = "▁▂▃▄▅▆▇█"
 STATES = {
     "waiting": "waiting for trainers",
@@ -75,6 +76,8 @@ def _head(status: LiveStatus) -> Text:
     text = Text(printable(status.run_id, 60), style="bold")
     text.append(f"  {status.role} {printable(status.name or status.peer_id[:10], 40)}  ", style="dim")
     text.append(STATES[status.state], style=STATE_STYLES.get(status.state, "dim"))
+    if status.mode:
+        text.append(f"  {printable(status.mode, 60)}", style="dim")
     return _one_line(text)
 
 
@@ -111,8 +114,10 @@ def _peers(status: LiveStatus, width: int) -> Table:
 
 
 def _columns(rows: Sequence[Mapping[str, Text]], width: int) -> list[str]:
-    """Those that fit: a table that is squeezed shows nothing but ellipses."""
+    """Those that fit: a table that is squeezed shows nothing but ellipses. Drift only where it was measured."""
     widths = {name: max(len(name), *(row[name].cell_len for row in rows)) + 2 for name in rows[0]} if rows else {}
+    if all(row["drift"].plain == UNKNOWN for row in rows):
+        widths.pop("drift", None)
     for name in GIVE_WAY:
         if sum(widths.values()) > width:
             widths.pop(name, None)
@@ -127,8 +132,9 @@ def _cells(peer: LivePeer, status: LiveStatus) -> dict[str, Text]:
         "peer": Text(printable(peer.name or peer.peer_id[:10], 24)),
         "role": Text(printable(peer.role, 12)),
         "epoch": Text(str(peer.epoch), style="yellow" if behind else ""),
-        "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes else "–"),
-        "loss": Text(number(peer.loss, 3) if computes else "–"),
+        "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes else UNKNOWN),
+        "loss": Text(number(peer.loss, 3) if computes else UNKNOWN),
+        "drift": Text(UNKNOWN if peer.drift is None else f"{peer.drift:.0e}" if peer.drift else "0"),
         "seen": Text("now" if me or peer.seen_seconds_ago < 2 else f"{duration(peer.seen_seconds_ago)} ago"),
     }
 

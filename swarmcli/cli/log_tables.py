@@ -57,6 +57,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     "rounds": (
         Column("time", lambda record: day(record.time)),
         Column("epoch", lambda record: str(record.epoch) if record.epoch >= 0 else "–", right=True),
+        Column("what", lambda record: printable(record.purpose.rpartition("_")[2], 10)),
         Column("outcome", lambda record: printable(record.outcome), style=_outcome_style),
         Column("peers", peers_of, right=True),
         Column("finding", lambda record: duration(record.stages.get("looking for group", 0.0)), right=True),

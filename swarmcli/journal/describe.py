@@ -43,6 +43,8 @@ def describe(event: happened.Event) -> Line | None:
         case happened.RoundsReplayed(epoch, _, rounds, reason):
             what = "a round that it had missed" if rounds == 1 else f"{rounds} rounds that it had missed"
             return Line("info", "replayed", "", f"stepped with {what}, to epoch {epoch}, because {reason}")
+        case happened.DriftMeasured():
+            return _describe_drift(event)
         case happened.CheckpointWritten(epoch, path, size):
             return Line("info", "checkpoint", "", f"checkpoint of epoch {epoch} at {path} ({megabytes(size)})")
         case happened.Noticed(level, text):
@@ -69,6 +71,19 @@ def _describe_download(event: happened.StateDownloaded) -> Line:
     amount = f"{megabytes(event.bytes)} in {event.seconds:.1f} s"
     why = f", because {event.reason}" if event.reason else ""
     return Line("info", "downloaded", "", f"downloaded the state of epoch {event.epoch} from {donors} ({amount}){why}")
+
+
+def _describe_drift(event: happened.DriftMeasured) -> Line | None:
+    """Peers that agree within the tolerance are no news."""
+    far = f"{max(event.distances.values(), default=event.distance):.1e}"
+    if event.strays:
+        who = ", ".join(map(short, event.strays[:4]))
+        more = f" and {len(event.strays) - 4} more" if len(event.strays) > 4 else ""
+        text = f"the parameters of {who}{more} have drifted away ({far}): downloading the state repairs them"
+        return Line("warning", "drift", event.strays[0], text)
+    if event.averages:
+        return Line("info", "drift", "", f"parameters differ by up to {far} at epoch {event.epoch}: averaging them")
+    return None
 
 
 def describe_sighting(event: happened.PeerSeen) -> Line:

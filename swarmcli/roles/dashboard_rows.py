@@ -46,6 +46,7 @@ def peer_row(
         last_seen=now - peer.seen_seconds_ago,
         health=health(peer, live, epoch_seconds),
         trouble=f"its last round was {peer.round_outcome}: {peer.round_reason}" if failed else "",
+        drift=finite(peer.drift),
     )
 
 
@@ -129,6 +130,7 @@ def round_row(record: RoundRecord, names: Mapping[str, str]) -> RoundRow:
             for peer in record.members[:MOST_MEMBERS]
         ),
         stages=record.stages,
+        what="states" if record.purpose.endswith("_state") else "",
         bytes_sent=record.bytes_sent,
         bytes_received=record.bytes_received,
     )

@@ -72,6 +72,7 @@ class JournalSource:
             started=self._started,
             now=self._journal.clock(),
             join_line=live.join_line,
+            mode=live.mode,
             own=self._contribution(live),
             notice=self._notice(),
         )

@@ -6,7 +6,15 @@ from dataclasses import asdict, dataclass, field
 from json import dumps
 from pathlib import Path
 
-from swarmcli.events import EpochAdvanced, Event, RoundFinished, StateDonated, StateDownloaded
+from swarmcli.events import (
+    DriftMeasured,
+    EpochAdvanced,
+    Event,
+    RoundFinished,
+    RoundsReplayed,
+    StateDonated,
+    StateDownloaded,
+)
 
 MAX_FAILURES = 20
 
@@ -28,6 +36,8 @@ class Summary:
     last_loss: float | None = None
     rounds: dict[str, int] = field(default_factory=lambda: {"committed": 0, "failed": 0, "undecided": 0})
     failures: list[str] = field(default_factory=list)  # the latest reasons
+    replays: int = 0  # rounds that this peer missed and made up for
+    drift: float | None = None  # of the parameters from the others', as last measured
     downloads: int = 0
     donations: int = 0
     bytes_sent: int = 0
@@ -40,6 +50,11 @@ class Summary:
                 self._note_epoch(event)
             case RoundFinished():
                 self._note_round(event)
+            case RoundsReplayed():
+                self.replays += event.rounds
+                self.epoch, self.lineage = event.epoch, event.lineage
+            case DriftMeasured():
+                self.drift = event.distance
             case StateDownloaded():
                 self.downloads += 1
                 self.bytes_received += event.bytes

@@ -14,6 +14,7 @@ from swarmcli.network.identity import PeerID
 
 if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerReport
+    from swarmcli.recipe import Recipe
     from swarmcli.roles.peer import RunPeer
 
 
@@ -82,7 +83,7 @@ class RunWatch:
             return LiveStatus(
                 run_id=recipe.run_id, state="waiting", peer_id=peer.peer_id.text, role=peer.role, epoch=0, samples=0,
                 target=recipe.target_batch_size, name=peer.description.name, max_epochs=recipe.max_epochs,
-                join_line=self.join_line,
+                mode=mode_in_words(recipe), join_line=self.join_line,
             )  # fmt: skip
         progress = optimizer.global_progress
         peers = (self._self(optimizer), *self._others(optimizer))
@@ -99,6 +100,7 @@ class RunWatch:
             eta_seconds=max(0.0, eta) if math.isfinite(eta) else None,
             max_epochs=recipe.max_epochs,
             lineage=optimizer.report().lineage,
+            mode=mode_in_words(recipe),
             join_line=self.join_line,
             peers=peers,
         )
@@ -137,6 +139,23 @@ class RunWatch:
             device=report.device,
             client_mode=report.client_mode,
             seen_seconds_ago=max(0.0, self._peer.dht.clock.now() - report.time),
+            drift=report.drift,
             round_outcome=report.last_outcome,
             round_reason=report.last_reason,
         )
+
+
+METHODS = {"plain": "", "powersgd": "PowerSGD", "poweref": "PowerEF"}
+
+
+def mode_in_words(recipe: Recipe) -> str:
+    """How the run averages, for people: "synchronous" where nothing was chosen."""
+    gradients, delay, compression = recipe.gradient_averaging, recipe.delay, recipe.compression
+    codec = compression.state_averaging if recipe.local_updates.enabled else compression.gradients
+    parts = [
+        "local updates" if recipe.local_updates.enabled else "",
+        f"{METHODS[gradients.method]} of rank {gradients.rank}" if METHODS[gradients.method] else "",
+        "delayed averaging" if delay.grad_averaging else "delayed step" if delay.step else "",
+        "" if codec == "none" else codec.replace("_", " ") + " on the wire",
+    ]
+    return ", ".join(filter(None, parts)) or "synchronous"

@@ -51,6 +51,14 @@ def drawn(frame: Frame) -> str:
     return file.getvalue()
 
 
+def test_a_frame_tells_the_mode_and_how_far_peers_are_from_each_other() -> None:
+    peers = (replace(PEERS[0], drift=0.0), replace(PEERS[1], drift=3.2e-7), PEERS[2])
+    lines = drawn(Frame("x", replace(STATUS, mode="local updates", peers=peers), None, [])).splitlines()
+    assert "local updates" in lines[0]
+    column = next(line for line in lines if "drift" in line).index("drift")
+    assert [line[column : column + 6].strip() for line in lines[-3:]] == ["0", "3e-07", "–"]
+
+
 # ---- without a terminal
 
 

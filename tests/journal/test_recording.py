@@ -32,6 +32,20 @@ def test_a_failed_round_is_also_a_warning() -> None:
     assert (line.level, line.text) == ("warning", "round at epoch 3 failed: bob was killed")
 
 
+def drift(*strays: str, averages: bool = False) -> happened.DriftMeasured:
+    return happened.DriftMeasured(7, 1e-8, {ALICE: 1e-8, BOB: 0.25}, strays, averages)
+
+
+def test_drift_is_news_only_when_something_is_done_about_it() -> None:
+    assert list(Recorder().records(drift(), 50.0)) == []
+    (line,) = Recorder().records(drift(BOB), 50.0)
+    assert isinstance(line, EventRecord) and (line.level, line.kind, line.peer) == ("warning", "drift", BOB)
+    assert line.text == f"the parameters of {BOB[:10]} have drifted away (2.5e-01): downloading the state repairs them"
+    (line,) = Recorder().records(drift(averages=True), 50.0)
+    assert isinstance(line, EventRecord)
+    assert (line.level, line.text) == ("info", "parameters differ by up to 2.5e-01 at epoch 7: averaging them")
+
+
 def test_a_peer_joins_and_leaves_once_however_often_it_is_seen() -> None:
     recorder = Recorder()
     sightings = [seen(), seen(epoch=2), seen(epoch=3, left=True), seen(epoch=3)]

@@ -56,7 +56,8 @@ def test_a_peer_says_why_its_last_round_did_not_succeed() -> None:
 
 def test_numbers_that_are_none_stay_out() -> None:
     row = peer_row(replace(PEER, loss=float("nan"), samples_per_second=float("inf")), LIVE, 100.0, None)
-    assert (row.loss, row.samples_per_second) == (None, 0.0)
+    assert (row.loss, row.samples_per_second, row.drift) == (None, 0.0, None)
+    assert peer_row(replace(PEER, drift=2e-7), LIVE, 100.0, None).drift == 2e-7
 
 
 def test_peers_are_listed_in_an_order_that_stays() -> None:

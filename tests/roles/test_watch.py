@@ -4,13 +4,33 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from swarmcli.events import Events, PeerSeen
 from swarmcli.journal import ReportRecord
 from swarmcli.network.identity import Identity
 from swarmcli.optim.membership.report import ReportedLoss
-from swarmcli.roles.watch import RunWatch
+from swarmcli.roles.watch import RunWatch, mode_in_words
+from tests.recipe.recipes import small
 
 TRAINER = Identity.from_seed(1).peer_id
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "synchronous"),
+        (["gradient_averaging={method: powersgd, rank: 8}"], "PowerSGD of rank 8"),
+        (["delay.grad_averaging=yes"], "delayed averaging"),
+        (
+            ["delay.optimizer_step=yes", "compression.gradients=blockwise_8bit"],
+            "delayed step, blockwise 8bit on the wire",
+        ),
+        (["local_updates.enabled=yes", "compression.state_averaging=float16"], "local updates, float16 on the wire"),
+    ],
+)
+def test_people_read_how_a_run_averages(overrides: list[str], words: str) -> None:
+    assert mode_in_words(small(*overrides)) == words
 
 
 def report(*epochs: int, role: str = "trainer") -> SimpleNamespace:

@@ -48,8 +48,8 @@ def peer_row(name: str, role: str = "trainer", **changes: object) -> PeerRow:
 
 
 TRAINERS = (
-    peer_row("attic-3090", device="cuda, RTX 3090", samples_per_second=212.0),
-    peer_row("büro-mac", device="mps, M3", samples_per_second=96.0),
+    peer_row("attic-3090", device="cuda, RTX 3090", samples_per_second=212.0, drift=0.0),
+    peer_row("büro-mac", device="mps, M3", samples_per_second=96.0, drift=3.1e-7),
     peer_row("garage", device="cpu, 16 cores", samples_per_second=41.0, client_mode=True),
     peer_row("lab-17", device="cuda, A4000", samples_per_second=168.0),
 )
@@ -70,6 +70,7 @@ class FakeRun:
     part: float = 0.62  # of the epoch that is under way
     with_own: bool = False
     max_epochs: int | None = 200
+    mode: str = "synchronous"
     people: list[PeerRow] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
     extra_events: list[EventRow] = field(default_factory=list)
 
@@ -110,6 +111,7 @@ class FakeRun:
             started=START,
             now=self.now,
             join_line=self.join_line,
+            mode=self.mode,
             own=self._own() if self.with_own else None,
         )
 
@@ -182,7 +184,7 @@ def round_row(number: int) -> RoundRow:
     return RoundRow(
         id=number,
         time=START + number * 8.0 - 0.2,
-        purpose="stdlib-lm.grads",
+        purpose="stdlib-lm_state" if number % 9 == 3 else "stdlib-lm_grads",
         epoch=number - 1,
         outcome="failed" if failed else "committed",
         reason="lab-17 was killed while it reduced; nobody else holds its parts" if failed else "",
@@ -195,6 +197,7 @@ def round_row(number: int) -> RoundRow:
             GroupMember(name=name, contributed=name != "relay-fra" and not (short and name == "garage"))
             for name in ("attic-3090", "garage", "lab-17", "relay-fra", "büro-mac")[:members]
         ),
+        what="states" if number % 9 == 3 else "",
         stages={"looking for group": 1.3, "awaiting trigger": 0.02, "running all-reduce": draw.uniform(0.28, 0.44)},
         bytes_sent=draw.randrange(38_000_000, 43_000_000),
         bytes_received=draw.randrange(38_000_000, 43_000_000),

@@ -68,6 +68,15 @@ def test_members_that_contributed_nothing_do_not_read_as_failures(serve: Serve, 
     assert re.fullmatch(r"(\d+) contributed, (\d+) members", peers)
 
 
+def test_the_page_tells_the_mode_the_drift_of_peers_and_rounds_over_states(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(FakeRun(finished_epochs=4, mode="PowerSGD of rank 8")).url)
+    expect_text(page, "#mode", "PowerSGD of rank 8")
+    drifts = [page.locator("#peers .drift").nth(index).inner_text() for index in range(4)]
+    assert sorted(drifts[1:]) == ["0", "3e-7", "–"] and drifts[0] == "–"  # this one, a monitor, has not measured any
+    rows = page.locator("#rounds tr")
+    assert [rows.nth(index).locator(".what").count() for index in range(4)] == [0, 1, 0, 0]
+
+
 def test_a_round_opens_to_show_who_took_part_and_how_long_each_stage_took(serve: Serve, open_page: Open) -> None:
     run = FakeRun(finished_epochs=4)
     page = open_page(serve(run).url)

@@ -72,7 +72,7 @@ class PeerReport(pydantic.BaseModel):
     recent: list[ReportedLoss] = Field(
         default_factory=list, max_length=MAX_RECENT
     )  # of the latest epochs, oldest first
-    drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others, relative; None: unknown
+    drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
     last_outcome: LastOutcome
     last_reason: str = Field(max_length=MAX_REASON)
     time: float = Field(ge=0.0, allow_inf_nan=False)  # swarm time
