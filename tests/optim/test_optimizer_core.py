@@ -164,7 +164,7 @@ def test_a_run_restarted_from_a_checkpoint_goes_on_bit_identically() -> None:
                 await trainer.train(epochs)
                 return trainer.core.state_digest() + trainer.core.standing.lineage.hex()
             await trainer.train(restart_at)
-            saved, weights, data = trainer.core.state_dict(), trainer.weights.detach().clone(), trainer.data
+            saved, weights, data = await trainer.core.state_dict(), trainer.weights.detach().clone(), trainer.data
             await trainer.core.shutdown()
         async with Swarm() as swarm:
             trainer = await swarm.trainer(seed=9, make=adamw, batch_size=TARGET)
@@ -183,7 +183,7 @@ def test_a_checkpoint_is_refused_without_its_parameters() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             saver, loader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
-            saved = saver.core.state_dict()
+            saved = await saver.core.state_dict()
             standing = loader.core.standing
             with pytest.raises(ValueError, match="parameters"):
                 await loader.core.load_state_dict(saved)
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_is_further_than_the_run_leads_it() -> None:
         async with Swarm() as swarm:
             veteran = await swarm.trainer(seed=1)
             await veteran.train(9)
-            saved, weights = veteran.core.state_dict(), veteran.weights.detach().clone()
+            saved, weights = await veteran.core.state_dict(), veteran.weights.detach().clone()
             await veteran.core.shutdown()
             beginner = await swarm.trainer(seed=2)
             downloads = record(beginner.node, StateDownloaded)

@@ -181,7 +181,7 @@ def test_broken_gradients_are_given_up_by_the_peer_that_has_them() -> None:
             broken, sound = [await swarm.trainer(seed=1) for _ in range(2)]
             warnings = record(broken.node, Noticed)
             await together(broken.train(2), sound.train(2))
-            broken.core.replica.gradients.accumulators[0].fill_(float("nan"))
+            broken.core._work._gradients.accumulators[0].fill_(float("nan"))
             await together(broken.train(4), sound.train(4))
             assert in_one_lineage([broken, sound])
             assert broken.weights.isfinite().all()
@@ -197,7 +197,7 @@ def test_broken_gradients_of_everyone_stop_nobody() -> None:
             trainers = [await swarm.trainer(seed=1) for _ in range(peers)]
             await together(*(trainer.train(2) for trainer in trainers))
             for trainer in trainers:
-                trainer.core.replica.gradients.accumulators[0].fill_(float("inf"))
+                trainer.core._work._gradients.accumulators[0].fill_(float("inf"))
             await together(*(trainer.train(5) for trainer in trainers))
             assert in_one_lineage(trainers)
             assert trainers[0].weights.isfinite().all()

@@ -88,16 +88,16 @@ def test_without_the_right_rounds_the_state_is_downloaded(missing: str, monkeypa
         async with Swarm() as swarm:
             trainers = [await swarm.trainer(seed=1) for _ in range(3)]
             late = await miss(swarm, trainers, 2)
-            fetch = late.core._averager.archive.fetch
+            fetch = late.core._work.averager.archive.fetch
 
             async def spoiled(*args: object, **options: object) -> KeptRound:
                 kept = await fetch(*args, **options)  # type: ignore[arg-type]
                 return replace(kept, record=msgspec.structs.replace(kept.record, group_id=bytes(32)))
 
             if missing == "another chain":
-                monkeypatch.setattr(late.core._averager.archive, "fetch", spoiled)
+                monkeypatch.setattr(late.core._work.averager.archive, "fetch", spoiled)
             for trainer in trainers[1:]:
-                archive = trainer.core._averager.archive
+                archive = trainer.core._work.averager.archive
                 if missing == "served by nobody":
                     trainer.node.endpoint.withdraw(state_method(replay_prefix("run_grads")))
                 if missing == "other averages":

@@ -35,9 +35,8 @@ def make_state(seed: int, optimizer: str = "adamw", scheduler: str = "lambda", r
 def advance(state: TrainingState, steps: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
-        for parameter in state.parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        state.step(round_id=bytes([step]) * 32, samples=10)
+        gradients = [torch.randn(parameter.shape, generator=generator) for parameter in state.parameters]
+        state.step(gradients, state.standing.after(bytes([step]) * 32, 10))
 
 
 def travelled(captured: CapturedState) -> CapturedState:
