@@ -53,6 +53,7 @@ class EpochEnd:
         self._events = events
         self._on_advanced = on_advanced
         self._weight: int | None = None  # samples handed in
+        self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self.left_behind = False
 
     @property
@@ -60,6 +61,12 @@ class EpochEnd:
         """Whether this peer's own samples make an epoch."""
         samples = self._work.samples if self._weight is None else self._weight
         return samples >= self._config.target_batch_size
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether, while an end is under way, the next epoch is over too, as far as this peer can tell: it has taken in
+        its part, as large as in the last round."""
+        return self._work.samples >= self._share * self._config.target_batch_size
 
     async def run(self, resume: Callable[[], None]) -> None:
         """Tries until a round commits, nobody is left to average with, or waiting longer would only cost time.
@@ -152,6 +159,8 @@ class EpochEnd:
             resume()
         handed = self._weight or 0
         counted = self._own_id in committed.contributors
+        if handed and counted:
+            self._share = handed / committed.samples
         if handed and not counted:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
             self._warn(f"{handed} samples of this peer are not in the average: {reason}")
