@@ -221,10 +221,15 @@ class ProgressTrackerCore:
         )
 
     async def _keep_reporting(self) -> None:
+        published: LocalTrainingProgress | None = None
         while True:
             self._changed.clear()
+            report = self.local_progress
+            if report is published:  # said again: it is still so. A new one is of the moment that it speaks of
+                report = report.model_copy(update={"time": self._clock.now()})
+            published = self.local_progress
             try:
-                await self._board.publish(self.local_progress.model_copy(update={"time": self._clock.now()}))
+                await self._board.publish(report)
             except SwarmError as error:
                 logger.warning("progress was not stored: %s", error)
             await asyncio.sleep(self.options.min_refresh_period)

@@ -72,6 +72,25 @@ def test_rates_are_measured_and_the_end_is_estimated_from_them() -> None:
     virtual_time.run(main())
 
 
+def test_a_report_speaks_of_the_moment_of_its_count_and_a_repeated_one_of_its_own() -> None:
+    async def main() -> None:
+        async with nodes(2) as peers:
+            one, other = [await started(node) for node in peers]
+            await asyncio.sleep(0.1)  # the first report has just gone out, the next has to wait
+            one.report_local_progress(0, 10)
+            counted = one.local_progress.time
+            await asyncio.sleep(12)
+            (report,) = other.reports
+            assert (report.samples_accumulated, report.time) == (10, counted)
+            await asyncio.sleep(40)
+            (report,) = other.reports
+            assert (report.samples_accumulated, report.time > counted + 20) == (10, True)
+            await one.shutdown()
+            await other.shutdown()
+
+    virtual_time.run(main())
+
+
 def test_time_in_which_a_step_runs_does_not_count_as_computing() -> None:
     async def main() -> None:
         async with nodes(1) as peers:
