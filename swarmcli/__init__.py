@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from swarmcli.clock import get_dht_time
     from swarmcli.compression import Float16Compression, NoCompression
     from swarmcli.dht import DHT
-    from swarmcli.optim import GradientAverager, GradScaler, Optimizer, ProgressTracker, TrainingStateAverager
+    from swarmcli.optim import (
+        GradientAverager,
+        GradScaler,
+        Optimizer,
+        PowerEFGradientAverager,
+        PowerSGDGradientAverager,
+        ProgressTracker,
+        TrainingStateAverager,
+    )
 
 __version__ = "0.1.0"
 
@@ -26,6 +34,8 @@ _HOMES = {
     "GradientAverager": "swarmcli.optim",
     "NoCompression": "swarmcli.compression",
     "Optimizer": "swarmcli.optim",
+    "PowerEFGradientAverager": "swarmcli.optim",
+    "PowerSGDGradientAverager": "swarmcli.optim",
     "ProgressTracker": "swarmcli.optim",
     "TrainingStateAverager": "swarmcli.optim",
     "get_dht_time": "swarmcli.clock",
@@ -40,6 +50,8 @@ __all__ = [
     "GradientAverager",
     "NoCompression",
     "Optimizer",
+    "PowerEFGradientAverager",
+    "PowerSGDGradientAverager",
     "ProgressTracker",
     "TrainingStateAverager",
     "__version__",

@@ -17,6 +17,7 @@ from swarmcli.averaging.checks import check_numbers, check_tensors
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
+from swarmcli.averaging.phases.program import RoundProgram
 from swarmcli.averaging.shell import CoreRunner
 from swarmcli.averaging.state.snapshot import copied
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
@@ -41,6 +42,10 @@ class DecentralizedAverager:
 
     Tensors change in place, only when a round commits, and then all at once.
     """
+
+    # What averagers that are more than this one set.
+    _program: RoundProgram | None = None  # the phases of a round
+    _tag = b""  # only averagers with equal tags average with each other
 
     def __init__(
         self,
@@ -226,6 +231,7 @@ class DecentralizedAverager:
             timeout=timeout,
             allow_retries=allow_retries,
             require_trigger=require_trigger,
+            tag=self._tag,
         )
         control: StepControl = self._runner.call(lambda core: core.begin_round(request))
         if not wait:
@@ -324,6 +330,6 @@ class DecentralizedAverager:
         async def get_state() -> tuple[Any, Sequence[torch.Tensor]]:
             return await offload(self.get_current_state)
 
-        core = AveragerCore(self._tensors, self.dht.node, self.config, get_state=get_state)
+        core = AveragerCore(self._tensors, self.dht.node, self.config, get_state=get_state, program=self._program)
         await core.start()
         return core

@@ -6,6 +6,7 @@ from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.grad_scaler import GradScaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
+from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.membership.report import PeerDescription, PeerReport
 from swarmcli.optim.optimizer import Optimizer
 from swarmcli.optim.optimizer_core import OptimizerCore
@@ -24,6 +25,8 @@ __all__ = [
     "OptimizerCore",
     "PeerDescription",
     "PeerReport",
+    "PowerEFGradientAverager",
+    "PowerSGDGradientAverager",
     "ProgressTracker",
     "TrainingStateAverager",
 ]

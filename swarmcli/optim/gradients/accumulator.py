@@ -35,7 +35,9 @@ class GradientAccumulator:
         *,
         reuse: bool = False,
         device: torch.device | str | None = None,
+        means: Sequence[torch.Tensor] | None = None,
     ) -> None:
+        """`means`: the host buffers to use. Raises ValueError for such that do not fit."""
         if not parameters:
             raise ValueError("parameters: expected at least one tensor with requires_grad")
         if reuse and device is not None:
@@ -46,7 +48,8 @@ class GradientAccumulator:
             _own_gradient(p) if reuse else _zeros(p, p.device if device is None else torch.device(device))
             for p in self.parameters
         )
-        self.means = tuple(_zeros(parameter, torch.device("cpu")) for parameter in self.parameters)
+        self.means = tuple(_zeros(p, torch.device("cpu")) for p in self.parameters) if means is None else tuple(means)
+        _check_means(self.means, self.parameters)
         self.times = 0  # calls of `add` since the sums were last empty
         self.handed_in = 0  # samples whose mean a round may be using
         self._summed = 0  # samples in the sums
@@ -199,6 +202,21 @@ class GradientAccumulator:
 def sum_type(dtype: torch.dtype) -> torch.dtype:
     """In which gradients of this type are summed and averaged."""
     return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def _check_means(means: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
+    if len(means) != len(parameters):
+        raise ValueError(
+            f"averaged_grads: expected {len(parameters)} tensors, one for each parameter, got {len(means)}"
+        )
+    for index, (mean, parameter) in enumerate(zip(means, parameters, strict=True)):
+        wanted = sum_type(parameter.dtype)
+        fits = mean.shape == parameter.shape and mean.dtype == wanted and mean.device.type == "cpu"
+        if not (fits and mean.is_contiguous()):
+            raise ValueError(
+                f"averaged_grads[{index}] has shape {tuple(mean.shape)}, {mean.dtype}, {mean.device}: expected a "
+                f"contiguous host tensor of shape {tuple(parameter.shape)}, {wanted}"
+            )
 
 
 def _own_gradient(parameter: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,16 @@ from swarmcli.optim.state.training_state import lent
 if TYPE_CHECKING:
     from swarmcli.dht import DHT
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step whose outcome has not been taken in. `emptied`: the accumulators gave away what they had."""
+
+    control: StepControl
+    emptied: bool
+
 
 class GradientAverager(DecentralizedAverager):
     """For training loops that decide themselves when to average; the Optimizer does all of this by itself.
@@ -31,7 +43,10 @@ class GradientAverager(DecentralizedAverager):
 
     Peers average with those of the same `prefix` whose parameters have the same shapes. The tensors that are averaged
     are buffers in host memory beside the accumulators, so a round that fails costs nothing that was accumulated.
+    Methods are for one thread.
     """
+
+    _factory: MethodFactory = Plain()
 
     def __init__(
         self,
@@ -39,16 +54,50 @@ class GradientAverager(DecentralizedAverager):
         *,
         dht: DHT,
         prefix: str,
+        reuse_grad_buffers: bool = False,
+        accumulate_grads_on: torch.device | str | None = None,
+        client_mode: bool | None = None,
+        warn: bool = True,
+        averaged_grads: Sequence[torch.Tensor] | None = None,
         start: bool = True,
         **averager_options: Any,
     ) -> None:
-        self._gradients = GradientAccumulator([p for p in parameters if p.requires_grad])
-        super().__init__(self._gradients.means, dht, prefix=prefix, start=start, **averager_options)
+        """Parameters without `requires_grad` are passed over.
+
+        reuse_grad_buffers   accumulate in the parameters' own `.grad`: no zero_grad between steps, batches of one size
+        accumulate_grads_on  where the sums live; None: beside the parameters
+        warn                 say in the log when averages were not used before the next step, or accumulators not reset
+        averaged_grads       host tensors in which the averages arrive, one for each parameter; None: made here
+        averager_options     those of DecentralizedAverager
+        """
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._gradients = GradientAccumulator(
+            trained, reuse=reuse_grad_buffers, device=accumulate_grads_on, means=averaged_grads
+        )
+        self._method = self._factory(self._gradients)
+        self._program = self._method.program
+        self._warn = warn
+        self._last: _Step | None = None
+        self._unused = False  # averages have come that nobody has used
+        self._kept = False  # what is in the accumulators has been in a round already
+        super().__init__(
+            self._method.tensors, dht, prefix=prefix, client_mode=client_mode, start=start, **averager_options
+        )
 
     @classmethod
     def get_factory(cls, **options: Any) -> Callable[..., GradientAverager]:
-        """A function of what is still missing, with these options filled in."""
+        """A function of what is still missing, with these options filled in. The Optimizer's `grad_averager`."""
         return partial(cls, **options)
+
+    @classmethod
+    def method_factory(cls, **options: Any) -> MethodFactory:
+        """How this kind averages, for the Optimizer. Raises TypeError for options that have no meaning there."""
+        if options:
+            raise TypeError(
+                f"grad_averager: {cls.__name__} takes no {min(options)!r} here; options of the averager itself belong "
+                f"in averager_opts, others have arguments of the Optimizer"
+            )
+        return cls._factory
 
     @property
     def local_samples_accumulated(self) -> int:
@@ -60,14 +109,19 @@ class GradientAverager(DecentralizedAverager):
 
     def accumulate_grads_(self, batch_size: int) -> None:
         """Adds the parameters' gradients, each the mean over `batch_size` samples. ValueError: they do not fit."""
+        if self._kept and self._warn:
+            logger.warning("gradients are added to some that have been averaged already: reset_accumulated_grads_()")
+            self._kept = False
         self._gradients.add(batch_size)
 
     def reset_accumulated_grads_(self) -> None:
+        """Forgets what was accumulated. A round under way goes on with what it was given."""
+        self._kept = False
         self._gradients.reset()
 
     def load_accumulators_into_averager_(self) -> None:
-        """Writes the mean over this peer's samples into the buffers that are averaged; zeros without samples."""
-        with self.get_tensors():
+        """Writes the mean over this peer's samples into the buffers of the averages; zeros without samples."""
+        with self._at_rest():
             self._gradients.load_means()
 
     def schedule_step(self, scheduled_time: float | None = None, **step_options: Any) -> StepControl:
@@ -86,40 +140,108 @@ class GradientAverager(DecentralizedAverager):
     ) -> RoundResult | StepControl | None:
         """Averages what was accumulated; `weight` is the number of samples unless given.
 
-        Waits for the outcome and returns it, None if the round failed; the accumulators are reset only if it did not.
-        With `wait=False` they are reset at once, since the buffers hold their content, and the control is returned.
-        `timeout` bounds finding a group, in seconds, and is for a step without `control`.
+        Waits for the outcome and returns it, None if the round failed: what was accumulated is back in the
+        accumulators then, which are empty otherwise (unless `reset_accumulators` is False: then they stay as they are).
+        With `wait=False` the control is returned, and the outcome taken in when the averages are used, or by the next
+        call. `timeout` bounds finding a group, in seconds, and is for a step without `control`. Gradients that are not
+        finite are dropped, and this peer takes part without weight.
         """
+        if control is not None and control.triggered:
+            raise RuntimeError("this control has been used for a step already")
         if control is None:
             control = self.schedule_step(timeout=timeout)
-        elif control.triggered:
-            raise RuntimeError("this control has been used for a step already")
-        self.load_accumulators_into_averager_()
-        control.weight = float(self.local_samples_accumulated) if weight is None else weight
+        try:
+            self._hand_in(control, weight, reset_accumulators)
+        except Exception:
+            control.cancel()
+            raise
         control.allow_allreduce()
         if not wait:
-            if reset_accumulators:
-                self.reset_accumulated_grads_()
             return control
         try:
-            result = control.result()
+            return control.result()
         except AveragingError:
             return None  # the averager has emitted the reason
         finally:
             control.cancel()  # without effect unless the waiting was interrupted
-        if reset_accumulators:
-            self.reset_accumulated_grads_()
-        return result
+            self._take_in_outcome()
 
     @contextmanager
     def use_averaged_gradients(self) -> Iterator[None]:
-        """Inside the block the parameters' gradients are the averaged ones; afterwards the user's own are back."""
-        with self.get_tensors(), lent(self._gradients.parameters, self._gradients.means):
+        """Inside the block the parameters' gradients are the averaged ones; afterwards the user's own are back.
+
+        Waits for the end of a step under way. If that fails they are what the buffers hold, this peer's own means.
+        """
+        self._take_in_outcome()
+        self.notify_used_averaged_gradients()
+        with self.get_tensors(), lent(self._gradients.parameters, self._method.averaged):
             yield
+
+    def notify_used_averaged_gradients(self) -> None:
+        """The averages have been used, in another way than by `use_averaged_gradients`."""
+        self._unused = False
+
+    # Inside
+
+    def _hand_in(self, control: StepControl, weight: float | None, empty: bool) -> None:
+        with self._at_rest():
+            if self._unused and self._warn:
+                logger.warning("a new step begins, and the averages of the last one have not been used")
+            self._unused = False
+            if empty:
+                samples = self._gradients.hand_in()
+            else:
+                samples = self._gradients.samples if self._gradients.load_means() else 0
+            control.weight = float(samples) if weight is None or not samples else weight
+            self._method.load(control.weight)
+            self._last = _Step(control, empty)
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Exclusive use of the buffers, with the outcome of the last step taken in."""
+        if self._last is not None and not self._last.control.done():
+            raise RuntimeError("the last step has not ended: wait for its control, or cancel it")
+        self._take_in_outcome()
+        with self.get_tensors():
+            yield
+
+    def _take_in_outcome(self) -> None:
+        """Of the last step, once; waits for its end."""
+        if self._last is None:
+            return
+        result = _outcome(self._last.control)
+        with self.get_tensors():
+            step, self._last = self._last, None
+            if result is None or not result.total_weight:
+                self._gradients.take_back()
+                return
+            self._method.finish(result.total_weight, self.peer_id in result.contributors)
+            self._gradients.settle()
+            self._committed(result)
+            self._unused, self._kept = True, not step.emptied
+
+    def _committed(self, result: RoundResult) -> None:
+        """Called with the tensors held when a round has been taken in."""
 
 
 def gradient_method_of(factory: Callable[..., Any]) -> MethodFactory:
-    """The method of averaging that an averager class, or what its `get_factory` returned, stands for."""
-    if factory is GradientAverager:
-        return Plain()
-    raise TypeError(f"grad_averager: expected GradientAverager or one of its kind, got {factory!r}")
+    """The method of averaging that an averager class, or what its `get_factory` returned, stands for.
+
+    Raises TypeError for anything else, and for options that it cannot take; ValueError for impossible values of them.
+    """
+    options: dict[str, Any] = {}
+    kind: Any = factory
+    while isinstance(kind, partial):
+        options = {**kind.keywords, **options}
+        if kind.args:
+            raise TypeError(f"grad_averager: give {kind.func.__name__} its options by name, got {kind.args!r}")
+        kind = kind.func
+    if not (isinstance(kind, type) and issubclass(kind, GradientAverager)):
+        raise TypeError(f"grad_averager: expected GradientAverager or one of its kind, got {factory!r}")
+    return kind.method_factory(**options)
+
+
+def _outcome(control: StepControl) -> RoundResult | None:
+    """None for a round that failed or was cancelled."""
+    error = None if control.cancelled() else control.exception()
+    return None if error is not None or control.cancelled() else control.result()

@@ -27,11 +27,16 @@ class GradientMethod(Protocol):
     own       what belongs to this peer, and goes nowhere but into its checkpoints
     """
 
-    averaged: Sequence[torch.Tensor]
-    tensors: Sequence[torch.Tensor]
-    program: RoundProgram | None
-    shared: Mapping[str, torch.Tensor]
-    own: Mapping[str, torch.Tensor]
+    @property
+    def averaged(self) -> Sequence[torch.Tensor]: ...
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]: ...
+    @property
+    def program(self) -> RoundProgram | None: ...
+    @property
+    def shared(self) -> Mapping[str, torch.Tensor]: ...
+    @property
+    def own(self) -> Mapping[str, torch.Tensor]: ...
 
     def load(self, samples: float) -> None:
         """The accumulator's means, over so many samples of this peer, are what the next round averages."""
