@@ -1,0 +1,202 @@
+"""States that round differently are left alone; a corrupted one is noticed, shown and repaired; liars gain little."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from swarmcli.events import DriftMeasured, EpochAdvanced, Event, PeerRefused, RoundFinished, StateDownloaded
+from swarmcli.network import virtual_time
+from swarmcli.optim.state.keeper import _Gathered
+from swarmcli.optim.state.sketch import SKETCH_BYTES, Sketcher
+from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
+
+
+class Watch:
+    """What happened at one peer for the sake of drift."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.drifts = record(trainer.node, DriftMeasured)
+        self.downloads = record(trainer.node, StateDownloaded)
+        self._rounds = record(trainer.node, RoundFinished)
+
+    @property
+    def state_rounds(self) -> list[RoundFinished]:
+        return [event for event in self._rounds if event.purpose == "run_state"]
+
+
+async def watched(swarm: Swarm, count: int) -> tuple[list[Trainer], list[Watch]]:
+    """Peers in step, two epochs on."""
+    trainers = [await swarm.trainer(seed=1) for _ in range(count)]
+    await together(*(trainer.train(2) for trainer in trainers))
+    return trainers, [Watch(trainer) for trainer in trainers]
+
+
+def corrupt(trainer: Trainer, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with torch.no_grad():
+        trainer.weights.copy_(change(trainer.weights))
+
+
+def test_peers_that_round_differently_see_no_state_averaging_for_50_epochs() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers, watches = await watched(swarm, 3)
+
+            async def train(trainer: Trainer, number: int) -> None:
+                for epoch in range(3, 53):
+                    await trainer.train(epoch)
+                    corrupt(trainer, lambda weights: weights * (1 + 1e-6 * number))  # another processor's last bits
+
+            await together(*(train(trainer, number) for number, trainer in enumerate(trainers)))
+            assert len(digests(trainers)) == 3
+            assert 0 < max(event.distance for watch in watches for event in watch.drifts) < 1e-3
+            for watch in watches:
+                assert len(watch.drifts) >= 49
+                assert not watch.state_rounds
+                assert not watch.downloads
+                assert not any(event.strays or event.averages for event in watch.drifts)
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: weights + 3.0,
+        lambda weights: -weights,
+        lambda weights: torch.full_like(weights, math.nan),
+        lambda weights: weights * 1.01,
+    ],
+)
+def test_a_corrupted_peer_among_three_downloads_within_two_epochs(change: Callable) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers, watches = await watched(swarm, 3)
+            stray = trainers[1]
+            corrupt(stray, change)
+            await together(*(trainer.train(5) for trainer in trainers))
+            assert len(digests(trainers)) == 1
+            assert len({trainer.core.standing for trainer in trainers}) == 1
+            assert all(torch.isfinite(trainer.weights).all() for trainer in trainers)
+            (download,) = watches[1].downloads
+            assert download.reason == "its parameters had drifted away from the others'"
+            assert download.epoch <= 4
+            for watch in watches:
+                (noticed,) = [event for event in watch.drifts if event.strays]
+                assert noticed.strays == (stray.node.peer_id.text,)
+                assert noticed.distances[stray.node.peer_id.text] > 1e-3
+                assert not watch.state_rounds
+            assert watches[1].drifts[-1].distance < 1e-3
+            (epoch,) = [event.epoch for event in watches[0].drifts if event.strays]
+            (ended,) = [event for event in trainers[0].epochs if event.epoch == epoch + 1]
+            assert ended.peers == 2  # gradients of other parameters stay out
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_the_drift_is_in_the_report() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
+            assert trainers[1].core.report().drift is None
+            await together(*(trainer.train(2) for trainer in trainers))
+            corrupt(trainers[1], lambda weights: weights + 3.0)
+            told: dict[int, list[float | None]] = {0: [], 1: []}  # by peer, at the end of each epoch
+
+            def note(number: int, event: Event) -> None:
+                if isinstance(event, EpochAdvanced):
+                    told[number].append(trainers[number].core.report().drift)
+
+            for number in told:
+                trainers[number].node.endpoint.events.subscribe(partial(note, number))
+            await together(*(trainer.train(5) for trainer in trainers))
+            assert max(told[0]) < 1e-3
+            assert max(told[1]) > 0.1
+            assert told[1][-1] < 1e-3
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize(("change", "rounds"), [(lambda w: w + 3.0, True), (lambda w: w * math.nan, False)])
+def test_of_two_peers_nobody_knows_who_is_right_unless_one_is_not_finite(change: Callable, rounds: bool) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers, watches = await watched(swarm, 2)
+            corrupt(trainers[1], change)
+            await together(*(trainer.train(5) for trainer in trainers))
+            assert len(digests(trainers)) == 1
+            assert torch.isfinite(trainers[0].weights).all()
+            for watch in watches:
+                assert [event.outcome for event in watch.state_rounds] == ["committed"] * rounds
+                assert any(event.averages for event in watch.drifts) == rounds
+            assert [len(watch.downloads) for watch in watches] == [0, 0 if rounds else 1]
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_two_halves_that_differ_meet_in_the_middle() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers, watches = await watched(swarm, 4)
+            for trainer in trainers[:2]:
+                corrupt(trainer, lambda weights: weights + 1.0)
+            await together(*(trainer.train(5) for trainer in trainers))
+            assert len(digests(trainers)) == 1
+            assert all(len(watch.state_rounds) == 1 and not watch.downloads for watch in watches)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def lie(trainer: Trainer, sketch: Callable[[], bytes]) -> None:
+    """From now on this peer tells another sketch, and never downloads anything for it."""
+    keeper = trainer.core._keeper
+    honest = type(keeper).gathered
+
+    class Liar(type(keeper)):  # type: ignore[misc]
+        @property
+        def gathered(self) -> object:
+            return _Gathered(self._replica.standing.epoch, sketch()) if honest.fget(self) is not None else None
+
+        def judge(self, gathered: object) -> bool:
+            super().judge(gathered)  # type: ignore[arg-type]
+            self._verdict = None
+            return False
+
+    keeper.__class__ = Liar
+
+
+@pytest.mark.parametrize("data", [b"\xff" * SKETCH_BYTES, b"\x00" * SKETCH_BYTES, b"short", bytes(range(256))])
+def test_one_liar_among_three_costs_the_others_nothing(data: bytes) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers, watches = await watched(swarm, 3)
+            refused = record(trainers[0].node, PeerRefused)
+            lie(trainers[2], lambda: data)
+            await together(*(trainer.train(12) for trainer in trainers))
+            assert len(digests(trainers)) == 1
+            for watch in watches[:2]:
+                assert not watch.downloads
+                assert not watch.state_rounds
+            assert any(event.what == "sketch" for event in refused) == (data == b"short")
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_liar_and_one_other_cost_a_bounded_number_of_state_rounds() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers, watches = await watched(swarm, 2)
+            far = Sketcher(b"run").sketch([torch.full((6,), 1e6)]).to_bytes()
+            lie(trainers[1], lambda: far)
+            await together(*(trainer.train(52) for trainer in trainers))
+            assert not watches[0].downloads
+            tried = watches[0].state_rounds
+            assert 3 <= len(tried) <= 6
+            assert {event.outcome for event in tried} == {"failed"}  # the liar never comes
+            assert all(trainer.epoch == 52 for trainer in trainers)
+
+    virtual_time.run(main(), timeout=600)
