@@ -1,0 +1,120 @@
+"""Trainers whose optimizer lives beside the model, and the one-process computation that they have to equal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from swarmcli.dht import DHTNode
+from swarmcli.events import EpochAdvanced
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.modes import Modes
+from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.setup import averager_config
+from swarmcli.optim.state.residence import Offloaded
+from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, decay, loss_of, make_model, momentum, record
+
+
+class DelayedTrainer:
+    """Trains a small linear model with an offloaded optimizer; knows in the end which rows went into which epoch."""
+
+    def __init__(
+        self,
+        node: DHTNode,
+        timing: Timing,
+        *,
+        target: int = TARGET,
+        batch_size: int = 4,
+        seed: int = 0,
+        pace: float = 0.1,
+        make: Callable[..., torch.optim.Optimizer] = momentum,
+        reuse: bool = False,
+        **options: Any,
+    ) -> None:
+        self.node, self.batch_size, self.pace = node, batch_size, pace
+        self.weights = make_model(seed)
+        self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
+        self.rows: list[torch.Tensor] = []  # every batch, in order
+        self.ahead: list[int] = []  # samples taken in while the end of an epoch was under way, after each such step
+        self.waits: list[float] = []  # seconds in each step
+        self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
+        config = OptimizerConfig("run", target, **options)
+        self.place = Offloaded([self.weights], make)
+        modes = Modes(timing=timing, reuse_grad_buffers=reuse)
+        schedule = decay(self.place.optimizer)
+        self.core = OptimizerCore(
+            node, config, averager_config(config), self.place.optimizer, schedule, residence=self.place, modes=modes
+        )
+
+    @property
+    def epoch(self) -> int:
+        return self.core.standing.epoch
+
+    @property
+    def host_weights(self) -> torch.Tensor:
+        """What the optimizer steps."""
+        return self.place.state_parameters[0].detach().clone()
+
+    async def compute(self, rows: int | None = None) -> None:
+        """One batch and its step; takes `pace` seconds and what the step waits."""
+        batch = torch.randn(rows or self.batch_size, FEATURES, dtype=torch.float64, generator=self.data)
+        if not self.core.modes.reuse_grad_buffers:
+            self.weights.grad = None
+        loss_of(self.weights, batch).backward()
+        before = self.weights.detach().clone()
+        await asyncio.sleep(self.pace)
+        assert torch.equal(self.weights, before), "the model changed while it computed"
+        self.rows.append(batch)
+        under_way, epoch = bool(self.core._ending), self.epoch
+        began = asyncio.get_running_loop().time()
+        await self.core.step(len(batch))
+        self.waits.append(asyncio.get_running_loop().time() - began)
+        if under_way and self.core._ending and self.epoch == epoch:
+            self.ahead.append(self.core.samples)
+
+    async def train(self, until: int) -> None:
+        while self.epoch < until:
+            await self.compute()
+
+    def used(self) -> list[torch.Tensor]:
+        """The rows of this peer in each epoch's average, as the events count them: batches go in one after another."""
+        rows = torch.cat(self.rows)
+        sizes = [event.own_samples for event in self.epochs]
+        assert sum(sizes) <= len(rows), "something was counted twice"
+        return list(torch.split(rows[: sum(sizes)], sizes))
+
+
+class DelayedSwarm(Swarm):
+    """A Swarm of delayed trainers."""
+
+    async def delayed(self, timing: Timing, **options: Any) -> DelayedTrainer:
+        trainer = DelayedTrainer(await self.node(), timing, **options)
+        await trainer.core.start()
+        self.trainers.append(trainer)
+        return trainer
+
+    def batches(self, epochs: int) -> list[torch.Tensor]:
+        """Everything that went into each epoch."""
+        used = [trainer.used() for trainer in self.trainers]
+        return [torch.cat([rows[epoch] for rows in used]) for epoch in range(epochs)]
+
+
+def one_round_late(seed: int, epochs: list[torch.Tensor], make=momentum, scheduler=decay) -> torch.Tensor:
+    """The weights of one process whose gradients are of the weights before the last step."""
+    weights = make_model(seed)
+    computed_with = make_model(seed)
+    optimizer = make([weights])
+    schedule = scheduler(optimizer)
+    for rows in epochs:
+        computed_with.grad = None
+        loss_of(computed_with, rows).backward()
+        weights.grad = computed_with.grad
+        with torch.no_grad():
+            computed_with.copy_(weights)
+        optimizer.step()
+        schedule.step()
+    return weights.detach()

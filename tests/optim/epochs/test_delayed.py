@@ -1,0 +1,73 @@
+"""Delayed steps and delayed averaging: training goes on meanwhile, and everything is one round late, no more."""
+
+import pytest
+import torch
+
+from swarmcli.network import virtual_time
+from swarmcli.optim.epochs.work import Timing
+from tests.optim.epochs.delayed_swarm import DelayedSwarm, one_round_late
+from tests.optim.optim_swarm import TARGET, adamw, digests, momentum, reference, together
+
+EPOCHS = 20
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+DELAYED = [Timing.DELAYED_STEP, Timing.DELAYED_AVERAGING]
+
+
+@pytest.mark.parametrize("timing", DELAYED, ids=lambda timing: timing.name)
+@pytest.mark.parametrize("sizes", [(5,), (4, 6), (2, 3, 6)], ids=str)
+@pytest.mark.parametrize("make", [momentum, adamw])
+def test_it_equals_one_process_that_is_one_round_late(timing: Timing, sizes: tuple[int, ...], make) -> None:
+    async def main() -> None:
+        async with DelayedSwarm(seed=len(sizes), latency=0.1) as swarm:
+            for number, size in enumerate(sizes):
+                await swarm.delayed(timing, seed=3, make=make, batch_size=size, pace=0.1 + 0.07 * number)
+            await together(*(trainer.train(EPOCHS) for trainer in swarm.trainers))
+            batches = swarm.batches(EPOCHS)
+            assert all(len(rows) >= TARGET for rows in batches)
+            assert [event.samples for event in swarm.trainers[0].epochs] == [len(rows) for rows in batches]
+            expected = one_round_late(3, batches, make)
+            for trainer in swarm.trainers:
+                torch.testing.assert_close(trainer.host_weights, expected, **TIGHT)
+            assert len(digests(swarm.trainers)) == 1
+            in_time = reference(3, batches, make)
+            assert not torch.allclose(in_time, expected, rtol=1e-3), "the staleness makes a difference here"
+            if timing is Timing.DELAYED_AVERAGING and len(sizes) > 1:
+                assert all(len(trainer.ahead) >= EPOCHS // 2 for trainer in swarm.trainers)
+
+    virtual_time.run(main())
+
+
+def test_a_delayed_round_costs_the_trainer_no_waiting() -> None:
+    """Half a second each way: a round takes several, and its steps still wait for nothing."""
+
+    async def main() -> None:
+        async with DelayedSwarm(seed=2, latency=0.25) as swarm:
+            for _ in range(2):
+                await swarm.delayed(Timing.DELAYED_AVERAGING, seed=3, batch_size=1, pace=0.5)
+            await together(*(trainer.train(8) for trainer in swarm.trainers))
+            for trainer in swarm.trainers:
+                settled = trainer.waits[len(trainer.waits) // 2 :]
+                assert max(settled) < 0.05
+                assert max(event.averaging_seconds for event in trainer.epochs) > 1.0
+                assert len(trainer.ahead) > 8
+
+    virtual_time.run(main())
+
+
+def test_an_epoch_that_is_over_before_the_last_one_ended_waits_for_it() -> None:
+    """Rounds take longer than to compute an epoch: no peer takes in more than its part of one meanwhile."""
+
+    async def main() -> None:
+        async with DelayedSwarm(seed=2, latency=0.5) as swarm:
+            for size in (2, 4):
+                await swarm.delayed(Timing.DELAYED_AVERAGING, seed=3, batch_size=size, pace=0.05)
+            await together(*(trainer.train(8) for trainer in swarm.trainers))
+            parts = [trainer.core._end._share * TARGET for trainer in swarm.trainers]
+            assert sum(parts) == pytest.approx(TARGET)
+            for trainer, part in zip(swarm.trainers, parts, strict=True):
+                late = trainer.ahead[len(trainer.ahead) // 2 :]
+                assert part - 2 * trainer.batch_size <= max(late) < part + trainer.batch_size
+                assert max(trainer.waits) > 1.0
+            assert len(digests(swarm.trainers)) == 1
+
+    virtual_time.run(main())

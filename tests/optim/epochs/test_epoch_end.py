@@ -1,0 +1,205 @@
+"""The end of an epoch step by step: when the trainer may go on, what is handed in how often, what is given back."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from swarmcli.events import Events, Noticed
+from swarmcli.network import virtual_time
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epochs.epoch_end import EpochEnd
+from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.membership.ledger import Ledger
+from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.membership.standing_group import Committed, Failed, Outcome, Undecided
+
+OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)
+TOGETHER = Committed(bytes(32), 24, (OWN, OTHER))
+WITHOUT_ME = Committed(bytes(32), 12, (OTHER,), {OWN: "silent"})
+
+
+class Story:
+    """Stands in for replica, work, group and presence, and writes down what is asked of them."""
+
+    replays = True
+    has_strayed = False
+    standing = Standing(3, 72, bytes(32))
+
+    def __init__(self, timing: Timing, outcomes: Sequence[Outcome | Exception], samples: int = 12) -> None:
+        self.told: list[str] = []
+        self.warnings: list[str] = []
+        self.weights: list[float] = []
+        self.samples = samples
+        self.begun = True
+        self.outcomes = list(outcomes)
+        events = Events()
+        events.subscribe(lambda event: self.warnings.append(event.text) if isinstance(event, Noticed) else None)
+        config = OptimizerConfig("run", 24)
+        self.end = EpochEnd(OWN, config, timing, self, self, self, self, self, Ledger(), events, self.advanced)  # type: ignore[arg-type]
+
+    async def run(self) -> None:
+        await self.end.run(self.resume)
+
+    def resume(self) -> None:
+        if "resume" not in self.told:  # only the first time matters
+            self.told.append("resume")
+
+    def advanced(self, committed: Committed, own_samples: int, seconds: float) -> None:
+        self.told.append(f"at the next epoch with {own_samples} of {committed.samples}")
+
+    # the replica
+
+    async def publish(self) -> None:
+        self.told.append("publish")
+
+    # the work
+
+    async def hand_in(self) -> int:
+        self.told.append("hand in")
+        return self.samples
+
+    async def take_back(self) -> None:
+        self.told.append("take back")
+
+    async def advance(self, committed: Committed, counted: bool) -> None:
+        self.told.append(f"advance{'' if counted else ' without own'}")
+
+    # the keeper of the state
+
+    def judge(self, gathered: object) -> bool:
+        return self.has_strayed
+
+    async def after_epoch(self, committed: Committed, samples: int) -> None:
+        self.told.append("keep states together")
+
+    # the group
+
+    gathered: dict[PeerID, bytes] = {}
+
+    async def contribute(self, weight: float) -> Outcome:
+        self.weights.append(weight)
+        self.told.append("round")
+        await asyncio.sleep(1)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        self.begun = bool(self.outcomes)
+        return outcome
+
+    async def wait_until_begun(self, timeout: float) -> bool:
+        if not self.begun:
+            await asyncio.sleep(timeout)
+        return self.begun
+
+    async def close(self) -> None:
+        self.begun = False
+
+    # presence
+
+    def announce(self) -> None:
+        pass
+
+
+def tell(timing: Timing, *outcomes: Outcome | Exception, samples: int = 12) -> Story:
+    story = Story(timing, outcomes, samples)
+    virtual_time.run(story.run())
+    return story
+
+
+def test_at_once_the_trainer_waits_for_its_step() -> None:
+    story = tell(Timing.AT_ONCE, TOGETHER)
+    assert story.told == [
+        *(
+            "hand in",
+            "round",
+            "advance",
+            "keep states together",
+            "publish",
+            "at the next epoch with 12 of 24",
+            "take back",
+            "resume",
+        )
+    ]
+
+
+def test_a_delayed_step_waits_for_the_round() -> None:
+    story = tell(Timing.DELAYED_STEP, TOGETHER)
+    assert story.told == [
+        *(
+            "hand in",
+            "publish",
+            "round",
+            "resume",
+            "advance",
+            "keep states together",
+            "at the next epoch with 12 of 24",
+            "take back",
+        )
+    ]
+
+
+def test_delayed_averaging_waits_for_the_hand_in() -> None:
+    story = tell(Timing.DELAYED_AVERAGING, TOGETHER)
+    assert story.told == [
+        *(
+            "hand in",
+            "publish",
+            "resume",
+            "round",
+            "advance",
+            "keep states together",
+            "at the next epoch with 12 of 24",
+            "take back",
+        )
+    ]
+
+
+@pytest.mark.parametrize("timing", Timing)
+def test_a_failed_round_is_tried_again_with_the_same(timing: Timing) -> None:
+    story = tell(timing, Failed("a"), Failed("b"), TOGETHER)
+    assert story.weights == [12, 12, 12]
+    assert story.told.count("advance") == 1
+    assert story.told.count("publish") == 1
+    assert "take back" not in story.told[: story.told.index("advance")]
+    assert len(story.warnings) == 2
+
+
+@pytest.mark.parametrize("timing", Timing)
+@pytest.mark.parametrize("outcome", [Failed("nobody there"), Undecided("cut off")])
+def test_what_no_round_used_is_given_back(timing: Timing, outcome: Outcome) -> None:
+    story = tell(timing, outcome)
+    assert "advance" not in story.told
+    assert {"take back", "resume"} <= set(story.told)
+
+
+@pytest.mark.parametrize("timing", Timing)
+def test_an_error_gives_back_and_lets_the_trainer_go(timing: Timing) -> None:
+    story = Story(timing, [RuntimeError("the disk is full")])
+    with pytest.raises(RuntimeError, match="disk"):
+        virtual_time.run(story.run())
+    assert {"take back", "resume"} <= set(story.told)
+
+
+@pytest.mark.parametrize("timing", Timing)
+def test_a_cancelled_end_gives_back_and_lets_the_trainer_go(timing: Timing) -> None:
+    story = Story(timing, [TOGETHER])
+
+    async def main() -> None:
+        task = asyncio.get_running_loop().create_task(story.run())
+        await asyncio.sleep(0.5)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    virtual_time.run(main())
+    assert {"take back", "resume"} <= set(story.told)
+
+
+@pytest.mark.parametrize("timing", Timing)
+def test_a_round_without_this_peer_is_said_aloud(timing: Timing) -> None:
+    story = tell(timing, WITHOUT_ME)
+    assert "advance without own" in story.told
+    assert "at the next epoch with 0 of 12" in story.told
+    assert story.warnings == ["12 samples of this peer are not in the average: silent"]
