@@ -13,6 +13,7 @@ from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
+from swarmcli.averaging.phases.program import RoundProgram
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError
@@ -25,7 +26,7 @@ from swarmcli.network.virtual_time import EPOCH
 FAST = AllreduceOptions(sender_timeout=5.0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Peer:
     node: DHTNode
     core: AveragerCore
@@ -84,6 +85,8 @@ class Averagers:
         shapes: Sequence[tuple[int, ...]] = ((3, 5), (40,)),
         matchmaking: dict[str, Any] | None = None,
         get_state: GetState | None = None,
+        tensors: Sequence[torch.Tensor] | None = None,
+        program: RoundProgram | None = None,
         **config: Any,
     ) -> Peer:
         number = len(self.peers)
@@ -97,9 +100,12 @@ class Averagers:
         await endpoint.start()
         contacts = [peer.endpoint.info.addresses[0] for peer in self.peers if peer.endpoint.info.addresses][:1]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
-        tensors = [torch.full(shape, float(number * 10**index)) for index, shape in enumerate(shapes)]
+        if tensors is None:
+            tensors = [torch.full(shape, float(number * 10**index)) for index, shape in enumerate(shapes)]
         settings = {"prefix": "test", "allreduce": FAST, "matchmaking": MatchmakingOptions(**(matchmaking or {}))}
-        core = AveragerCore(tensors, node, AveragerConfig(**{**settings, **config}), get_state=get_state)
+        core = AveragerCore(
+            tensors, node, AveragerConfig(**{**settings, **config}), get_state=get_state, program=program
+        )
         await core.start()
         peer = Peer(node, core, events)
         self.peers.append(peer)
