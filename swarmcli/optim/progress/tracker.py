@@ -21,6 +21,7 @@ from swarmcli.optim.progress.progress import (
     PerformanceEMA,
     RefreshOptions,
     estimate_global_progress,
+    refresh_period,
 )
 from swarmcli.optim.progress.reports import Kind, ReportBoard
 
@@ -40,7 +41,8 @@ class ProgressTrackerCore:
     """Tells others of this peer's samples and estimates everyone's; both in the background, nothing here waits.
 
     All methods but `start`, `refresh` and `shutdown` are plain functions of what is known at the moment. Reports go
-    out at most once per `min_refresh_period`, and are repeated at half their expiration.
+    out at most once per `min_refresh_period`, at least (while there is news) once per `default_refresh_period`, and are
+    repeated at half their expiration.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class ProgressTrackerCore:
         self._board = ReportBoard(node, prefix, self.options.metadata_expiration, identity)
         self._overdue = 0  # readings since the epoch should have ended
         self._changed = asyncio.Event()  # there is something to report
+        self._urgent = asyncio.Event()  # and others act on it: another epoch, or enough samples
         self._moved = asyncio.Event()  # the epoch is another: what was read of the others may be old
         self._tasks = TaskOwner()
         self._pauses = 0  # blocks of pause_updates that are open
@@ -109,7 +112,10 @@ class ProgressTrackerCore:
             self.performance_ema.update(gained, asyncio.get_running_loop().time())
         self.local_progress = self._describe(local_epoch, samples_accumulated)
         if update_global_samples:
+            had_enough = self.accumulated_enough_samples
             self.global_progress = self._estimate()
+            if self.accumulated_enough_samples and not had_enough:
+                self._urgent.set()
         self._changed.set()
 
     @contextlib.contextmanager
@@ -131,6 +137,7 @@ class ProgressTrackerCore:
         self.local_progress = self._describe(epoch, 0)
         self.global_progress = self._estimate()
         self._changed.set()
+        self._urgent.set()
         self._moved.set()
         return epoch
 
@@ -224,6 +231,7 @@ class ProgressTrackerCore:
         published: LocalTrainingProgress | None = None
         while True:
             self._changed.clear()
+            self._urgent.clear()
             report = self.local_progress
             if report is published:  # said again: it is still so. A new one is of the moment that it speaks of
                 report = report.model_copy(update={"time": self._clock.now()})
@@ -233,7 +241,16 @@ class ProgressTrackerCore:
             except SwarmError as error:
                 logger.warning("progress was not stored: %s", error)
             await asyncio.sleep(self.options.min_refresh_period)
-            await _wait(self._changed, self.options.metadata_expiration / 2 - self.options.min_refresh_period)
+            await _wait(self._urgent, self._report_period - self.options.min_refresh_period)
+            await _wait(self._changed, self.options.metadata_expiration / 2 - self._report_period)
+
+    @property
+    def _report_period(self) -> float:
+        """Readers add to each report what its rate makes of the time since, so more of them say little more until the
+        epoch ends: a report goes out as often as one would be read."""
+        left = self.global_progress.eta_next_epoch - self._clock.now()
+        period = refresh_period(left, self.global_progress.num_peers, self.options, self._overdue)
+        return min(period, max(self.options.default_refresh_period, self.options.min_refresh_period))
 
     async def _keep_reading(self) -> None:
         while True:

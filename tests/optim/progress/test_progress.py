@@ -9,8 +9,10 @@ from swarmcli.optim.progress.progress import (
     LocalTrainingProgress,
     PerformanceEMA,
     RefreshOptions,
+    Timeliness,
     estimate_global_progress,
     refresh_period,
+    timeliness,
 )
 
 NOW = 1000.0
@@ -78,6 +80,28 @@ def test_time_that_remains(others, local, seconds_left) -> None:
 )
 def test_refresh_period_follows_the_drift_estimate(seconds_left, peers, expected) -> None:
     assert refresh_period(seconds_left, peers, OPTIONS) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("overdue", "expected"), [(0, 0.5), (1, 1.0), (3, 4.0), (5, 10.0), (10_000, 10.0)], ids=lambda value: f"{value}"
+)
+def test_an_end_that_does_not_come_is_looked_for_less_and_less_often(overdue, expected) -> None:
+    assert refresh_period(0.0, 30, OPTIONS, overdue) == expected
+    assert refresh_period(6.0, 30, OPTIONS, 1) == 5.0, "only the shortest period grows"
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"),
+    [
+        (61.0, Timeliness.STALE),
+        (60.0, Timeliness.CURRENT),
+        (0.0, Timeliness.CURRENT),
+        (-5.0, Timeliness.CURRENT),
+        (-5.1, Timeliness.FUTURE),
+    ],
+)
+def test_timeliness(age, expected) -> None:
+    assert timeliness(report(1, 0, 0, age=age), NOW, 60.0) is expected
 
 
 def test_alone_looks_again_after_the_default_period() -> None:
