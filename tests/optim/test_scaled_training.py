@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -184,7 +185,11 @@ def model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
 
 def optimizer(dht: Any, net: torch.nn.Module, **options: Any) -> Optimizer:
     settings: dict[str, Any] = {"run_id": "scaled", "target_batch_size": 16, "batch_size_per_step": 4}
-    settings["optimizer"] = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+    if options.get("delay_optimizer_step"):
+        settings |= {"optimizer": sgd, "params": list(net.parameters()), "offload_optimizer": True}
+    else:
+        settings["optimizer"] = sgd(net.parameters())
     return Optimizer(dht=dht, **settings | options)
 
 
@@ -225,7 +230,16 @@ def train_alone(dht: Any, scaler: GradScaler | None, epochs: int, *, clip: bool 
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"reuse_grad_buffers": True}, {"clip": True}, {"grad_averager": None}], ids=str
+    "options",
+    [
+        {},
+        {"reuse_grad_buffers": True},
+        {"clip": True},
+        {"grad_averager": None},
+        {"delay_optimizer_step": True},
+        {"delay_grad_averaging": True, "delay_optimizer_step": True, "reuse_grad_buffers": True},
+    ],
+    ids=str,
 )
 def test_the_loop_of_anyones_script(options) -> None:
     with dhts(1) as (dht,):
