@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PowerEFGradientAverager,
         PowerSGDGradientAverager,
         ProgressTracker,
+        TrainingAverager,
         TrainingStateAverager,
     )
 
@@ -37,6 +38,7 @@ _HOMES = {
     "PowerEFGradientAverager": "swarmcli.optim",
     "PowerSGDGradientAverager": "swarmcli.optim",
     "ProgressTracker": "swarmcli.optim",
+    "TrainingAverager": "swarmcli.optim",
     "TrainingStateAverager": "swarmcli.optim",
     "get_dht_time": "swarmcli.clock",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "PowerEFGradientAverager",
     "PowerSGDGradientAverager",
     "ProgressTracker",
+    "TrainingAverager",
     "TrainingStateAverager",
     "__version__",
     "get_dht_time",

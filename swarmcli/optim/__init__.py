@@ -13,6 +13,7 @@ from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.progress.progress_tracker import ProgressTracker
 from swarmcli.optim.state.state_averager import TrainingStateAverager
+from swarmcli.optim.state.training_averager import TrainingAverager
 
 __all__ = [
     "AuxiliaryCore",
@@ -28,5 +29,6 @@ __all__ = [
     "PowerEFGradientAverager",
     "PowerSGDGradientAverager",
     "ProgressTracker",
+    "TrainingAverager",
     "TrainingStateAverager",
 ]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from swarmcli.optim.config import OptimizerConfig
     from swarmcli.optim.modes import Modes
 
-SKETCHED_EACH_EPOCH = 1 << 25  # elements; larger states are sketched every second, third … epoch: 5 ms per million
+SKETCHED_EACH_EPOCH = 1 << 25  # elements; larger states are sketched every second, third … epoch: 1.5 ms per million
 MOST_DRIFT = 1e9  # what is further away than this, or not a number at all, is reported so
 
 
@@ -87,6 +87,10 @@ class StateKeeper:
     async def apply(self) -> bool:
         """Takes in what was averaged in the background, if it is there. Whether the state is another one for it."""
         return await self._averaging.apply(wait=False)
+
+    async def settle(self) -> None:
+        """Waits for the average under way, if there is one, and takes it in."""
+        await self._averaging.apply(wait=True)
 
     async def look(self) -> None:
         """Sketches the state, unless it is averaged regularly or so large that it is another epoch's turn."""
