@@ -36,7 +36,8 @@ class BackgroundCheckpoints:
             self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
-        model, state = copy.deepcopy(self._model), copy.deepcopy(self._optimizer.state_dict())
+        state = copy.deepcopy(self._optimizer.state_dict())  # waits for updates under way, which the model then has
+        model = copy.deepcopy(self._model)
         self._written = epoch
         self._writing = self._writer.submit(self._store.write, model, state, epoch)
 

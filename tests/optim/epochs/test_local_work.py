@@ -90,6 +90,19 @@ def test_training_goes_on_while_a_delayed_round_is_under_way() -> None:
     virtual_time.run(main(), timeout=300)
 
 
+def test_a_checkpoint_waits_for_the_states_that_are_being_averaged() -> None:
+    async def main() -> None:
+        async with Swarm(latency=0.5) as swarm:
+            peers = [await local_peer(swarm, seed=1, delay=True) for _ in range(2)]
+            await together(*(peer.train(1) for peer in peers))
+            assert not any(isinstance(entry, Applied) for peer in peers for entry in peer.log)
+            await together(*(peer.core.state_dict() for peer in peers))
+            assert all(any(isinstance(entry, Applied) for entry in peer.log) for peer in peers)
+            assert len({peer.core.state_digest() for peer in peers}) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
 def test_an_epoch_ends_though_the_states_could_not_be_averaged() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
