@@ -181,6 +181,7 @@ def test_broken_gradients_are_given_up_by_the_peer_that_has_them() -> None:
             broken, sound = [await swarm.trainer(seed=1) for _ in range(2)]
             warnings = record(broken.node, Noticed)
             await together(broken.train(2), sound.train(2))
+            await broken.compute()
             broken.core._work._gradients.accumulators[0].fill_(float("nan"))
             await together(broken.train(4), sound.train(4))
             assert in_one_lineage([broken, sound])
