@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
+from swarmcli.averaging.allreduce.allreduce import Allreduce
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
+from swarmcli.network import MemoryNetwork
 from tests.averaging.averagers import Averagers, Peer
 
 SHAPES = ((50, 4), (60,), (7, 30))
@@ -78,3 +82,24 @@ def check(peers: Sequence[Peer], values: dict[Peer, tuple[float, float]], result
 
 def untouched(peer: Peer) -> bool:
     return all(bool((tensor == -1).all()) for tensor in peer.core._tensors)
+
+
+def strike_in_step(
+    patch: pytest.MonkeyPatch,
+    step: int,
+    victim: Peer,
+    strike: Callable[[], object],
+    after: float = 0.025,
+    slow: MemoryNetwork | None = None,
+) -> None:
+    """Calls `strike` so many seconds after the victim has begun a step of its first try, on a slow link if need be."""
+    ran, struck = Allreduce.run, []
+
+    async def heard(self: Allreduce):
+        if self._step == step and self._service.endpoint is victim.endpoint and not struck:
+            if slow is not None:
+                slow.set_bandwidth(victim.peer_id, 8000.0)
+            struck.append(asyncio.get_running_loop().call_later(after, strike))
+        return await ran(self)
+
+    patch.setattr(Allreduce, "run", heard)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import torch
 
@@ -13,8 +11,8 @@ from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.phases.phased import derived
 from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
 from swarmcli.network import virtual_time
-from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results
-from tests.averaging.phases.programs import SMALL_PARTS, Doubling, add, check, untouched
+from tests.averaging.averagers import Averagers, all_outcomes, all_results
+from tests.averaging.phases.programs import SMALL_PARTS, Doubling, add, check, strike_in_step, untouched
 
 
 def run(main, seed: int = 0) -> None:
@@ -92,9 +90,8 @@ def test_whoever_is_killed_between_its_parts_counts_in_no_phase(
             peers = list(values)
             dead = peers[-1]
             with monkeypatch.context() as patch:
-                strike_in_step(patch, phase, dead, lambda: swarm.kill(dead), after)
+                strike_in_step(patch, phase, dead, lambda: swarm.kill(dead), after, slow=swarm.network)
                 controls = [peer.begin() for peer in [*peers, *helper]]
-                swarm.network.set_bandwidth(dead.peer_id, 8000.0)
                 left = [c for c, p in zip(controls, [*peers, *helper], strict=True) if p is not dead]
                 results = await all_results(left)
             controls[peers.index(dead)].cancel()
@@ -110,18 +107,6 @@ def test_whoever_is_killed_between_its_parts_counts_in_no_phase(
     for after in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3):
         run(main(after))
     assert begun_again
-
-
-def strike_in_step(patch: pytest.MonkeyPatch, step: int, victim: Peer, strike, after: float = 0.025) -> None:
-    """Calls `strike` when the victim's first parts of a step of its first try are on their way."""
-    ran, struck = Allreduce.run, []
-
-    async def heard(self: Allreduce):
-        if self._step == step and self._service.endpoint is victim.endpoint and not struck:
-            struck.append(asyncio.get_running_loop().call_later(after, strike))
-        return await ran(self)
-
-    patch.setattr(Allreduce, "run", heard)
 
 
 def test_a_sender_whose_tensors_break_in_the_second_phase_counts_in_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,295 @@
+"""Whole rounds of PowerSGD and PowerEF on the memory network: kills, failures, late members, replays, and bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.averaging.allreduce.allreduce import Allreduce
+from swarmcli.averaging.allreduce.patience import AllreduceOptions
+from swarmcli.averaging.control import RoundResult
+from swarmcli.compression import Float16Compression
+from swarmcli.network import virtual_time
+from swarmcli.optim.gradients.method import MethodFactory
+from swarmcli.optim.gradients.poweref import PowerEF
+from swarmcli.optim.gradients.powersgd import PowerSGD
+from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results
+from tests.averaging.phases.programs import strike_in_step
+from tests.optim.gradients.low_rank_peers import Gradients, conclude, equal, join, round_of
+
+FACTORIES = [PowerSGD(2, 0.1), PowerEF(2, 0.1)]
+both = pytest.mark.parametrize("factory", FACTORIES, ids=["powersgd", "poweref"])
+
+
+def run(main: Any, seed: int = 0) -> None:
+    virtual_time.run(main, seed=seed, timeout=3600)
+
+
+async def members(swarm: Averagers, factory: MethodFactory, count: int, **options: Any) -> list[tuple[Peer, Gradients]]:
+    made = []
+    for _ in range(count):
+        gradients = Gradients(factory)
+        made.append((await join(swarm, gradients, **options), gradients))
+    return made
+
+
+async def hand_in(peers: list[tuple[Peer, Gradients]], seed: int) -> None:
+    for index, (peer, gradients) in enumerate(peers):
+        gradients.draw(seed + index, 1 + index)
+        async with peer.core.tensors():
+            gradients.hand_in()
+
+
+async def average(peers: list[tuple[Peer, Gradients]], **request: Any) -> list[RoundResult]:
+    controls = [peer.begin(weight=float(g.method.samples), **request) for peer, g in peers]
+    results = await all_results(controls)
+    for (peer, gradients), result in zip(peers, results, strict=True):
+        await conclude(peer, gradients, result)
+    return results
+
+
+def assert_alike(peers: list[tuple[Peer, Gradients]]) -> None:
+    first = peers[0][1]
+    for _, gradients in peers[1:]:
+        assert equal(dict(gradients.method.shared), dict(first.method.shared))
+        assert all(map(torch.equal, gradients.averaged, first.averaged))
+
+
+def reference(factory: MethodFactory, count: int, seeds: list[int], left_out: dict[int, set[int]]) -> list[Gradients]:
+    """The same rounds by arithmetic, in float64. `left_out`: members without a part, by round."""
+    twins = [Gradients(factory) for _ in range(count)]
+    for number, seed in enumerate(seeds):
+        for index, twin in enumerate(twins):
+            twin.draw(seed + index, 1 + index)
+            twin.hand_in()
+        round_of(twins, seed=b"reference", left_out=left_out.get(number, set()))
+    return twins
+
+
+def assert_close(one: Gradients, other: Gradients) -> None:
+    """Drawn columns differ, since ids of groups do; nothing else."""
+    for mine, theirs in zip(one.averaged, other.averaged, strict=True):
+        assert mine.shape == theirs.shape
+    for index in one.method.uncompressed:
+        torch.testing.assert_close(one.averaged[index], other.averaged[index])
+
+
+@both
+def test_three_peers_over_several_rounds(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers = await members(swarm, factory, 3)
+            for seed in (0, 10, 20):
+                await hand_in(peers, seed)
+                results = await average(peers)
+                assert all(result.total_weight == 6 for result in results)
+                assert_alike(peers)
+            twins = reference(factory, 3, [0, 10, 20], {})
+            assert_close(peers[0][1], twins[0])
+
+    run(main())
+
+
+@both
+@pytest.mark.parametrize("step", [0, 1])
+def test_one_killed_in_the_middle_counts_as_if_it_had_brought_nothing(
+    factory: MethodFactory, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the survivors step with is what they would have without it, and so are their residuals."""
+
+    async def main(after: float) -> bool:
+        async with Averagers(2) as swarm:
+            peers = await members(swarm, factory, 4)
+            await hand_in(peers, 0)
+            dead = peers[3][0]
+            survivors = peers[:3]
+            with monkeypatch.context() as patch:
+                strike_in_step(patch, step, dead, lambda: swarm.kill(dead), after, slow=swarm.network)
+                controls = [peer.begin(weight=float(g.method.samples)) for peer, g in peers]
+                results = await all_results(controls[:3])
+            controls[3].cancel()
+            for (peer, gradients), result in zip(survivors, results, strict=True):
+                await conclude(peer, gradients, result)
+            assert_alike(survivors)
+            if dead.peer_id in results[0].contributors:
+                return False
+            assert all(result.total_weight == 6 for result in results)
+            brought = [g for _, g in survivors]
+            check_conserved(brought, [Gradients(factory).draw(index, 1) for index in range(3)])
+            return True
+
+    left_out = [virtual_time.run(main(after), seed=0, timeout=3600) for after in (0.03, 0.1, 0.25)]
+    assert any(left_out)
+
+
+def check_conserved(peers: list[Gradients], drawn: list[list[torch.Tensor]]) -> None:
+    """After a first round of members with 1, 2, 3 samples: the average and the residuals are of these alone."""
+    for place, index in enumerate(peers[0].method.indices):
+        matrix = peers[0].method.matrices[place]
+        total = sum((1 + i) * gradients[index] for i, gradients in enumerate(drawn))
+        average = 6 * peers[0].averaged[index]
+        assert isinstance(total, torch.Tensor)
+        torch.testing.assert_close(
+            matrix.p @ (matrix.p.t() @ total.reshape(matrix.mean.shape)), average.reshape(matrix.mean.shape)
+        )
+        if peers[0].method.own:
+            held = sum(peer.method.own[f"residual{index}"] for peer in peers)
+            torch.testing.assert_close(average.reshape(matrix.mean.shape) + held, total.reshape(matrix.mean.shape))
+
+
+@both
+def test_a_round_that_fails_changes_nothing_and_the_next_one_has_everything_once(
+    factory: MethodFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with Averagers(3) as swarm:
+            options = AllreduceOptions(part_size_bytes=512, sender_timeout=5.0)
+            peers = await members(swarm, factory, 2, allreduce=options)
+            await hand_in(peers, 0)
+            await average(peers)
+            await hand_in(peers, 10)
+            before = [gradients.state() for _, gradients in peers]
+            with monkeypatch.context() as patch:
+                one, other = peers[0][0], peers[1][0]
+                strike_in_step(patch, 1, other, lambda: swarm.network.cut(one.peer_id, other.peer_id))
+                outcomes = await all_outcomes([p.begin(weight=1.0, allow_retries=False) for p, _ in peers])
+            swarm.network.heal()
+            assert not any(isinstance(outcome, RoundResult) for outcome in outcomes)
+            for (peer, gradients), old in zip(peers, before, strict=True):
+                assert equal(gradients.state(), old)
+                async with peer.core.tensors():
+                    gradients.accumulator.take_back()
+                    gradients.hand_in()
+            results = await average(peers)
+            assert results[0].total_weight == 3
+            assert_alike(peers)
+            assert_close(peers[0][1], reference(factory, 2, [0, 10], {})[0])
+
+    run(main())
+
+
+@both
+def test_one_that_missed_a_round_replays_it_bit_for_bit(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Averagers(4) as swarm:
+            peers = await members(swarm, factory, 3)
+            await hand_in(peers, 0)
+            await average(peers, tag=b"one")
+            missing, present = peers[2], peers[:2]
+            await hand_in(present, 10)
+            await average(present, tag=b"two")
+            donors = [peer.peer_id for peer, _ in present]
+            kept = await missing[0].core.archive.fetch(donors, missing[0].core.layout, tag=b"two", timeout=10)
+            own = {name: each.clone() for name, each in missing[1].method.own.items()}
+            for tensor, average_ in zip(missing[1].method.tensors, kept.averages, strict=True):
+                tensor.copy_(average_)
+            missing[1].finish(kept.record.samples, counted=False)
+            assert_alike([*present, missing])
+            assert equal(own, dict(missing[1].method.own))
+            await hand_in(peers, 20)
+            await average(peers, tag=b"three")
+            assert_alike(peers)
+
+    run(main())
+
+
+@both
+def test_auxiliaries_followers_and_members_behind_firewalls(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Averagers(5) as swarm:
+            peers = await members(swarm, factory, 2)
+            peers += await members(swarm, factory, 1, listening=False)
+            helper = Gradients(factory)
+            outline = factory.outline(helper.parameters)
+            settings = {"allreduce": AllreduceOptions(part_size_bytes=512, sender_timeout=5.0)}
+            auxiliary = await swarm.add_one(
+                tensors=outline.tensors, program=outline.program, auxiliary=True, **settings
+            )
+            follower = (await members(swarm, factory, 1))[0]
+            for seed in (0, 10):
+                await hand_in(peers, seed)
+                control = auxiliary.begin(weight=0.0)
+                results = await average([*peers, follower])
+                helped = (await all_results([control]))[0]
+                assert helped.total_weight == 6 and helped.contributors == results[0].contributors
+                assert_alike([*peers, follower])
+
+    run(main())
+
+
+@both
+def test_bytes_on_the_wire_are_those_of_the_formula(factory: MethodFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of n members each sends what others reduce, and its averages to n − 1: 2 (n − 1) times the vector, in all."""
+    shapes = [(300, 200), (64, 16, 3, 3), (500,)]
+    rank = 2
+    numbers = rank * (300 + 200) + rank * (64 + 144) + 500
+    steps = []
+    ran = Allreduce.run
+
+    async def counted(self: Allreduce):
+        steps.append(sum(part.descriptor.nbytes for part in self._plan.parts))
+        return await ran(self)
+
+    async def main() -> None:
+        async with Averagers(6) as swarm:
+            peers = []
+            for _ in range(3):
+                gradients = Gradients(factory, shapes, torch.float32)
+                peers.append((await join(swarm, gradients, allreduce=AllreduceOptions()), gradients))
+            for seed in (0, 10):
+                steps.clear()
+                await hand_in(peers, seed)
+                results = await average(peers)
+                assert steps[0] + steps[-1] == 4 * numbers and len(steps) == 6  # each phase at three members
+                wire = sum(result.bytes_sent for result in results)
+                assert 4 * 4 * numbers <= wire <= 4 * 4 * numbers + 12_000  # headers of 12 streams and their parts
+
+    monkeypatch.setattr(Allreduce, "run", counted)
+    run(main())
+
+
+@both
+def test_with_a_codec_all_still_hold_the_same(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Averagers(7) as swarm:
+            options = AllreduceOptions(compression=Float16Compression(), part_size_bytes=512, sender_timeout=5.0)
+            peers = await members(swarm, factory, 3, allreduce=options)
+            for seed in (0, 10):
+                await hand_in(peers, seed)
+                await average(peers)
+                assert_alike(peers)
+
+    run(main())
+
+
+def test_columns_that_say_nothing_are_asked_for_again_in_the_same_round() -> None:
+    """An orthogonal mean gradient, three peers: 16 dimensions are had after four rounds of four."""
+
+    async def main() -> None:
+        async with Averagers(8) as swarm:
+            gradient = torch.linalg.qr(Gradients(PowerEF(4, -9.0), [(16, 16)]).draw(1, 1)[0])[0]
+            peers = []
+            for _ in range(3):
+                made = Gradients(PowerEF(4, -9.0), [(16, 16)])
+                peers.append((await join(swarm, made), made))
+            outline = PowerEF(4, -9.0).outline(peers[0][1].parameters)
+            helper = await swarm.add_one(
+                tensors=outline.tensors,
+                program=outline.program,
+                auxiliary=True,
+                allreduce=AllreduceOptions(part_size_bytes=512, sender_timeout=5.0),
+            )
+            for _ in range(4):
+                for peer, made in peers:
+                    made.take_in([gradient], 1)
+                    async with peer.core.tensors():
+                        made.hand_in()
+                control = helper.begin(weight=0.0)
+                await average(peers)
+                await all_results([control])
+                assert_alike(peers)
+            torch.testing.assert_close(peers[0][1].averaged[0], gradient)
+
+    run(main())

@@ -1,0 +1,181 @@
+"""PowerEF: the estimate that all share moves by projections of its error, and reaches a gradient that stays."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmcli.optim.gradients.poweref import PowerEF
+from tests.optim.gradients.low_rank_peers import SHAPES, Gradients, equal, gradient_of, round_of
+
+FACTORY = PowerEF(2, min_compression_ratio=0.1)
+ALWAYS = PowerEF(4, min_compression_ratio=-1000)
+
+
+def estimate(peer: Gradients) -> list[torch.Tensor]:
+    return [peer.method.shared[f"g{index}"].clone() for index in range(len(peer.parameters))]
+
+
+def orthogonal(size: int, noise: float = 0.0, seed: int = 0) -> torch.Tensor:
+    return torch.linalg.qr(gradient_of(seed, (size, size)))[0] + noise * gradient_of(seed + 1, (size, size))
+
+
+def errors(gradient: torch.Tensor, rounds: int, members: int = 1) -> list[float]:
+    """Relative, after each round with a mean gradient that stays the same."""
+    peers = [Gradients(ALWAYS, [tuple(gradient.shape)], gradient.dtype) for _ in range(members)]
+    spread = [(-1.0) ** index * gradient_of(99, gradient.shape, gradient.dtype) for index in range(members)]
+    found = []
+    for number in range(rounds):
+        for peer, deviation in zip(peers, spread, strict=True):
+            peer.take_in([gradient + deviation if members % 2 == 0 else gradient], 3)
+            peer.hand_in()
+        round_of(peers, seed=bytes([number]))
+        found.append(float((peers[0].averaged[0] - gradient).norm() / gradient.norm()))
+    return found
+
+
+def test_everything_is_shared() -> None:
+    method = Gradients(FACTORY).method
+    assert sorted(method.shared) == sorted(["q0", "q1", *(f"g{index}" for index in range(len(SHAPES)))])
+    assert not method.own
+    assert [tuple(method.shared[f"g{index}"].shape) for index in range(len(SHAPES))] == list(SHAPES)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=5))
+def test_the_estimate_moves_by_a_projection_of_its_error(rounds: list[list[int]]) -> None:
+    """g' − g = P Pᵀ (mean G − g), and all of it where nothing is compressed, whatever the weights."""
+    peers = [Gradients(FACTORY) for _ in range(3)]
+    for number, weights in enumerate(rounds):
+        old = estimate(peers[0])
+        drawn = [peer.draw(10 * number + i, n) for i, (peer, n) in enumerate(zip(peers, weights, strict=True))]
+        for peer in peers:
+            peer.hand_in()
+        round_of(peers, seed=bytes([number]))
+        mean = [
+            sum(n * gradients[place] for n, gradients in zip(weights, drawn, strict=True)) / sum(weights)
+            for place in range(len(SHAPES))
+        ]
+        new = estimate(peers[0])
+        for index in peers[0].method.uncompressed:
+            torch.testing.assert_close(new[index], mean[index])
+        for index, matrix in zip(peers[0].method.indices, peers[0].method.matrices, strict=True):
+            error = (mean[index] - old[index]).reshape(matrix.mean.shape)
+            moved = (new[index] - old[index]).reshape(matrix.mean.shape)
+            torch.testing.assert_close(moved, matrix.p @ (matrix.p.t() @ error), rtol=1e-10, atol=1e-10)
+        for peer in peers:
+            assert all(map(torch.equal, peer.averaged, new)) and equal(peer.state(), peers[0].state())
+
+
+@pytest.mark.parametrize("shape", [(30, 20), (20, 30), (40, 40), (21, 5), (128, 96)])
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_gradient_that_stays_is_reached_after_as_many_rounds_as_its_rank_needs(
+    shape: tuple[int, int], members: int
+) -> None:
+    needed = math.ceil(min(shape) / 4)
+    found = errors(gradient_of(sum(shape), shape), needed + 2, members)
+    assert all(later <= earlier * (1 + 1e-12) + 1e-15 for earlier, later in pairwise(found))
+    assert found[needed - 1] < 1e-10 and found[-1] < 1e-14
+    assert found[needed - 2] > 1e-3
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-9, 1e-6, 1e-3])
+def test_orthogonal_matrices_and_nearly_orthogonal_ones_waste_no_round(noise: float) -> None:
+    found = errors(orthogonal(32, noise), 9)
+    for done, error in enumerate(found[:7], start=1):
+        assert error == pytest.approx(math.sqrt(1 - 4 * done / 32), rel=0.05)
+    assert found[7] < 1e-12
+
+
+def test_in_single_precision_too() -> None:
+    found = errors(orthogonal(32).float(), 9)
+    assert found[7] < 1e-5 and found[3] < 0.8
+
+
+def test_a_low_rank_gradient_is_reached_at_once() -> None:
+    gradient = gradient_of(1, (40, 4)) @ gradient_of(2, (4, 30))
+    found = errors(gradient, 4)
+    assert found[0] < 1e-12 and found[-1] < 1e-14
+
+
+def test_columns_are_redrawn_only_where_they_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gradients that change as those of batches do, no phase is done twice."""
+    peer, phases = Gradients(FACTORY), []
+    begin = peer.method.program.begin
+
+    def counted(seed: bytes):
+        run = begin(seed)
+        inputs = run.inputs
+        run.inputs = lambda phase: phases.append(phase) or inputs(phase)  # type: ignore[method-assign, func-returns-value]
+        return run
+
+    monkeypatch.setattr(peer.method.program, "begin", counted)
+    for seed in range(10):
+        peer.draw(seed, 2)
+        peer.hand_in()
+        round_of([peer], seed=bytes([seed]))
+    assert phases == [0, 1] * 10
+
+
+def test_a_layer_whose_gradient_was_zero_learns_again_and_costs_no_phase_before() -> None:
+    peer = Gradients(ALWAYS, [(12, 10)])
+    for seed in range(3):
+        peer.take_in([torch.zeros(12, 10, dtype=torch.float64)], 1)
+        peer.hand_in()
+        run = peer.method.program.begin(bytes([seed]))
+        assert run.take(0, run.inputs(0)) == 1
+        round_of([peer], seed=bytes([seed]))
+    gradient = gradient_of(1, (12, 10))
+    for seed in range(3):
+        peer.take_in([gradient], 1)
+        peer.hand_in()
+        round_of([peer], seed=bytes([seed + 9]))
+    torch.testing.assert_close(peer.averaged[0], gradient)
+
+
+def test_a_newcomer_continues_with_g_and_q_and_not_without() -> None:
+    peers = [Gradients(FACTORY) for _ in range(2)]
+    for number in range(3):
+        for index, peer in enumerate(peers):
+            peer.draw(10 * number + index, 2)
+            peer.hand_in()
+        round_of(peers, seed=bytes([number]))
+    newcomer = Gradients(FACTORY)
+    for name, tensor in newcomer.method.shared.items():
+        tensor.copy_(peers[0].method.shared[name])
+    for index, peer in enumerate([*peers, newcomer]):
+        peer.draw(90 + index, 1)
+        peer.hand_in()
+    round_of([*peers, newcomer], seed=b"together")
+    for peer in (peers[1], newcomer):
+        assert equal(peer.state(), peers[0].state()) and all(map(torch.equal, peer.averaged, peers[0].averaged))
+
+
+def test_tries_change_nothing() -> None:
+    peer = Gradients(FACTORY)
+    for number in range(2):
+        peer.draw(number, 2)
+        peer.hand_in()
+        if number:
+            before = peer.state()
+            run = peer.method.program.begin(b"failed")
+            run.take(0, run.inputs(0))
+            run.take(1, run.inputs(1))
+            assert equal(before, peer.state())
+        round_of([peer], seed=bytes([number]))
+
+
+def test_the_gradients_that_an_optimizer_gets_are_not_the_estimate() -> None:
+    peer = Gradients(FACTORY)
+    peer.draw(0, 2)
+    peer.hand_in()
+    round_of([peer])
+    before = estimate(peer)
+    for tensor in peer.method.averaged:
+        tensor.mul_(0.5)  # as one that clips in place
+    assert all(map(torch.equal, estimate(peer), before))
