@@ -106,8 +106,8 @@ CONTRACTS = {
         "timeout": None,
         "wait": True,
     },
-    "PowerSGDGradientAverager": {"averager_rank": REQUIRED, "min_compression_ratio": 0.5, **GRADIENT_AVERAGER},
-    "PowerEFGradientAverager": {"averager_rank": REQUIRED, **GRADIENT_AVERAGER},
+    "PowerSGDGradientAverager": {"parameters": REQUIRED, "averager_rank": REQUIRED, "min_compression_ratio": 0.5},
+    "PowerEFGradientAverager": {"parameters": REQUIRED, "averager_rank": REQUIRED},
     "TrainingStateAverager.step": STATE_STEP,
 }
 MEMBERS = {

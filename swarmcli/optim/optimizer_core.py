@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swarmcli.events import EpochAdvanced
+from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epochs.epoch_end import LAST_CALL, LOOK_AROUND, EpochEnd
+from swarmcli.optim.epochs.epoch_end import LOOK_AROUND, EpochEnd
+from swarmcli.optim.epochs.epoch_rule import EpochRule, OneGroup, SeveralGroups
+from swarmcli.optim.epochs.last_moment import LastMoment
+from swarmcli.optim.epochs.under_way import EndUnderWay, Resume
 from swarmcli.optim.epochs.work import Timing
 from swarmcli.optim.membership.following import LineageFollower
 from swarmcli.optim.membership.ledger import Ledger
@@ -29,7 +33,6 @@ from swarmcli.optim.membership.report import PeerReport, Phase, describe
 from swarmcli.optim.membership.standing_group import Committed, StandingGroup
 from swarmcli.optim.membership.state_exchange import StateExchange
 from swarmcli.optim.modes import Modes, assemble
-from swarmcli.optim.progress.last_call import LastCall
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 from swarmcli.optim.state.keeper import StateKeeper
 from swarmcli.optim.state.residence import Residence
@@ -94,10 +97,14 @@ class OptimizerCore:
         self._lineage = LineageFollower(
             self.presence, self._exchange, replayer, lambda: self.standing, events, config.load_state_timeout
         )
+        self._rule: EpochRule = OneGroup(config.target_batch_size)
+        if self.modes.several_groups:
+            self._rule = SeveralGroups(self.tracker, config.matchmaking_time, _now)
         self._end = EpochEnd(
             node.peer_id,
             config,
             self.modes.timing,
+            self._rule,
             self.replica,
             self._work,
             keeper,
@@ -107,10 +114,9 @@ class OptimizerCore:
             events,
             self._advanced,
         )
-        self._ending: asyncio.Task[None] | None = None  # the end of an epoch; once begun it is brought to its end
-        self._may_compute = asyncio.Event()  # while an epoch is being ended: the trainer need not wait any more
+        self._ending = EndUnderWay(self._tasks)
         self._last_seen = self.standing  # at the end of the last step
-        self._last_call = LastCall()
+        self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
         self.global_steps = 0  # with gradients of this peer in them
 
     @property
@@ -160,15 +166,17 @@ class OptimizerCore:
         next one. Cancelling the call leaves the end of an epoch under way running.
         """
         try:
-            if await self._settle_what_was_begun() or (self._ending is None and await self._join()):
+            if await self._replaced_meanwhile() or (not self._ending and await self._join()):
                 return True
-            if self._ending is None and await self._keeper.apply() and self.modes.timing is Timing.AT_ONCE:
+            if not self._ending and await self._keeper.apply() and self.modes.timing is Timing.AT_ONCE:
                 await self.replica.publish()
             if batch_size:
                 await self._take_in(batch_size, scale)
-            if self._ending is not None and (batch_size == 0 or self._is_ahead):
-                await self._finish_what_was_begun()
-            elif self._ending is None and await self._epoch_is_over(waiting=batch_size == 0):
+            if self._ending and (batch_size == 0 or self._end.is_ahead):
+                await self._ending.over()
+                if await self._join():
+                    return True
+            if not self._ending and await self._epoch_is_over(batch_size):
                 await self._end_epoch()
             return self.standing != self._last_seen
         finally:
@@ -180,7 +188,7 @@ class OptimizerCore:
         Cheap while nothing points to the contrary. Raises StateDownloadError if a newcomer gets no state, and
         FingerprintError, which names the keys, if the others refuse this peer.
         """
-        await self._finish_what_was_begun()
+        await self._ending.over()
         changed = await self._join()
         self._last_seen = self.standing
         return changed
@@ -198,13 +206,13 @@ class OptimizerCore:
                 self._start_over()
             await self._keeper.look()
         self._group.open(self.standing)
-        self._group.report(self._work.samples)
+        self._group.report(self._rule.told(self._work.samples))
         return changed
 
     @property
     def is_averaging(self) -> bool:
         """Whether an epoch is being ended."""
-        return self._ending is not None or self._group.begun
+        return bool(self._ending) or self._group.begun
 
     @property
     def is_synchronized(self) -> bool:
@@ -216,65 +224,48 @@ class OptimizerCore:
         await self._work.take_in(batch_size, scale)
         if self.overflows == before:
             self.ledger.samples += batch_size
-        if self._ending is None:  # otherwise these samples are of an epoch that has not begun for the others
+        if not self._ending:  # otherwise these samples are of an epoch that has not begun for the others
             self._report_samples()
 
     def _report_samples(self) -> None:
         self.tracker.report_local_progress(self.standing.epoch, self._work.samples)
-        self._group.report(self._work.samples)
+        self._group.report(self._rule.told(self._work.samples))
 
-    @property
-    def _is_ahead(self) -> bool:
-        """Whether this peer has all samples of an epoch before the one before it has ended."""
-        return self._work.samples >= self.config.target_batch_size
-
-    async def _epoch_is_over(self, waiting: bool) -> bool:
-        """Whether the round has begun, or this peer alone has enough."""
+    async def _epoch_is_over(self, batch_size: int) -> bool:
+        """Whether the round has begun, or this peer alone has enough. `batch_size`: of the step that asks."""
         if self._group.begun or self._end.has_enough:
             return True
-        if waiting:
+        if not batch_size:
             return await self._group.wait_until_begun(self.config.idle_wait)
-        epoch = self.standing.epoch
-        if self.tracker.accumulated_enough_samples and self._last_call.is_worth_it(epoch):
-            self._last_call.was_answered(epoch, await self._group.wait_until_begun(LAST_CALL))
+        if self.modes.timing is Timing.DELAYED_AVERAGING:
+            return False  # whether this batch is the epoch's last or one more, the trainer computes meanwhile
+        if patience := self._last_moment.patience(batch_size):
+            self._last_moment.was_answered(await self._group.wait_until_begun(patience))
         return self._group.begun
 
     async def _end_epoch(self) -> None:
-        self._may_compute.clear()
-        self._ending = self._tasks.spawn(self._run_end())
-        await self._settle_what_was_begun()
+        self._ending.begin(self._run_end)
+        await self._ending.may_compute()
+        if self._ending:  # from here on this peer computes, whatever it waited for
+            self.tracker.performance_ema.resume(_now())
 
-    async def _settle_what_was_begun(self) -> bool:
-        """Waits until the trainer may compute on; whether the parameters changed under its last gradients for that."""
-        if self._ending is None:
-            return False
+    async def _replaced_meanwhile(self) -> bool:
+        """Waits until the trainer may compute; whether its last gradients are of parameters that changed for that."""
         before = self.standing
-        await self._may_compute.wait()
-        if self._ending.done():
-            await self._finish_what_was_begun()
-        return self.modes.timing is Timing.AT_ONCE and self.standing != before
+        await self._ending.may_compute()
+        replaced = self.modes.timing is Timing.AT_ONCE and self.standing != before
+        if replaced:
+            await self._work.drop()  # reused buffers hold those gradients already
+        return replaced
 
-    async def _finish_what_was_begun(self) -> None:
-        """An end of epoch outlives the call that began it: a state half stepped would be nobody's."""
-        ending = self._ending
-        if ending is not None:
-            try:
-                await asyncio.shield(ending)
-            finally:
-                self._ending = None if ending.done() else ending
-
-    async def _run_end(self) -> None:
-        pause = self.tracker.pause_updates() if self.modes.timing is Timing.AT_ONCE else nullcontext()
-        try:
-            with pause:
-                await self._end.run(self._may_compute.set)
-            self._report_samples()
-        finally:
-            self._may_compute.set()
+    async def _run_end(self, resume: Resume) -> None:
+        with self.tracker.pause_updates() if self.modes.timing is Timing.AT_ONCE else nullcontext():
+            await self._end.run(resume)
+        self._report_samples()
 
     def _advanced(self, committed: Committed, own_samples: int, seconds: float) -> None:
         self.global_steps += own_samples > 0
-        self._begin_epoch()
+        self._begin_epoch(committed.contributors)
         self._group.open(self.standing)
         self._tell_epoch(committed.samples, own_samples, len(committed.contributors), averaging_seconds=seconds)
 
@@ -284,9 +275,11 @@ class OptimizerCore:
         self._begin_epoch()
         self._tell_epoch(samples=0, own_samples=0, peers=0, averaging_seconds=0.0)
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, mates: Sequence[PeerID] = ()) -> None:
         with self.tracker.pause_updates():
             self.tracker.update_epoch(self.standing.epoch)
+            self._last_moment.begin_epoch(mates)
+            self._report_samples()  # there are some already where the trainer did not wait
 
     def _tell_epoch(self, samples: int, own_samples: int, peers: int, averaging_seconds: float) -> None:
         loss, seconds = self.ledger.end_epoch(_now(), self.replica.standing.epoch)
@@ -319,7 +312,8 @@ class OptimizerCore:
             return f"the outcome of a round is not known here: {self._group.undecided}"
         if self._keeper.strayed:
             return "its parameters had drifted away from the others'"
-        return "another lineage leads" if self._lineage.may_be_behind or self._end.left_behind else ""
+        behind = self._lineage.may_be_behind and not self._rule.excuses(self._latest_epoch() - self.standing.epoch)
+        return "another lineage leads" if behind or self._end.left_behind else ""
 
     # what others see, and get
 
@@ -342,7 +336,7 @@ class OptimizerCore:
 
         For the end of training: peers that missed the last round still find its outcome. False: time was up.
         """
-        await self._finish_what_was_begun()
+        await self._ending.over()
         await self._group.close()
         self.phase = "lingering"
         self.presence.announce()
@@ -362,9 +356,11 @@ class OptimizerCore:
     async def state_dict(self) -> dict[str, Any]:
         """The optimizer's, with the scheduler and where this peer stands under "swarm". Parameters are not in it.
 
-        Waits for the end of an epoch under way; the model then computes with the parameters that it gave.
+        Waits for the end of an epoch under way, and for an average of states under way; the model then computes with
+        the parameters that they gave.
         """
-        await self._finish_what_was_begun()
+        await self._ending.over()
+        await self._keeper.settle()
         await self.replica.publish()
         return self.replica.state.checkpoint()
 
@@ -374,7 +370,7 @@ class OptimizerCore:
         The next step joins the run anew: a run that is further leads, one that is behind follows this peer. Raises
         ValueError if the parameters are not those that the state belongs to; nothing has changed then.
         """
-        await self._finish_what_was_begun()
+        await self._ending.over()
         await self._group.close()
         await self.replica.load_checkpoint(state_dict)
         await self._work.drop()

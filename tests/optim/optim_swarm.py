@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from swarmcli.network.rpc import Endpoint
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.membership.report import PeerDescription, Role
+from swarmcli.optim.modes import Modes
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
 
@@ -95,6 +96,8 @@ class Trainer:
         scheduler: Callable[..., Any] = decay,
         role: Role = "trainer",
         extra_tensors: Sequence[torch.Tensor] = (),
+        modes: Modes | None = None,
+        averaging: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.node, self.batch_size, self.pace = node, batch_size, pace
@@ -105,7 +108,15 @@ class Trainer:
         self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
         config = OptimizerConfig("run", target, description=PeerDescription(role), **options)
         optimizer = make([self.weights])
-        self.core = OptimizerCore(node, config, averager_config(config), optimizer, scheduler(optimizer), extra_tensors)
+        self.core = OptimizerCore(
+            node,
+            config,
+            averager_config(config, options=averaging),
+            optimizer,
+            scheduler(optimizer),
+            extra_tensors,
+            modes=modes,
+        )
 
     @property
     def epoch(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epochs.epoch_rule import EpochRule
 from swarmcli.optim.epochs.work import EpochWork, Timing
 from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import solitary_round_id
@@ -31,6 +32,7 @@ class EpochEnd:
         own_id: PeerID,
         config: OptimizerConfig,
         timing: Timing,
+        rule: EpochRule,
         replica: Replica,
         work: EpochWork,
         keeper: StateKeeper,
@@ -44,6 +46,7 @@ class EpochEnd:
         self._own_id = own_id
         self._config = config
         self._timing = timing
+        self._rule = rule
         self._replica = replica
         self._work = work
         self._keeper = keeper
@@ -58,9 +61,9 @@ class EpochEnd:
 
     @property
     def has_enough(self) -> bool:
-        """Whether this peer's own samples make an epoch."""
+        """Whether this peer may end the epoch by itself: its own samples make one, as a rule."""
         samples = self._work.samples if self._weight is None else self._weight
-        return samples >= self._config.target_batch_size
+        return self._rule.suffices(samples)
 
     @property
     def is_ahead(self) -> bool:
@@ -116,6 +119,8 @@ class EpochEnd:
     async def _is_alone(self, patient: bool) -> bool:
         """Whether nobody is left to wait for. A quick peer must not run away from those who take in the last round a
         moment later; one that stays behind for long is waited for no more."""
+        if not self._rule.asks_around:
+            return True
         surroundings = await self._group.unless_begun(self._presence.surroundings(self._replica.standing))
         self.left_behind = surroundings == "behind"
         return surroundings == "alone" or (surroundings == "followed" and not patient)
@@ -131,7 +136,7 @@ class EpochEnd:
     async def _average_alone(self, resume: Callable[[], None]) -> Outcome:
         """Nobody else can be reached, so what this peer has is the swarm's average."""
         samples = await self._hand_in(resume)
-        if not self.has_enough:
+        if not (samples and self.has_enough):
             return Failed("this peer has no samples any more")
         await self._group.close()
         self._ledger.note_outcome("alone")

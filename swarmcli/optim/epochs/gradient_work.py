@@ -98,6 +98,12 @@ class GradientWork:
 
             await self._replica.change(replay)
 
+    async def pass_by(self, wanted: Standing) -> bool:
+        passed = await self._replica.pass_by(wanted, lambda standing: self._next(standing, b"", 0))
+        if passed:
+            await self.drop()
+        return passed
+
     async def drop(self) -> None:
         async with self.averager.tensors():
             await on_executor(self._nbytes, self._drop)

@@ -10,6 +10,7 @@ import torch
 
 from swarmcli.averaging import AveragerCore
 from swarmcli.optim.grad_scaler import all_finite
+from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.standing_group import Committed
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import lent
@@ -97,6 +98,12 @@ class LocalWork:
     async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
         """Not to be called, as `replays` says: the others' steps cannot be made up for."""
         raise RuntimeError("with local updates no round holds what the others have learned: the state is downloaded")
+
+    async def pass_by(self, wanted: Standing) -> bool:
+        passed = await self._replica.pass_by(wanted, lambda standing: standing.by_epoch(self._target))
+        if passed:
+            await self.drop()
+        return passed
 
     async def drop(self) -> None:
         self._samples, self._handed = 0, None

@@ -10,6 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore
+    from swarmcli.optim.membership.lineage import Standing
     from swarmcli.optim.membership.standing_group import Committed
 
 
@@ -69,6 +70,13 @@ class EpochWork(Protocol):
 
     async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
         """Steps with a round that this peer missed; what it took in or handed in, of former parameters, is dropped."""
+
+    async def pass_by(self, wanted: Standing) -> bool:
+        """Goes to `wanted` with the parameters as they are, where lineages only count epochs (not `replays`).
+
+        What was taken in or handed in, of epochs that are over, is dropped. False, and nothing changed: it leads
+        elsewhere.
+        """
 
     async def drop(self) -> None:
         """What was taken in or handed in belongs to parameters that are gone."""

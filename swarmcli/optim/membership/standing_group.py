@@ -76,7 +76,7 @@ class StandingGroup:
         self._control: StepControl | None = None
         self._ended: asyncio.Future[Outcome] | None = None  # of the control
         self._begun = asyncio.Event()
-        self._samples = 0
+        self._samples = 0.0
         self._missed: tuple[bytes, float] | None = None  # the lineage whose round began without this peer, since when
         self.undecided = ""  # why, once an outcome is not known here
         self.refused: FingerprintError | None = None  # by everyone else in the run
@@ -91,7 +91,7 @@ class StandingGroup:
             raise self.refused
         if self._keeper is not None:
             return
-        self.standing, self.undecided, self._samples = standing, "", 0
+        self.standing, self.undecided, self._samples = standing, "", 0.0
         self._keeper = self._tasks.spawn(self._keep(standing))
 
     async def close(self) -> None:
@@ -103,11 +103,11 @@ class StandingGroup:
         self.standing = None
         self._begun.clear()
 
-    def report(self, samples: int) -> None:
+    def report(self, samples: float) -> None:
         """This peer has so many samples of the epoch by now; the leader learns it in the background."""
         self._samples = samples
         if self._control is not None:
-            self._control.report(float(samples))
+            self._control.report(samples)
 
     @property
     def begun(self) -> bool:

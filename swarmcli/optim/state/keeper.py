@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from swarmcli.events import DriftMeasured, PeerRefused
-from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.membership.standing_group import Committed
-from swarmcli.optim.state.drift import RepairPace, Verdict, judge
+from swarmcli.optim.state.comparison import Comparison
+from swarmcli.optim.state.drift import RepairPace, Verdict
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.sketch import Sketch, Sketcher
 from swarmcli.optim.state.state_averaging import StateAveraging
 
 if TYPE_CHECKING:
@@ -28,16 +23,6 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
     from swarmcli.optim.config import OptimizerConfig
     from swarmcli.optim.modes import Modes
-
-SKETCHED_EACH_EPOCH = 1 << 25  # elements; larger states are sketched every second, third … epoch: 1.5 ms per million
-MOST_DRIFT = 1e9  # what is further away than this, or not a number at all, is reported so
-
-
-class _Gathered(msgspec.Struct, forbid_unknown_fields=True):
-    """What a member of a standing group tells about its parameters."""
-
-    epoch: int
-    sketch: bytes
 
 
 class StateKeeper:
@@ -57,18 +42,16 @@ class StateKeeper:
         """
         options = modes.state
         allreduce = replace(averager_config.allreduce, compression=options.compression, tensor_infos=None)
-        own = replace(averager_config, prefix=f"{config.run_id}_state", allreduce=allreduce)
-        self.drift: float | None = None  # of this peer, as last measured, relative to the length of the parameters
+        matchmaking = replace(averager_config.matchmaking, target_group_size=None)  # what gradients part, this unites
+        own = replace(averager_config, prefix=f"{config.run_id}_state", allreduce=allreduce, matchmaking=matchmaking)
         self.strayed = False  # this peer's state has to be replaced by the others', and its standing says so
         self._node = node
         self._replica = replica
         self._every = modes.average_state_every
         self._by_samples = modes.gradients is None
         self._delay = options.delay
-        self._tolerance = options.tolerance
         self._averaging = StateAveraging(node, own, replica, options.statistics, config.fingerprint)
-        self._sketcher = Sketcher(config.run_id.encode())
-        self._sketch: Sketch | None = None  # of the state at the present standing
+        self._comparison = Comparison(node, config.run_id, replica, options.tolerance)
         self._verdict: Verdict | None = None  # of the round under way
         self._pace = RepairPace()
 
@@ -80,9 +63,14 @@ class StateKeeper:
         await self._averaging.shutdown()
 
     @property
+    def drift(self) -> float | None:
+        """Of this peer's parameters from the others', as last measured, relative to their length."""
+        return self._comparison.drift
+
+    @property
     def gathered(self) -> object:
         """What the members of the next group are to know about this peer's state; None: nothing."""
-        return _Gathered(self._replica.standing.epoch, self._sketch.to_bytes()) if self._sketch is not None else None
+        return self._comparison.gathered
 
     async def apply(self) -> bool:
         """Takes in what was averaged in the background, if it is there. Whether the state is another one for it."""
@@ -93,40 +81,21 @@ class StateKeeper:
         await self._averaging.apply(wait=True)
 
     async def look(self) -> None:
-        """Sketches the state, unless it is averaged regularly or so large that it is another epoch's turn."""
-        self._sketch, self.strayed = None, False
-        state = self._replica.state
-        watched = [*state.parameters, *state.shared.values()]
-        period = 1 + sum(tensor.numel() for tensor in watched) // SKETCHED_EACH_EPOCH
-        if self._every is None and state.epoch % period == 0:
-            self._sketch = await self._replica.change(partial(self._sketcher.sketch, watched))
+        """Before a group opens: how this peer's state compares will be asked, unless all are averaged regularly."""
+        self.strayed = False
+        if self._every is None:
+            await self._comparison.look()
 
     def judge(self, gathered: Mapping[PeerID, bytes]) -> bool:
         """When a round begins, with what its members told: whether this peer has strayed, so that its gradients, of
         other parameters than everyone else's, should stay out."""
-        epoch = self._replica.standing.epoch
-        told = {peer: self._read(peer, data, epoch) for peer, data in gathered.items() if data}
-        sketches = {peer: sketch for peer, sketch in told.items() if sketch is not None}
-        if self._sketch is None or len(sketches) < 2:
-            self._verdict = None
-            return False
-        verdict = self._verdict = judge(sketches, self._tolerance)
-        own = self._node.peer_id
-        self.drift = min(verdict.distances.get(own, 0.0), MOST_DRIFT)
-        self._node.endpoint.events.emit(
-            DriftMeasured(
-                epoch=epoch,
-                distance=self.drift,
-                distances={peer.text: min(far, MOST_DRIFT) for peer, far in verdict.distances.items()},
-                strays=tuple(peer.text for peer in verdict.strays),
-                averages=verdict.average,
-            )
-        )
-        return own in verdict.strays
+        self._verdict = self._comparison.judge(gathered)
+        return self._verdict is not None and self._comparison.is_astray(self._verdict)
 
     async def after_epoch(self, committed: Committed, samples: int) -> None:
         """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
         verdict, self._verdict = self._verdict, None
+        self._comparison.members = len(committed.members)
         if len(committed.members) > 1:
             if self._every is not None:
                 if self._replica.standing.epoch % self._every == 0:
@@ -138,7 +107,8 @@ class StateKeeper:
 
     def drop(self) -> None:
         """The state has been replaced by another peer's."""
-        self._sketch, self._verdict, self.strayed = None, None, False
+        self._verdict, self.strayed = None, False
+        self._comparison.drop()
         self._averaging.drop()
 
     async def _average(self, committed: Committed, samples: int) -> None:
@@ -149,7 +119,7 @@ class StateKeeper:
             await self._averaging.apply(wait=True)
 
     async def _repair(self, committed: Committed, verdict: Verdict) -> None:
-        if self._node.peer_id in verdict.strays:
+        if self._comparison.is_astray(verdict):
             await self._replica.change(self._go_astray)
         elif not verdict.average:
             self._pace.found_close()
@@ -161,17 +131,9 @@ class StateKeeper:
         """Under a standing that the others' beats, so that this peer follows them as any other lineage that leads."""
         state = self._replica.state
         state.standing = state.standing.astray(self._node.peer_id)
-        self._sketch, self.strayed = None, True
+        self._comparison.drop()
+        self.strayed = True
 
     async def _begin(self, committed: Committed, weight: float, *, changes: bool) -> None:
         standing = self._replica.standing
         await self._averaging.begin(standing.lineage, standing.epoch, weight, committed.members, changes=changes)
-
-    def _read(self, peer: PeerID, data: bytes, epoch: int) -> Sketch | None:
-        """None for one of another epoch, and for what is no sketch."""
-        try:
-            told = wire.decode(_Gathered, data)
-            return Sketch.from_bytes(told.sketch) if told.epoch == epoch else None
-        except (msgspec.DecodeError, ValueError) as error:
-            self._node.endpoint.events.emit(PeerRefused(peer.text, str(error), what="sketch"))
-            return None

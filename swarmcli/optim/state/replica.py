@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
@@ -43,6 +44,17 @@ class Replica:
             if self._nbytes < OFFLOAD_FROM:
                 return on_one_thread(action)
             return await offload(lambda: on_all_threads(action))
+
+    async def pass_by(self, wanted: Standing, following: Callable[[Standing], Standing]) -> bool:
+        """Ends epochs up to `wanted` without a step; False, and nothing changed, if `following` leads elsewhere."""
+        path = [self.standing]
+        while path[-1].epoch < wanted.epoch:
+            path.append(following(path[-1]))
+        if path[-1] != wanted:
+            return False
+        for standing in path[1:]:
+            await self.change(partial(self.state.end_epoch, standing))
+        return True
 
     async def publish(self) -> None:
         """The model computes with the present parameters from now on. To be called while the trainer waits."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 
@@ -10,6 +11,7 @@ from swarmcli.network import virtual_time
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epochs.epoch_end import EpochEnd
+from swarmcli.optim.epochs.epoch_rule import OneGroup
 from swarmcli.optim.epochs.work import Timing
 from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import Standing
@@ -37,7 +39,9 @@ class Story:
         events = Events()
         events.subscribe(lambda event: self.warnings.append(event.text) if isinstance(event, Noticed) else None)
         config = OptimizerConfig("run", 24)
-        self.end = EpochEnd(OWN, config, timing, self, self, self, self, self, Ledger(), events, self.advanced)  # type: ignore[arg-type]
+        self.end = EpochEnd(
+            OWN, config, timing, OneGroup(24), self, self, self, self, self, Ledger(), events, self.advanced
+        )  # type: ignore[arg-type]
 
     async def run(self) -> None:
         await self.end.run(self.resume)
@@ -76,7 +80,7 @@ class Story:
 
     # the group
 
-    gathered: dict[PeerID, bytes] = {}
+    gathered: ClassVar[dict[PeerID, bytes]] = {}
 
     async def contribute(self, weight: float) -> Outcome:
         self.weights.append(weight)
