@@ -27,16 +27,26 @@ LONGEST_PAUSE = 64  # epochs between two repairs of which the first was of no us
 class Verdict:
     """What the members of a group do about the distances between their states.
 
-    distances   of each member from the centre, relative to the usual length; infinite where a sketch is not finite
+    distances   of each member that told a sketch from the centre, relative to the usual length; infinite where a
+                sketch is not finite
     cluster     who is within the tolerance of the centre
     strays      who has to download the state from the cluster, which is a majority of the finite ones
     average     there is no majority: all average their states
+    centre, scale   the sketch in the middle, and the usual length; None if no sketch was finite
     """
 
     distances: Mapping[PeerID, float]
     cluster: tuple[PeerID, ...] = ()
     strays: tuple[PeerID, ...] = ()
     average: bool = False
+    centre: Sketch | None = None
+    scale: float = 0.0
+
+    def distance(self, sketch: Sketch) -> float:
+        """From the centre, of any sketch, whether it was told to the group or not."""
+        if self.centre is None or not sketch.is_finite:
+            return math.inf
+        return _relative(sketch.distance(self.centre), self.scale)
 
 
 def judge(sketches: Mapping[PeerID, Sketch], tolerance: float = TOLERANCE) -> Verdict:
@@ -47,29 +57,30 @@ def judge(sketches: Mapping[PeerID, Sketch], tolerance: float = TOLERANCE) -> Ve
     """
     finite = [peer for peer, sketch in sketches.items() if sketch.is_finite]
     if not finite:
-        return Verdict(dict.fromkeys(sketches, math.inf), strays=(), average=False)
+        return Verdict(dict.fromkeys(sketches, math.inf))
     values = np.array([sketches[peer].values for peer in finite], np.float64)  # (members, BUCKETS)
     lengths = np.sort(_lengths(values))
     scale = float(lengths[(len(lengths) - 1) // 2])
-    far = _distances_from_centre(values, tolerance * scale)
+    centre, far = _distances_from_centre(values, tolerance * scale)
     measured = dict(zip(finite, (_relative(distance, scale) for distance in far.tolist()), strict=True))
     distances = {peer: measured.get(peer, math.inf) for peer in sketches}
     cluster = tuple(peer for peer in finite if distances[peer] <= tolerance)
     outside = tuple(peer for peer in sketches if distances[peer] > tolerance)
-    if 2 * len(cluster) > len(finite):
-        return Verdict(distances, cluster, strays=outside)
-    return Verdict(distances, cluster, average=True)
+    majority = 2 * len(cluster) > len(finite)
+    strays = outside if majority else ()
+    return Verdict(distances, cluster, strays, not majority, sketches[finite[centre]], scale)
 
 
-def _distances_from_centre(values: np.ndarray, reach: float) -> np.ndarray:
-    """(members,): from the candidate with most members within reach; of several, the one closest to those."""
+def _distances_from_centre(values: np.ndarray, reach: float) -> tuple[int, np.ndarray]:
+    """The candidate with most members within reach (of several, the one closest to those), and (members,): how far
+    each is from it."""
     candidates = values[:MOST_CENTRES]
     table = np.stack([_lengths(values - centre) for centre in candidates])  # (candidates, members)
     near = table <= reach
     counts = near.sum(1).tolist()
     spreads = [math.fsum(row[close].tolist()) for row, close in zip(table, near, strict=True)]
     best = min(range(len(candidates)), key=lambda index: (-counts[index], spreads[index], index))
-    return table[best]
+    return best, table[best]
 
 
 def _lengths(rows: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.events import DriftMeasured, EpochAdvanced, Event, PeerRefused, RoundFinished, StateDownloaded
 from swarmcli.network import virtual_time
-from swarmcli.optim.state.keeper import _Gathered
+from swarmcli.optim.state.comparison import _Gathered
 from swarmcli.optim.state.sketch import SKETCH_BYTES, Sketcher
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
 
