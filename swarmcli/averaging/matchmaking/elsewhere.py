@@ -18,8 +18,9 @@ class Elsewhere:
     def __init__(self) -> None:
         self.peers: set[PeerID] = set()
 
-    def note(self, peer: PeerID, mates: Iterable[PeerID], known: Container[PeerID]) -> None:
-        """This peer says that it has begun with those. They count if they are known, or anybody could be named."""
+    def note(self, peer: PeerID, mates: Iterable[PeerID] = (), known: Container[PeerID] = ()) -> None:
+        """This peer says that it has begun with those, or looks for a group of another tag since this one looks for its
+        own. Mates count if they are known, or anybody could be named."""
         self.peers |= {peer, *(mate for mate in mates if mate in known)}
 
     def back(self, peer: PeerID) -> None:

@@ -83,6 +83,8 @@ class Search:
         if self.roll.learn(candidate, now, LIFETIME, direct=direct):
             self.settling.news(now)
             self._elsewhere.back(candidate.peer_id)
+        elif self._only_one and candidate.tag != self.me.tag and candidate.search > self.me.search:
+            self._elsewhere.note(candidate.peer_id)
 
     def on_read(self, now: float, duration: float) -> None:
         """The declarations were read; it took `duration` seconds to declare and read."""

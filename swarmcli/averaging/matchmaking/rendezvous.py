@@ -24,6 +24,8 @@ from swarmcli.errors import CallRefused
 from swarmcli.network.identity import PeerID
 from swarmcli.network.rpc import Endpoint
 
+MAX_AWAY = 4  # groups that those who come too late are told of; they may be some rounds behind
+
 
 class Rendezvous:
     """The matchmaking methods of one averager. `seeker` is the search under way, if there is one."""
@@ -32,7 +34,7 @@ class Rendezvous:
         """`parted` is called with a group that has begun with this peer in it, which takes no part."""
         self._parted = parted
         self.seeker: Seeker | None = None
-        self._away: Group | None = None  # the last group that this peer was in, unless it looks for another one like it
+        self._away: dict[bytes, Group] = {}  # tag → the last groups that began with this peer, oldest first
         self._endpoint = endpoint
         self._prefix = prefix
 
@@ -52,26 +54,29 @@ class Rendezvous:
     def open(self, seeker: Seeker) -> Seeker:
         """From now on this search answers."""
         self.seeker = seeker
-        if self._away is not None and self._away.tag == seeker.search.me.tag:
-            self._away = None
+        self._away.pop(seeker.search.me.tag, None)
         return seeker
 
     def close(self, group: Group | None) -> None:
         """The search has ended, with this group; those who come too late for it will be told."""
-        self.seeker, self._away = None, group or self._away
+        self.seeker = None
+        if group is not None:
+            self._away[group.tag] = group
+        while len(self._away) > MAX_AWAY:
+            del self._away[next(iter(self._away))]
 
     async def _on_join(self, peer: PeerID, message: Join) -> Answer:
         if message.candidate.peer_id != peer:
             raise CallRefused("identity", "a peer may only speak for itself")
-        if self._is_away(message.candidate.tag):
-            return Answer("begun", gone=self._gone)
+        if (group := self._away.get(message.candidate.tag)) is not None:
+            return Answer("begun", gone=_gone(group))
         return self._seeker(message.candidate.tag).on_join(peer, message)
 
     async def _on_invitation(self, peer: PeerID, message: Invitation) -> Reply:
         if message.sender.peer_id != peer:
             raise CallRefused("identity", "a peer may only speak for itself")
-        if self._is_away(message.to.tag):
-            return Reply("begun", gone=self._gone)
+        if (group := self._away.get(message.to.tag)) is not None:
+            return Reply("begun", gone=_gone(group))
         return self._seeker(message.to.tag).on_invitation(message)
 
     async def _on_heartbeat(self, peer: PeerID, message: Heartbeat) -> Pulse:
@@ -94,14 +99,11 @@ class Rendezvous:
             raise CallRefused("parted", "this peer is not waiting for that group any more")
         return Done()
 
-    def _is_away(self, tag: bytes) -> bool:
-        return self._away is not None and self._away.tag == tag
-
-    @property
-    def _gone(self) -> tuple[PeerID, ...]:
-        return tuple(member.peer_id for member in self._away.members)[:MAX_GONE] if self._away is not None else ()
-
     def _seeker(self, tag: bytes) -> Seeker:
         if self.seeker is None or self.seeker.search.me.tag != tag:
             raise CallRefused("idle", "this peer is not looking for such a group")
         return self.seeker
+
+
+def _gone(group: Group) -> tuple[PeerID, ...]:
+    return tuple(member.peer_id for member in group.members)[:MAX_GONE]
