@@ -1,0 +1,104 @@
+"""Every mode through the public class: two trainers in threads over TCP, with an auxiliary that helps them."""
+
+import threading
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.compression import Float16Compression
+from swarmcli.dht import DHT
+from swarmcli.optim import Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
+from tests.optim.shells import at_once, dhts
+
+EPOCHS, TARGET, BATCH = 5, 32, 4
+IN_PLACE = {"offload_optimizer": False}
+MODES: dict[str, dict[str, Any]] = {
+    "synchronous": IN_PLACE,
+    "offloaded": {},
+    "delayed step": {"delay_optimizer_step": True},
+    "delayed gradients": {"delay_grad_averaging": True},
+    "reused buffers": IN_PLACE | {"reuse_grad_buffers": True},
+    "shared averages": IN_PLACE | {"use_ext_grad_buffer": True},
+    "compressed": IN_PLACE | {"grad_compression": Float16Compression()},
+    "powersgd": IN_PLACE | {"grad_averager": PowerSGDGradientAverager.get_factory(averager_rank=2)},
+    "poweref": IN_PLACE | {"grad_averager": PowerEFGradientAverager.get_factory(averager_rank=2)},
+    "poweref delayed": {
+        "grad_averager": PowerEFGradientAverager.get_factory(averager_rank=2),
+        "delay_grad_averaging": True,
+    },
+    "local updates": IN_PLACE | {"grad_averager": None, "delay_state_averaging": False},
+    "local updates in the background": IN_PLACE | {"grad_averager": None},
+    "local updates offloaded": {"grad_averager": None, "delay_state_averaging": False},
+    "states every second epoch": IN_PLACE | {"average_state_every": 2, "average_opt_statistics": ("exp_avg_sq",)},
+    "states compressed": IN_PLACE
+    | {"average_state_every": 1, "delay_state_averaging": False, "state_averaging_compression": Float16Compression()},
+    "client mode": IN_PLACE | {"client_mode": True},
+}
+
+
+def make_model(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 6)).double()
+
+
+def collaborate(dht: DHT, net: torch.nn.Module, **options: Any) -> Optimizer:
+    return Optimizer(
+        dht=dht,
+        run_id="modes",
+        target_batch_size=TARGET,
+        optimizer=partial(torch.optim.AdamW, lr=0.02),
+        params=net.parameters(),
+        scheduler=lambda made: torch.optim.lr_scheduler.LambdaLR(made, lambda epoch: 1 / (1 + 0.1 * epoch)),
+        **options,
+    )
+
+
+def train(net: torch.nn.Module, opt: Optimizer, seed: int) -> list[float]:
+    """The loop of anyone's script; the loss of each batch."""
+    data, losses = torch.Generator().manual_seed(seed), []
+    while opt.local_epoch < EPOCHS:
+        rows = torch.randn(BATCH, 6, dtype=torch.float64, generator=data)
+        if not opt.modes.reuse_grad_buffers:
+            opt.zero_grad()
+        loss = ((net(rows) - rows) ** 2).mean()
+        loss.backward()
+        losses.append(loss.item())
+        opt.step(batch_size=BATCH)
+    opt.state_dict()  # waits for what is under way, so that the model has it
+    return losses
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trainers_learn_together_and_an_auxiliary_helps(mode: str) -> None:
+    options = MODES[mode]
+    with dhts(3) as (first, second, third), ExitStack() as stack:
+        nets = [make_model(seed) for seed in (1, 2)]
+        opts = [collaborate(dht, net, **options) for dht, net in zip((first, second), nets, strict=True)]
+        helper = collaborate(third, make_model(3), auxiliary=True, **{**options, "client_mode": None})
+        for opt in (*opts, helper):
+            stack.callback(opt.shutdown)
+        over = threading.Event()
+
+        def assist() -> None:
+            while not over.is_set():
+                helper.step()
+
+        def both() -> list[list[float]]:
+            try:
+                return at_once(
+                    *(partial(train, net, opt, seed) for seed, (net, opt) in enumerate(zip(nets, opts, strict=True)))
+                )
+            finally:
+                over.set()
+
+        losses, _ = at_once(both, assist)
+        for seen in losses:
+            assert sum(seen[-4:]) < sum(seen[:4])
+        assert all(opt.local_epoch >= EPOCHS for opt in opts)
+        assert helper.local_epoch > 0
+        pairs = list(zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+        if opts[0].local_epoch == opts[1].local_epoch and "background" not in mode:
+            assert all(torch.allclose(a, b, atol=1e-3) for a, b in pairs)
