@@ -101,7 +101,6 @@ class StandingGroup:
             keeper.cancel()
             await asyncio.wait([keeper])
         self.standing = None
-        self._begun.clear()
 
     def report(self, samples: float) -> None:
         """This peer has so many samples of the epoch by now; the leader learns it in the background."""
@@ -162,7 +161,6 @@ class StandingGroup:
             except FingerprintError as error:
                 self.refused = error
                 return
-            self._begun.clear()
             if isinstance(outcome, Undecided):
                 self.undecided = outcome.reason
             if not isinstance(outcome, Failed):
@@ -193,6 +191,7 @@ class StandingGroup:
             return outcome
         finally:
             self._control = None
+            self._begun.clear()  # at once: who sees a round that has begun asks for its outcome, again and again
             control.cancel()  # without effect on one that has ended
             if not ended.done():
                 ended.set_result(Failed("the group was left"))
