@@ -334,9 +334,11 @@ class OptimizerCore:
     async def linger(self, until_others_at: int, timeout: float) -> bool:
         """Stays to hand out the state, without computing, until nobody who can be reached is behind that epoch.
 
-        For the end of training: peers that missed the last round still find its outcome. False: time was up.
+        For the end of training: peers that missed the last round still find its outcome, and the model gets the last
+        parameters where its steps are delayed. False: time was up.
         """
         await self._ending.over()
+        await self.replica.publish()
         await self._group.close()
         self.phase = "lingering"
         self.presence.announce()
