@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 LINEAGE_BYTES = 32
+MAX_COUNT = 1 << 47  # epochs or samples that a peer may claim; half of what reports hold, so that none can be passed
 _ANY_ROUND = b"swarm any round"
 
 
@@ -26,6 +27,11 @@ def hash_tensors(tensors: Iterable[torch.Tensor], *prefix: bytes) -> bytes:
         flat = tensor.detach().contiguous().reshape(-1).cpu()
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.digest()
+
+
+def is_count(*numbers: int) -> bool:
+    """Whether all can be a run's epochs or samples. What comes from others and cannot is no standing."""
+    return all(0 <= number <= MAX_COUNT for number in numbers)
 
 
 def first_lineage(run_id: str, parameters: Sequence[torch.Tensor]) -> bytes:
@@ -53,7 +59,8 @@ class Standing:
 
     def after(self, round_id: bytes, samples: int) -> Standing:
         """Once the round `round_id` with so many samples was committed on it."""
-        return Standing(self.epoch + 1, self.samples + samples, next_lineage(self.lineage, round_id))
+        total = min(self.samples + samples, MAX_COUNT)  # a member may say that it had as many as there are numbers
+        return Standing(self.epoch + 1, total, next_lineage(self.lineage, round_id))
 
     def by_epoch(self, target_batch_size: int) -> Standing:
         """One epoch later, where peers differ by design (local updates, several groups): no round names the lineage,

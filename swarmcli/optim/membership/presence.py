@@ -20,7 +20,8 @@ from swarmcli.events import PeerSeen
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.network.transport import PeerInfo
-from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing
+from swarmcli.optim.membership.doubts import Doubts
+from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, is_count
 from swarmcli.optim.membership.report import PeerKeys, PeerReport, Phase
 from swarmcli.optim.progress.board import Board
 
@@ -78,6 +79,7 @@ class Presence:
         self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
+        self._doubts = Doubts()
         self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
         node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
@@ -118,8 +120,8 @@ class Presence:
         return self.others
 
     def claims(self) -> list[Claim]:
-        """The lineages that others hold, by their last reports."""
-        return [self.others[peer].claim for peer in self._holders()]
+        """The lineages that others hold, by their last reports; those that are in doubt are left out."""
+        return [self.others[peer].claim for peer in self._credible(self._holders())]
 
     async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, StandingReply]:
         """What these peers say right now; who does not answer is missing."""
@@ -130,15 +132,21 @@ class Presence:
     async def survey(self) -> dict[PeerID, Claim]:
         """Asks the holders of the leading lineages, a few at a time, until some of them answer.
 
-        So records of peers that are gone, and claims that nobody stands by, count for nothing.
+        So records of peers that are gone, and claims that nobody stands by, count for nothing. Whoever reported more
+        than it now says is not asked for a while, unless nobody else is left.
         """
         await self.refresh()
-        holders = self._holders()
-        holders.sort(key=lambda peer: self.others[peer].claim.standing.order, reverse=True)
+        holders = self._credible(self._holders()) or self._holders()
+        claimed = {peer: self.others[peer].claim.standing for peer in holders}
+        holders.sort(key=lambda peer: claimed[peer].order, reverse=True)
         for begin in range(0, len(holders), ASKED_AT_ONCE):
-            answers = await self.ask(holders[begin : begin + ASKED_AT_ONCE])
+            asked = holders[begin : begin + ASKED_AT_ONCE]
+            answers = {peer: answer.claim for peer, answer in (await self.ask(asked)).items()}
+            for peer in asked:
+                if peer not in answers or claimed[peer].beats(answers[peer].standing):
+                    self._doubts.add(peer, asyncio.get_running_loop().time())
             if answers:
-                return {peer: answer.claim for peer, answer in answers.items()}
+                return answers
         return {}
 
     async def surroundings(self, standing: Standing) -> Surroundings:
@@ -161,8 +169,12 @@ class Presence:
         return any(answer.epoch < epoch for answer in answers.values())
 
     def distrust(self, lineage: bytes, seconds: float) -> None:
-        """For so long, whoever claims to hold this lineage is taken for a peer that holds nothing."""
+        """For so long, whoever claims to hold this lineage is taken for a peer that holds nothing; who reported to
+        hold it is in doubt."""
         now = asyncio.get_running_loop().time()
+        for peer, report in self.others.items():
+            if bytes.fromhex(report.lineage) == lineage:
+                self._doubts.add(peer, now)
         self._distrusted = {each: until for each, until in self._distrusted.items() if until > now}
         self._distrusted[lineage] = now + seconds
 
@@ -185,6 +197,10 @@ class Presence:
             if report.holds_state and report.terms == terms and self._trusts(bytes.fromhex(report.lineage))
         ]
 
+    def _credible(self, peers: Iterable[PeerID]) -> list[PeerID]:
+        now = asyncio.get_running_loop().time()
+        return [peer for peer in peers if not self._doubts.rests_on(peer, now)]
+
     def _trusts(self, lineage: bytes) -> bool:
         return self._distrusted.get(lineage, 0.0) <= asyncio.get_running_loop().time()
 
@@ -196,7 +212,7 @@ class Presence:
         except NetworkError as error:
             logger.debug("%s did not say where it stands: %s", peer.short, error)
             return None
-        malformed = len(reply.lineage) != LINEAGE_BYTES or min(reply.epoch, reply.samples) < 0
+        malformed = len(reply.lineage) != LINEAGE_BYTES or not is_count(reply.epoch, reply.samples)
         if malformed or reply.terms != self._describe().terms or not self._trusts(reply.lineage):
             return None
         return reply

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from swarmcli.averaging.state.snapshot import copied
-from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors
+from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors, is_count
 from swarmcli.optim.state.plain_values import fit, to_plain
 
 MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
@@ -252,7 +252,7 @@ def lent(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) 
 def read_standing(metadata: Mapping[str, Any]) -> Standing:
     """The standing that a state's metadata names. Raises ValueError if it names none."""
     epoch, samples, lineage = (metadata.get(key) for key in ("epoch", "samples_seen", "lineage"))
-    if not isinstance(epoch, int) or not isinstance(samples, int) or min(epoch, samples) < 0:
+    if not isinstance(epoch, int) or not isinstance(samples, int) or not is_count(epoch, samples):
         raise ValueError(f"epoch and samples_seen: expected counts, got {epoch!r:.40} and {samples!r:.40}")
     if not isinstance(lineage, bytes) or len(lineage) != LINEAGE_BYTES:
         raise ValueError(f"lineage: expected {LINEAGE_BYTES} bytes, got {lineage!r:.80}")

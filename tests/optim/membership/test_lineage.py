@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from swarmcli.optim.membership.lineage import (
+    MAX_COUNT,
     Claim,
     Standing,
     best,
     first_lineage,
     hash_tensors,
+    is_count,
     lineage_to_follow,
     next_lineage,
     solitary_round_id,
@@ -92,3 +94,12 @@ def test_newcomers_among_themselves_name_the_same_lineage() -> None:
     claims = [Claim(Standing(0, 0, lineage), settled=False) for lineage in (B, A, C)]
     named = {lineage_to_follow(own, [c for c in claims if c is not own]) for own in claims}
     assert named == {Standing(0, 0, A)}
+
+
+def test_no_round_brings_a_run_beyond_what_peers_can_report() -> None:
+    standing = Standing(3, 10, A)
+    for _ in range(3):
+        standing = standing.after(B, 10**18)
+    assert (standing.epoch, standing.samples) == (6, MAX_COUNT)
+    assert is_count(standing.epoch, standing.samples)
+    assert not is_count(3, -1) and not is_count(MAX_COUNT + 1, 3)
