@@ -1,0 +1,201 @@
+"""Whole runs with PowerSGD and PowerEF: peers that come, miss rounds, die and return hold the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.events import RoundsReplayed
+from swarmcli.network import virtual_time
+from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.gradients.method import MethodFactory
+from swarmcli.optim.gradients.poweref import PowerEF
+from swarmcli.optim.gradients.powersgd import PowerSGD
+from swarmcli.optim.membership.report import PeerDescription
+from swarmcli.optim.modes import Modes
+from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.setup import averager_config
+from tests.optim.optim_swarm import Swarm, record, together, until
+
+TARGET, FEATURES, OUTPUTS = 24, 12, 10
+FACTORIES = [PowerSGD(2, 0.1), PowerEF(2, 0.1)]
+both = pytest.mark.parametrize("factory", FACTORIES, ids=["powersgd", "poweref"])
+TRUTH = torch.randn(FEATURES, OUTPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+class Fitter:
+    """A peer that fits a matrix and a bias to a linear map."""
+
+    def __init__(self, node: Any, factory: MethodFactory, pace: float = 0.1, samples: int = 4) -> None:
+        generator = torch.Generator().manual_seed(0)
+        start = torch.randn(FEATURES, OUTPUTS, dtype=torch.float64, generator=generator)
+        self.parameters = [torch.nn.Parameter(start), torch.nn.Parameter(torch.zeros(OUTPUTS, dtype=torch.float64))]
+        self.node, self.pace, self.samples = node, pace, samples
+        self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
+        config = OptimizerConfig("run", TARGET, description=PeerDescription("trainer"))
+        optimizer = torch.optim.SGD(self.parameters, lr=0.1, momentum=0.5)
+        modes = Modes(gradients=factory)
+        self.core = OptimizerCore(node, config, averager_config(config), optimizer, modes=modes)
+        self.digests: dict[int, str] = {}  # epoch → of the parameters then
+        self.losses: list[float] = []
+
+    async def step(self, samples: int | None = None) -> None:
+        await asyncio.sleep(self.pace)
+        count = self.samples if samples is None else samples
+        if count:
+            rows = torch.randn(count, FEATURES, dtype=torch.float64, generator=self.data)
+            loss = ((rows @ self.parameters[0] + self.parameters[1] - rows @ TRUTH) ** 2).mean()
+            gradients = torch.autograd.grad(loss, self.parameters)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.losses.append(float(loss.detach()))
+        await self.core.step(count)
+        self.digests[self.core.standing.epoch] = self.core.state_digest()
+
+    async def train(self, epochs: int) -> None:
+        while self.core.standing.epoch < epochs:
+            await self.step()
+
+
+async def fitter(swarm: Swarm, factory: MethodFactory, **options: Any) -> Fitter:
+    made = Fitter(await swarm.node(), factory, **options)
+    await made.core.start()
+    swarm.trainers.append(made)  # type: ignore[arg-type]  # for its end
+    return made
+
+
+def assert_in_step(fitters: Sequence[Fitter], epochs: int) -> None:
+    """Wherever two were at the end of a step in one epoch, they held the same bits; and what they share is equal."""
+    for epoch in range(1, epochs):
+        assert len({f.digests[epoch] for f in fitters if epoch in f.digests}) <= 1, epoch
+    at_end = [f for f in fitters if f.core.standing.epoch == fitters[0].core.standing.epoch]
+    for other in at_end[1:]:
+        for name, tensor in shared(fitters[0]).items():
+            assert torch.equal(tensor, shared(other)[name]), name
+
+
+def shared(peer: Fitter) -> dict[str, torch.Tensor]:
+    return dict(peer.core.replica.state.shared)
+
+
+def run(main: Any) -> None:
+    virtual_time.run(main, seed=0, timeout=7200)
+
+
+@both
+def test_a_swarm_learns_in_step(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            fitters = [await fitter(swarm, factory, samples=2 + index) for index in range(3)]
+            await together(*(each.train(40) for each in fitters))
+            assert_in_step(fitters, 41)
+            for each in fitters:
+                assert sum(each.losses[-5:]) < 0.2 * sum(each.losses[:5])
+
+    run(main())
+
+
+@both
+def test_a_newcomer_gets_what_all_share(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            fitters = [await fitter(swarm, factory) for _ in range(2)]
+            await together(*(each.train(5) for each in fitters))
+
+            async def join_later() -> None:
+                newcomer = await fitter(swarm, factory)
+                fitters.append(newcomer)
+                await newcomer.train(14)
+
+            await together(*(each.train(14) for each in fitters), join_later())
+            assert_in_step(fitters, 15)
+            assert len(fitters[2].digests) >= 4
+
+    run(main())
+
+
+@both
+def test_one_that_was_frozen_replays_and_one_that_dies_is_done_without(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            fitters = [await fitter(swarm, factory) for _ in range(4)]
+            replayed = record(fitters[2].node, RoundsReplayed)
+            await together(*(each.train(3) for each in fitters))
+            stayers = fitters[:2]
+            await swarm.kill(fitters[3])  # type: ignore[arg-type]
+            swarm.network.freeze(fitters[2].node.peer_id)
+
+            async def thaw() -> None:
+                await until(lambda: fitters[0].core.standing.epoch >= 5)
+                swarm.network.thaw(fitters[2].node.peer_id)
+                await fitters[2].train(12)
+
+            await together(*(each.train(12) for each in stayers), thaw())
+            assert_in_step(fitters[:3], 13)
+            assert replayed or fitters[2].core.standing.epoch >= 12
+
+    run(main())
+
+
+@both
+def test_one_left_alone_goes_on_and_others_follow(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            alone = await fitter(swarm, factory)
+            await alone.train(4)
+            other = await fitter(swarm, factory)
+            await together(alone.train(10), other.train(10))
+            assert_in_step([alone, other], 11)
+
+    run(main())
+
+
+@both
+def test_an_auxiliary_helps(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            fitters = [await fitter(swarm, factory) for _ in range(2)]
+            node = await swarm.node()
+            config = OptimizerConfig("run", TARGET, description=PeerDescription("auxiliary"))
+            averaging, modes = averager_config(config, auxiliary=True), Modes(gradients=factory)
+            helper = AuxiliaryCore(node, config, averaging, fitters[0].parameters, modes=modes)
+            await helper.start()
+            helped = 0
+
+            async def assist() -> None:
+                nonlocal helped
+                while any(each.core.standing.epoch < 6 for each in fitters):
+                    helped += await helper.step()
+
+            await together(*(each.train(6) for each in fitters), assist())
+            await helper.shutdown()
+            assert_in_step(fitters, 7)
+            assert helped >= 3
+
+    run(main())
+
+
+@both
+def test_a_checkpoint_goes_on_to_the_same_bits(factory: MethodFactory) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            one = await fitter(swarm, factory)
+            await one.train(4)
+            saved, parameters = copy.deepcopy(await one.core.state_dict()), [p.detach().clone() for p in one.parameters]
+            state = one.data.get_state()
+            await one.train(8)
+            expected = [p.detach().clone() for p in one.parameters]
+            for parameter, old in zip(one.parameters, parameters, strict=True):
+                parameter.data.copy_(old)
+            one.data.set_state(state)
+            await one.core.load_state_dict(saved)
+            await one.train(8)
+            assert all(map(torch.equal, one.parameters, expected))
+
+    run(main())
