@@ -11,6 +11,7 @@ import torch
 
 from swarmcli.events import DriftMeasured, EpochAdvanced, Event, PeerRefused, RoundFinished, StateDownloaded
 from swarmcli.network import virtual_time
+from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.state.comparison import _Gathered
 from swarmcli.optim.state.sketch import SKETCH_BYTES, Sketcher
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
@@ -200,3 +201,45 @@ def test_a_liar_and_one_other_cost_a_bounded_number_of_state_rounds() -> None:
             assert all(trainer.epoch == 52 for trainer in trainers)
 
     virtual_time.run(main(), timeout=600)
+
+
+@pytest.mark.parametrize("delay", [False, True])
+def test_every_so_many_epochs_states_are_averaged_beside_the_gradients(delay: bool) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            modes = Modes(state=StateOptions(average_every=3, delay=delay))
+            trainers = [await swarm.trainer(seed=1, modes=modes) for _ in range(3)]
+            watches = [Watch(trainer) for trainer in trainers]
+            await together(*(trainer.train(4) for trainer in trainers))
+            assert len(digests(trainers)) == 1  # what all have in common stays, bit for bit
+            right = trainers[0].weights.detach().clone()
+            corrupt(trainers[1], lambda weights: weights + 3.0)
+            await together(*(trainer.train(8) for trainer in trainers))
+            for trainer in trainers:
+                await trainer.core.state_dict()  # waits for the last round
+            distances = [(trainer.weights - trainers[0].weights).norm() for trainer in trainers]
+            assert max(distances) < 1e-9 * right.norm()
+            for watch in watches:
+                assert [event.epoch for event in watch.state_rounds] == [3, 6]
+                assert not watch.drifts  # no sketches are told
+                assert not watch.downloads
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_while_a_state_is_downloaded_its_old_average_is_forgotten() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            modes = Modes(state=StateOptions(average_every=1, delay=True))
+            trainers = [await swarm.trainer(seed=1, modes=modes) for _ in range(2)]
+            await together(*(trainer.train(3) for trainer in trainers))
+            keeper = trainers[1].core._keeper
+            other = trainers[0].core
+            captured = await other.replica.capture()
+            await trainers[1].core.replica.restore(captured)  # as after a download
+            keeper.drop()
+            before = trainers[1].weights.detach().clone()
+            await keeper.settle()
+            assert torch.equal(trainers[1].weights.detach(), before)
+
+    virtual_time.run(main(), timeout=300)
