@@ -140,8 +140,10 @@ class _Double:
                 self.before = [tensor.clone() for tensor in self.state]
                 return entry
             if isinstance(entry, Applied):
-                for tensor, average, before in zip(self.state, self.average, self.before, strict=True):
-                    tensor += average - before
+                named = zip(("weights", *self.names), self.state, self.average, self.before, strict=True)
+                for name, tensor, average, before in named:
+                    least = torch.minimum(tensor, average) if name == "exp_avg_sq" else torch.tensor(-torch.inf)
+                    tensor.copy_(torch.maximum(tensor + (average - before), least))
             elif isinstance(entry, Gradient):
                 self.weights.grad = None
                 loss_of(self.weights, entry.batch).backward()

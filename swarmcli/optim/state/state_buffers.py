@@ -4,6 +4,9 @@
 
 That is the delta rule: what a peer learned while the round was under way is kept. Where nothing was learned meanwhile
 the average is assigned, bit for bit, so that peers end with equal states.
+
+For means of squares that sum alone would be wrong: where the state and the average have both fallen below what was
+loaded it comes out near zero or negative, and Adam divides by its root. So they never fall below both.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ import torch
 from swarmcli.compression import CompressionInfo, TensorDescriptor, TensorRole
 from swarmcli.errors import OptimizerError
 
+# Of torch's optimizers: what they divide by, or by the root of.
+_SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", "sum"})
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -28,6 +34,7 @@ class Slot:
     like: torch.Tensor  # has the shape and type
     role: TensorRole
     find: Callable[[], torch.Tensor | None]
+    squares: bool = False  # means of squares, or something else that is never negative and that others divide by
 
 
 def parameter_slots(parameters: Iterable[torch.Tensor]) -> Iterator[Slot]:
@@ -50,7 +57,8 @@ def statistic_slots(
     """
     for parameter in _trained(parameters):
         for name in dict.fromkeys(names):
-            yield Slot(parameter, TensorRole.OPTIMIZER, partial(_statistic, optimizer, parameter, name))
+            find = partial(_statistic, optimizer, parameter, name)
+            yield Slot(parameter, TensorRole.OPTIMIZER, find, squares=name in _SQUARES)
 
 
 def extra_slots(tensors: Iterable[torch.Tensor]) -> Iterator[Slot]:
@@ -104,7 +112,16 @@ class StateBuffers:
             if self._before is None:
                 live.copy_(average)
             else:
-                live.copy_(_moved(live, average, self._before[index]))
+                moved = _moved(live, average, self._before[index])
+                if self._slots[index].squares or self._is_variance(index, live):
+                    moved = torch.fmax(moved, torch.fmin(live.cpu(), average))
+                live.copy_(moved)
+
+    def _is_variance(self, index: int, live: torch.Tensor) -> bool:
+        """Batch norm's running variances have no name here. For means that happen to be positive the rule does no
+        harm."""
+        before = self._before[index] if self._before is not None else live
+        return self._slots[index].role is TensorRole.UNSPECIFIED and bool((before > 0).all() and (live > 0).all())
 
     def _live(self) -> list[torch.Tensor | None]:
         return [slot.find() for slot in self._slots]

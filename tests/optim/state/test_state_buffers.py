@@ -132,3 +132,26 @@ def test_gradients_are_averaged_where_there_are_any() -> None:
     buffers.apply()
     assert with_gradient.grad.tolist() == [2.0, 2.0]
     assert without.grad is None
+
+
+@given(st.integers(0, 1 << 20))
+def test_what_optimizers_divide_by_never_falls_below_both_what_it_is_and_the_average(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parameters, optimizer, _ = made(torch.ones(50))
+    step(optimizer, parameters)
+    squares = optimizer.state[parameters[0]]["exp_avg_sq"]
+    variance = torch.ones(50)
+    buffers = buffers_of(parameters, optimizer, ("exp_avg_sq",), (variance,))
+    for live in (squares, variance):
+        live.copy_(torch.rand(50, generator=generator) + 0.01)
+    buffers.load(changes=True)
+    averages = [torch.rand(50, generator=generator) for _ in buffers.tensors]
+    for buffer, average in zip(buffers.tensors, averages, strict=True):
+        buffer.copy_(average)
+    present = []
+    for live in (squares, variance):
+        live.mul_(torch.rand(50, generator=generator) + 0.01)
+        present.append(live.clone())
+    buffers.apply()
+    for live, before, average in zip((squares, variance), present, averages[1:], strict=True):
+        assert bool((live >= torch.minimum(before, average)).all())
