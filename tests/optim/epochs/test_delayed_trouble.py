@@ -1,0 +1,233 @@
+"""Delayed ends of epochs that fail, last, or are in the way of others: nothing counts twice, nothing is lost."""
+
+import asyncio
+import copy
+
+import pytest
+import torch
+
+from swarmcli.events import Noticed
+from swarmcli.network import virtual_time
+from swarmcli.optim.epochs.work import Timing
+from tests.optim.epochs.delayed_swarm import DelayedSwarm, DelayedTrainer, one_round_late
+from tests.optim.optim_swarm import TARGET, digests, record, reference, together, until
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+DELAYED = [Timing.DELAYED_STEP, Timing.DELAYED_AVERAGING]
+every_delay = pytest.mark.parametrize("timing", DELAYED, ids=lambda timing: timing.name)
+
+
+def accounted(trainer: DelayedTrainer) -> int:
+    """Samples in averages, on their way to one, or taken in for the next."""
+    handed_in = trainer.core._end._weight or 0
+    return sum(event.own_samples for event in trainer.epochs) + handed_in + trainer.core.samples
+
+
+@every_delay
+@pytest.mark.parametrize("seed", range(4))
+def test_a_peer_that_dies_in_a_delayed_round_costs_the_others_no_samples(timing: Timing, seed: int) -> None:
+    async def main() -> None:
+        async with DelayedSwarm(seed=seed, latency=0.1) as swarm:
+            trainers = [await swarm.delayed(timing, seed=1, batch_size=2) for _ in range(3)]
+            survivors, victim = trainers[:2], trainers[2]
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(trainer.train(8)) for trainer in trainers]
+                await until(lambda: victim.epoch == 3 and bool(victim.core._ending))
+                await asyncio.sleep(0.1 * seed)
+                swarm.network.kill(victim.node.peer_id)
+                tasks[2].cancel()
+            assert len(digests(survivors)) == 1
+            for trainer in survivors:
+                assert all(event.peers <= 3 for event in trainer.epochs)
+                assert accounted(trainer) == sum(map(len, trainer.rows))
+
+    virtual_time.run(main(), seed=seed, timeout=300)
+
+
+@every_delay
+def test_a_peer_cut_off_in_a_delayed_round_is_in_step_again_later(timing: Timing) -> None:
+    async def main() -> None:
+        async with DelayedSwarm(seed=5, latency=0.1) as swarm:
+            trainers = [await swarm.delayed(timing, seed=1, batch_size=2) for _ in range(3)]
+
+            async def freeze() -> None:
+                await until(lambda: trainers[2].epoch == 3 and bool(trainers[2].core._ending))
+                swarm.network.freeze(trainers[2].node.peer_id)
+                await asyncio.sleep(20)
+                swarm.network.thaw(trainers[2].node.peer_id)
+
+            await together(freeze(), *(trainer.train(30) for trainer in trainers))
+            await together(*(trainer.core.join() for trainer in trainers))
+            assert len({trainer.core.standing.lineage for trainer in trainers}) == 1
+            assert len(digests(trainers)) == 1
+
+    virtual_time.run(main(), timeout=600)
+
+
+@every_delay
+def test_a_newcomer_downloads_while_ends_are_under_way(timing: Timing) -> None:
+    async def main() -> None:
+        async with DelayedSwarm(seed=6, latency=0.05) as swarm:
+            first = [await swarm.delayed(timing, seed=1, batch_size=2, pace=0.5) for _ in range(2)]
+
+            async def join_late() -> None:
+                await until(lambda: first[0].epoch == 4 and bool(first[0].core._ending))
+                late = await swarm.delayed(timing, seed=9, batch_size=2, pace=0.5)
+                await late.core.join()
+                assert torch.equal(late.weights, late.host_weights), "it begins with what it downloaded"
+                await late.train(10)
+
+            await together(join_late(), *(trainer.train(10) for trainer in first))
+            await together(*(trainer.core.join() for trainer in swarm.trainers))
+            assert len(digests(swarm.trainers)) == 1
+            assert sum(event.own_samples > 0 for event in swarm.trainers[2].epochs) >= 3
+
+    virtual_time.run(main(), timeout=300)
+
+
+@every_delay
+def test_gradients_that_are_not_finite_are_given_up_by_the_peer_that_has_them(timing: Timing) -> None:
+    async def main() -> None:
+        async with DelayedSwarm(seed=7) as swarm:
+            broken, sound = [await swarm.delayed(timing, seed=1) for _ in range(2)]
+            warnings = record(broken.node, Noticed)
+            await together(broken.train(2), sound.train(2))
+            await together(broken.core._ending.over(), sound.core._ending.over())
+            await broken.compute()
+            assert broken.core.samples
+            broken.core._work._gradients.accumulators[0].fill_(float("nan"))
+            await together(broken.train(6), sound.train(6))
+            assert len(digests([broken, sound])) == 1
+            assert broken.host_weights.isfinite().all()
+            assert 0 in [event.own_samples for event in broken.epochs]
+            assert any("not finite" in warning.text for warning in warnings)
+
+    virtual_time.run(main(), timeout=300)
+
+
+@every_delay
+def test_an_error_of_the_background_reaches_the_next_step(timing: Timing) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        async with DelayedSwarm(seed=8) as swarm:
+            trainer = await swarm.delayed(timing, seed=1, batch_size=TARGET)
+            await trainer.train(2)
+            await trainer.core._ending.over()
+            step = trainer.place.optimizer.step
+
+            def fails() -> None:
+                raise RuntimeError("no memory left for the statistics")
+
+            trainer.place.optimizer.step = fails
+            with pytest.raises(RuntimeError, match="statistics"):
+                for _ in range(3):
+                    await trainer.compute()
+            trainer.place.optimizer.step = step
+            before = trainer.epoch
+            await trainer.train(before + 2)
+
+    virtual_time.run(main())
+
+
+def test_who_stops_waiting_for_a_round_may_go_on_later() -> None:
+    """As after a KeyboardInterrupt: the end of the epoch goes on by itself."""
+
+    async def main() -> None:
+        async with DelayedSwarm(seed=8, latency=0.2) as swarm:
+            trainers = [await swarm.delayed(Timing.DELAYED_STEP, seed=1, batch_size=TARGET // 2) for _ in range(2)]
+            await together(*(trainer.train(3) for trainer in trainers))
+            await together(*(trainer.core._ending.over() for trainer in trainers))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(trainers[1].train(8))
+                interrupted = group.create_task(trainers[0].train(8))
+                await until(lambda: bool(trainers[0].core._ending))
+                interrupted.cancel()
+                await asyncio.wait([interrupted])
+                group.create_task(trainers[0].train(8))
+            assert len(digests(trainers)) == 1
+            for trainer in trainers:
+                assert accounted(trainer) == sum(map(len, trainer.rows))
+
+    virtual_time.run(main(), timeout=300)
+
+
+@every_delay
+def test_lingering_leaves_the_model_with_the_last_parameters(timing: Timing) -> None:
+    async def main() -> None:
+        async with DelayedSwarm(seed=3) as swarm:
+            trainer = await swarm.delayed(timing, seed=1, batch_size=TARGET // 2)
+            await trainer.train(5)
+            assert not torch.equal(trainer.weights, trainer.host_weights)
+            assert await trainer.core.linger(5, timeout=10)
+            assert torch.equal(trainer.weights, trainer.host_weights)
+
+    virtual_time.run(main())
+
+
+@every_delay
+def test_shutting_down_in_the_middle_of_a_round_leaves_nothing(timing: Timing) -> None:
+    async def main() -> None:
+        async with DelayedSwarm(seed=3, latency=0.2) as swarm:
+            trainers = [await swarm.delayed(timing, seed=1) for _ in range(2)]
+            async with asyncio.TaskGroup() as group:
+                leaving, staying = (group.create_task(trainer.train(20)) for trainer in trainers)
+                await until(lambda: trainers[0].epoch >= 3 and bool(trainers[0].core._ending))
+                leaving.cancel()
+                await trainers[0].core.shutdown()
+                await until(lambda: trainers[1].epoch >= 8)
+                staying.cancel()
+
+    virtual_time.run(main(), timeout=300)
+
+
+@every_delay
+def test_a_checkpoint_waits_for_what_is_under_way_and_continues_bit_for_bit(timing: Timing) -> None:
+    async def main() -> None:
+        async with DelayedSwarm(seed=3, latency=0.1) as swarm:
+            trainer = await swarm.delayed(timing, seed=1, batch_size=TARGET)
+            await trainer.train(5)
+            saved = copy.deepcopy(await trainer.core.state_dict())
+            assert saved["swarm"]["epoch"] == trainer.epoch
+            weights = trainer.weights.detach().clone()
+            assert torch.equal(weights, trainer.host_weights)
+            data = trainer.data.get_state()
+            for _ in range(4):
+                await trainer.compute()
+            await trainer.core._ending.over()
+            expected, reached = trainer.host_weights, trainer.epoch
+            await trainer.core.shutdown()
+            await trainer.node.shutdown()
+
+            again = await swarm.delayed(timing, seed=2, batch_size=TARGET)
+            with torch.no_grad():
+                again.weights.copy_(weights)
+            await again.core.load_state_dict(saved)
+            again.data.set_state(data)
+            for _ in range(4):
+                await again.compute()
+            await again.core._ending.over()
+            assert (again.epoch, reached) == (reached, saved["swarm"]["epoch"] + 4)
+            assert torch.equal(again.host_weights, expected)
+
+    virtual_time.run(main(), timeout=300)
+
+
+# Reused gradient buffers.
+
+
+@pytest.mark.parametrize("timing", Timing)
+@pytest.mark.parametrize("sizes", [(5,), (4, 6), (2, 3, 6)], ids=str)
+def test_reused_buffers_change_nothing(timing: Timing, sizes: tuple[int, ...]) -> None:
+    async def main() -> None:
+        async with DelayedSwarm(seed=len(sizes), latency=0.1) as swarm:
+            for number, size in enumerate(sizes):
+                await swarm.delayed(timing, seed=3, batch_size=size, pace=0.1 + 0.07 * number, reuse=True)
+            await together(*(trainer.train(10) for trainer in swarm.trainers))
+            batches = swarm.batches(10)
+            computed = reference if timing is Timing.AT_ONCE else one_round_late
+            expected = computed(3, batches)
+            for trainer in swarm.trainers:
+                torch.testing.assert_close(trainer.host_weights, expected, **TIGHT)
+                assert trainer.weights.grad is trainer.core._work._gradients.accumulators[0]
+
+    virtual_time.run(main())
