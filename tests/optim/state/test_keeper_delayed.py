@@ -1,0 +1,44 @@
+"""Drift where the optimizer lives beside the model and the end of an epoch goes on while the trainer computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarmcli.events import DriftMeasured, StateDownloaded
+from swarmcli.network import virtual_time
+from swarmcli.optim.epochs.work import Timing
+from tests.optim.epochs.delayed_swarm import DelayedSwarm, DelayedTrainer
+from tests.optim.optim_swarm import record, together
+
+
+def corrupt(trainer: DelayedTrainer) -> None:
+    with torch.no_grad():
+        for copy in trainer.place.state_parameters:
+            copy.add_(2.0)
+
+
+@pytest.mark.parametrize("timing", list(Timing))
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_corrupted_copy_in_host_memory_is_repaired(timing: Timing, count: int) -> None:
+    async def main() -> None:
+        async with DelayedSwarm() as swarm:
+            trainers = [await swarm.delayed(timing, seed=1) for _ in range(count)]
+            await together(*(trainer.train(3) for trainer in trainers))
+            for trainer in trainers:
+                await trainer.core.state_dict()  # waits for the end of the epoch under way
+            drifts = record(trainers[0].node, DriftMeasured)
+            downloads = record(trainers[1].node, StateDownloaded)
+            corrupt(trainers[1])
+            await together(*(trainer.train(7) for trainer in trainers))
+            for trainer in trainers:
+                await trainer.core.state_dict()
+            assert len(downloads) == (count > 2)
+            assert len([event for event in drifts if event.averages or event.strays]) == 1
+            await together(*(trainer.train(8) for trainer in trainers))
+            for trainer in trainers:
+                await trainer.core.state_dict()
+            assert len({trainer.core.standing for trainer in trainers}) == 1
+            assert len({trainer.core.state_digest() for trainer in trainers}) == 1
+
+    virtual_time.run(main(), timeout=300)
