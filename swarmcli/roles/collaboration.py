@@ -20,7 +20,7 @@ from swarmcli.compression import (
     Uniform8BitQuantization,
 )
 from swarmcli.errors import CheckpointError
-from swarmcli.optim import GradientAverager, Optimizer
+from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.recipe import GradientAveragingSettings, Recipe
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import (
@@ -128,8 +128,6 @@ def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
     """What the Optimizer takes for the recipe's method."""
     if settings.method == "plain":
         return GradientAverager
-    from swarmcli.optim import PowerEFGradientAverager, PowerSGDGradientAverager
-
     kind = {"powersgd": PowerSGDGradientAverager, "poweref": PowerEFGradientAverager}[settings.method]
     return kind.get_factory(averager_rank=settings.rank, min_compression_ratio=settings.min_compression_ratio)
 
