@@ -79,6 +79,7 @@ class Presence:
         self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
+        self._claims: list[Claim] | None = None  # as of the last look; None: to be told anew
         self._doubts = Doubts()
         self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
@@ -111,6 +112,7 @@ class Presence:
             logger.warning("the peers' reports were not read: %s", error)
             return self.others
         before, self.others = self.others, {p: r for p, r in records.items() if p != self._node.peer_id}
+        self._claims = None
         for peer, report in self.others.items():
             self._endpoint.learn(PeerInfo(peer, tuple(report.addresses)))
             if before.get(peer) != report:
@@ -121,7 +123,9 @@ class Presence:
 
     def claims(self) -> list[Claim]:
         """The lineages that others hold, by their last reports; those that are in doubt are left out."""
-        return [self.others[peer].claim for peer in self._credible(self._holders())]
+        if self._claims is None:
+            self._claims = [self.others[peer].claim for peer in self._credible(self._holders())]
+        return self._claims
 
     async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, StandingReply]:
         """What these peers say right now; who does not answer is missing."""
@@ -142,6 +146,7 @@ class Presence:
         for begin in range(0, len(holders), ASKED_AT_ONCE):
             asked = holders[begin : begin + ASKED_AT_ONCE]
             answers = {peer: answer.claim for peer, answer in (await self.ask(asked)).items()}
+            self._claims = None
             for peer in asked:
                 if peer not in answers or claimed[peer].beats(answers[peer].standing):
                     self._doubts.add(peer, asyncio.get_running_loop().time())
@@ -177,6 +182,7 @@ class Presence:
                 self._doubts.add(peer, now)
         self._distrusted = {each: until for each, until in self._distrusted.items() if until > now}
         self._distrusted[lineage] = now + seconds
+        self._claims = None
 
     def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """In the order in which they are best asked for a state: near ones first, and those with time to answer."""

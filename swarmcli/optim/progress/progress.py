@@ -96,11 +96,8 @@ def estimate_global_progress(
     bears out, add no samples and lead nobody on. None: everyone is believed. `overdue` counts the readings since the
     epoch should have ended by such estimates.
     """
-    reports = [
-        r
-        for r in others
-        if r.peer_id != local.peer_id and timeliness(r, now, options.metadata_expiration) is Timeliness.CURRENT
-    ]
+    oldest, newest = now - options.metadata_expiration, now + FUTURE_TOLERANCE  # as `timeliness` has it
+    reports = [r for r in others if oldest <= r.time <= newest and r.peer_id != local.peer_id]
     everyone = [*reports, local]
     believed = [r.epoch for r in reports if not r.client_mode and (latest_epoch is None or r.epoch <= latest_epoch)]
     epoch = max([local.epoch, *believed])

@@ -24,17 +24,13 @@ class ReportBoard:
         self._board = Board(node, f"{prefix}_progress", LocalTrainingProgress, expiration, identity)
         self._expiration = expiration
         self._counts: Counter[Kind] = Counter()
-        self._read: dict[PeerID, LocalTrainingProgress] = {}  # everything as it was last read
+        self._read: Mapping[PeerID, LocalTrainingProgress] = {}  # everything as it was last read
+        self.others: tuple[LocalTrainingProgress, ...] = ()  # of it, what others signed about themselves
 
     @property
     def owner(self) -> PeerID:
         """Under whose identity this peer reports."""
         return self._board.owner
-
-    @property
-    def others(self) -> tuple[LocalTrainingProgress, ...]:
-        """As last read: signed by those whom they are about, and well formed; stale ones are among them."""
-        return tuple(r for peer, r in self._read.items() if peer == r.peer_id and peer != self.owner)
 
     @property
     def dropped(self) -> Mapping[Kind, int]:
@@ -61,6 +57,7 @@ class ReportBoard:
     async def refresh(self) -> None:
         """Reads what is new."""
         before, self._read = self._read, await self._board.refresh()
+        self.others = tuple(r for peer, r in self._read.items() if peer == r.peer_id and peer != self.owner)
         now = self._clock.now()
         for peer, report in self._read.items():
             if before.get(peer) != report:
