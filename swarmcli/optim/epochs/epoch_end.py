@@ -151,6 +151,8 @@ class EpochEnd:
         """What is handed in stays the same over all attempts. A delayed trainer computes its next batches with the
         parameters that the last epoch gave, from here on or once these gradients are averaged."""
         first = self._weight is None
+        if first:
+            await self._replica.check()
         self._weight = await self._work.hand_in()
         if first and self._timing is not Timing.AT_ONCE:
             await self._replica.publish()

@@ -61,6 +61,11 @@ class Replica:
         async with self._lock:
             await on_executor(self._nbytes, self.residence.publish)
 
+    async def check(self) -> None:
+        """Raises OptimizerError if something was changed that must stay; see Residence.check."""
+        async with self._lock:
+            self.residence.check()
+
     async def capture(self) -> CapturedState:
         """A copy that later steps do not change."""
         async with self._lock:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 
+from swarmcli.errors import OptimizerError
 from swarmcli.events import Events, Noticed
 from swarmcli.network import virtual_time
 from swarmcli.network.identity import PeerID
@@ -35,6 +36,7 @@ class Story:
         self.weights: list[float] = []
         self.samples = samples
         self.begun = True
+        self.broken: Exception | None = None
         self.outcomes = list(outcomes)
         events = Events()
         events.subscribe(lambda event: self.warnings.append(event.text) if isinstance(event, Noticed) else None)
@@ -54,6 +56,10 @@ class Story:
         self.told.append(f"at the next epoch with {own_samples} of {committed.samples}")
 
     # the replica
+
+    async def check(self) -> None:
+        if self.broken is not None:
+            raise self.broken
 
     async def publish(self) -> None:
         self.told.append("publish")
@@ -184,6 +190,15 @@ def test_an_error_gives_back_and_lets_the_trainer_go(timing: Timing) -> None:
     with pytest.raises(RuntimeError, match="disk"):
         virtual_time.run(story.run())
     assert {"take back", "resume"} <= set(story.told)
+
+
+@pytest.mark.parametrize("timing", Timing)
+def test_what_must_not_be_changed_is_looked_at_before_anything_is_handed_in(timing: Timing) -> None:
+    story = Story(timing, [TOGETHER])
+    story.broken = OptimizerError("parameter 1 has become another")
+    with pytest.raises(OptimizerError, match="parameter 1"):
+        virtual_time.run(story.run())
+    assert story.told == ["take back", "resume"]
 
 
 @pytest.mark.parametrize("timing", Timing)
