@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.events import EpochAdvanced
+from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.membership.ledger import Ledger
@@ -18,6 +19,8 @@ from swarmcli.optim.membership.report import PeerReport, describe
 from swarmcli.optim.membership.standing_group import Committed, Outcome, StandingGroup, Undecided
 from swarmcli.optim.modes import Modes, assemble_auxiliary
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
+from swarmcli.optim.state.state_buffers import Slot
+from swarmcli.optim.state.state_rounds import StateRounds, state_config
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -41,7 +44,9 @@ class AuxiliaryCore:
         parameters: Sequence[torch.Tensor],
         *,
         modes: Modes | None = None,
+        states: Sequence[Slot] = (),
     ) -> None:
+        """`states`: what the trainers average of their states, where they do so regularly."""
         self.node = node
         self.config = config
         self.standing = _NOWHERE
@@ -52,10 +57,22 @@ class AuxiliaryCore:
         self._tasks = TaskOwner()
         self.modes = modes or Modes()
         self._averager = assemble_auxiliary(node, averager_config, self.modes, parameters)
-        self._group = StandingGroup(self._averager, config.target_batch_size, config.fingerprint, self._tasks)
+        self._group = StandingGroup(
+            self._averager,
+            config.target_batch_size,
+            config.fingerprint,
+            self._tasks,
+            sees_weights=not self.modes.by_epoch,  # samples are part of other lineages
+        )
+        self._states: StateRounds | None = None
+        if states and self.modes.average_state_every is not None:
+            own = state_config(config.run_id, averager_config, self.modes.state.compression)
+            self._states = StateRounds(node, own, states, config.fingerprint)
 
     async def start(self) -> None:
         await self._averager.start()
+        if self._states is not None:
+            await self._states.start()
         await self.presence.start()
         await self.tracker.start(report=False)
         self.ledger.begin(_now())
@@ -65,6 +82,8 @@ class AuxiliaryCore:
         await self._group.close()
         await self._tasks.close()
         await self._averager.shutdown()
+        if self._states is not None:
+            await self._states.shutdown()
         await self.tracker.shutdown()
         await self.presence.shutdown()
 
@@ -115,6 +134,7 @@ class AuxiliaryCore:
             old.by_epoch(self.config.target_batch_size) if by_epoch else old.after(outcome.round_id, outcome.samples)
         )
         self.ledger.note_outcome("committed")
+        self._assist_states(outcome)
         await self._group.close()
         self._group.open(self.standing)
         self.presence.announce()
@@ -131,6 +151,18 @@ class AuxiliaryCore:
                 averaging_seconds=_now() - began,
             )
         )
+
+    def _assist_states(self, committed: Committed) -> None:
+        """Takes part in the averaging of states that follows this epoch, if one does."""
+        every = self.modes.average_state_every
+        if self._states is not None and every and self.standing.epoch % every == 0:
+            self._tasks.spawn(self._assist(self._states, self.standing, committed.members + committed.helpers))
+
+    async def _assist(self, states: StateRounds, standing: Standing, mates: Sequence[PeerID]) -> None:
+        while states.is_under_way:
+            await states.ended()  # trainers too wait for the last one; why it failed is told by its event
+        states.begin(standing.lineage, standing.epoch, 0.0, None if self.modes.several_groups else mates)
+        await states.ended()
 
     def report(self) -> PeerReport:
         """What this peer says about itself under `{run_id}_peers`."""

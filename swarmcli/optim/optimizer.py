@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from swarmcli.compression import CompressionBase, NoCompression
-from swarmcli.errors import GradScalerError, OptimizerError
+from swarmcli.errors import OptimizerError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import LoopThread
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
@@ -20,7 +20,9 @@ from swarmcli.optim.membership.report import PeerDescription, PeerReport
 from swarmcli.optim.modes import StateOptions
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
+from swarmcli.optim.scaled_steps import ScaledSteps
 from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
+from swarmcli.optim.state.state_averaging import state_slots
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
 if TYPE_CHECKING:
@@ -133,13 +135,15 @@ class Optimizer(torch.optim.Optimizer):
         self.batch_size_per_step = batch_size_per_step
         self._shutdown_timeout = shutdown_timeout
         self._closed = False
-        self._scaled: tuple[int, int] | None = None  # overflows and global steps that a scaler knows of
         self.opt, residence = place_optimizer(optimizer, params, offload=bool(options.offload_optimizer))
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = residence.model_parameters
         self._core: OptimizerCore | AuxiliaryCore
+        self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
         if auxiliary:
-            self._core = AuxiliaryCore(dht.node, config, averaging, residence.model_parameters, modes=self.modes)
+            parameters = residence.model_parameters
+            states = list(state_slots(parameters, self.opt, state.statistics, extra_tensors))
+            self._core = AuxiliaryCore(dht.node, config, averaging, parameters, modes=self.modes, states=states)
         else:
             self._core = OptimizerCore(
                 dht.node,
@@ -150,6 +154,9 @@ class Optimizer(torch.optim.Optimizer):
                 extra_tensors,
                 residence=residence,
                 modes=self.modes,
+            )
+            self.scaled_steps = ScaledSteps(
+                self._core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers
             )
         self._thread = LoopThread.acquire()
         try:
@@ -190,37 +197,9 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
             if loss is not None:  # torch's own take closures that return nothing; Lightning gives such
                 self._core.ledger.note_loss(float(torch.as_tensor(loss).detach()), samples)
-        if grad_scaler is not None and grad_scaler.is_enabled():
-            self._step_scaled(samples, grad_scaler)
-        elif self._scaled is None or samples == 0:
-            self._run(self._core.step(samples))
-        else:
-            raise GradScalerError("step: the gradients were scaled so far; call grad_scaler.step(optimizer)")
+        assert self.scaled_steps is not None
+        self.scaled_steps.step(samples, grad_scaler)
         return loss
-
-    def _step_scaled(self, samples: int, grad_scaler: GradScaler) -> None:
-        core = self._trainer()
-        scale = grad_scaler.scale_of(self)
-        overflows, steps = self._scaled or (core.overflows, core.global_steps)
-        self._scaled = overflows, steps  # what happens in a call that is interrupted is told after the next
-        self._run(core.step(samples, scale))
-        self._scaled = core.overflows, core.global_steps
-        grad_scaler.note_step(self, overflow=core.overflows > overflows, global_step=core.global_steps > steps)
-
-    # what a scaler asks
-
-    def batch_gradients(self) -> list[torch.Tensor]:
-        """Those that the last backward pass wrote; with reused buffers the sums that it added to."""
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-
-    @property
-    def gradients_are_sums(self) -> bool:
-        return self.modes.reuse_grad_buffers
-
-    @property
-    def holds_scaled_sums(self) -> bool:
-        """Whether reused buffers hold gradients at the scaler's present scale."""
-        return self.gradients_are_sums and isinstance(self._core, OptimizerCore) and self._core.samples > 0
 
     def note_loss(self, loss: float, samples: int) -> None:
         """For loops without a closure: the mean loss over so many samples, for the others to see. Not averaged."""

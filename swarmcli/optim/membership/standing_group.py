@@ -12,7 +12,7 @@ from swarmcli.averaging import RoundRequest
 from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.membership.lineage import MAX_COUNT, Standing
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore, RoundResult, StepControl
@@ -32,6 +32,7 @@ class Committed:
     contributors: tuple[PeerID, ...]
     left_out: Mapping[PeerID, str] = field(default_factory=dict)
     members: tuple[PeerID, ...] = ()  # who has a state that stepped, or follows, with this peer; no auxiliaries
+    helpers: tuple[PeerID, ...] = ()  # the auxiliaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,15 @@ class StandingGroup:
         terms: Mapping[str, str],
         tasks: TaskOwner,
         gather: Callable[[], Any] = lambda: None,
+        *,
+        sees_weights: bool = True,
     ) -> None:
-        """`gather` gives what every member of the group is to know of this peer; it is asked whenever one forms."""
+        """`gather` gives what every member of the group is to know of this peer; it is asked whenever one forms.
+
+        `sees_weights` is off for an auxiliary to which it does not matter whose samples are in a round: where it
+        reduced nothing itself, as of a single part, it cannot tell.
+        """
+        self._sees_weights = sees_weights
         self._averager = averager
         self._gather = gather
         self._target = target_batch_size
@@ -208,7 +216,10 @@ class StandingGroup:
         if control.cancelled():
             return Failed("the round was cancelled")
         try:
-            return _committed(control.result(timeout=0))
+            result = control.result(timeout=0)
+            if self._sees_weights and result.total_weight <= 0:
+                return Failed("nobody in the group had samples")
+            return _committed(result)
         except RoundMissed as error:
             lineage = control.request.tag
             if self._missed is None or self._missed[0] != lineage:
@@ -226,13 +237,12 @@ class StandingGroup:
         return asyncio.get_running_loop().time() < self._missed[1] + PATIENCE_WITH_BEGUN
 
 
-def _committed(result: RoundResult) -> Outcome:
-    if result.total_weight <= 0:
-        return Failed("nobody in the group had samples")
+def _committed(result: RoundResult) -> Committed:
     return Committed(
         result.group.group_id,
-        round(result.total_weight),
+        min(round(result.total_weight), MAX_COUNT),
         tuple(result.contributors),
         dict(result.left_out),
         tuple(member.peer_id for member in result.group.members if not member.auxiliary),
+        tuple(member.peer_id for member in result.group.members if member.auxiliary),
     )

@@ -8,7 +8,6 @@ by sketches        members of the group that ends an epoch bring sketches of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmcli.network.identity import PeerID
@@ -17,6 +16,7 @@ from swarmcli.optim.state.comparison import Comparison
 from swarmcli.optim.state.drift import RepairPace, Verdict
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.state_averaging import StateAveraging
+from swarmcli.optim.state.state_rounds import state_config
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -41,14 +41,14 @@ class StateKeeper:
         Raises OptimizerError for statistics that cannot be averaged.
         """
         options = modes.state
-        allreduce = replace(averager_config.allreduce, compression=options.compression, tensor_infos=None)
-        matchmaking = replace(averager_config.matchmaking, target_group_size=None)  # what gradients part, this unites
-        own = replace(averager_config, prefix=f"{config.run_id}_state", allreduce=allreduce, matchmaking=matchmaking)
+        own = state_config(config.run_id, averager_config, options.compression)
         self.strayed = False  # this peer's state has to be replaced by the others', and its standing says so
         self._node = node
         self._replica = replica
         self._every = modes.average_state_every
         self._by_samples = modes.gradients is None
+        self._by_epoch = modes.by_epoch
+        self._several_groups = modes.several_groups
         self._delay = options.delay
         self._averaging = StateAveraging(node, own, replica, options.statistics, config.fingerprint)
         self._comparison = Comparison(node, config.run_id, replica, options.tolerance)
@@ -96,7 +96,7 @@ class StateKeeper:
         """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
         verdict, self._verdict = self._verdict, None
         self._comparison.members = len(committed.members)
-        if len(committed.members) > 1:
+        if len(committed.members) > 1 or self._several_groups:
             if self._every is not None:
                 if self._replica.standing.epoch % self._every == 0:
                     await self._average(committed, samples)
@@ -114,7 +114,7 @@ class StateKeeper:
     async def _average(self, committed: Committed, samples: int) -> None:
         await self._averaging.apply(wait=True)  # the last one, if it has taken a whole epoch
         weight = float(samples) if self._by_samples else 1.0
-        await self._begin(committed, weight, changes=self._delay)
+        await self._begin(committed, weight, helpers=committed.helpers if self._by_epoch else (), changes=self._delay)
         if not self._delay:
             await self._averaging.apply(wait=True)
 
@@ -134,6 +134,10 @@ class StateKeeper:
         self._comparison.drop()
         self.strayed = True
 
-    async def _begin(self, committed: Committed, weight: float, *, changes: bool) -> None:
+    async def _begin(
+        self, committed: Committed, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
+    ) -> None:
         standing = self._replica.standing
-        await self._averaging.begin(standing.lineage, standing.epoch, weight, committed.members, changes=changes)
+        # Of several groups nobody knows who is in the others: those of the last round are expected then.
+        mates = None if self._several_groups else committed.members + helpers
+        await self._averaging.begin(standing.lineage, standing.epoch, weight, mates, changes=changes)

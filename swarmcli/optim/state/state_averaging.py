@@ -1,23 +1,34 @@
-"""Rounds in which peers average their training states, beside those of the gradients, under a prefix of their own."""
+"""The averaging of a trainer's state: a copy goes into a round, and the average comes back by the delta rule."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swarmcli.averaging import AveragerCore, RoundRequest
-from swarmcli.errors import SwarmError
+import torch
+
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.state_buffers import StateBuffers, extra_slots, parameter_slots, statistic_slots
+from swarmcli.optim.state.state_buffers import Slot, extra_slots, parameter_slots, statistic_slots
+from swarmcli.optim.state.state_rounds import StateRounds
 
 if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig, StepControl
+    from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
+
+
+def state_slots(
+    parameters: Sequence[torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    statistics: Sequence[str],
+    extra_tensors: Sequence[torch.Tensor],
+) -> Iterator[Slot]:
+    """What the peers of a run average of their states, in the order that all of them have."""
+    yield from parameter_slots(parameters)
+    yield from statistic_slots(parameters, optimizer, statistics)
+    yield from extra_slots(extra_tensors)
 
 
 class StateAveraging:
@@ -36,81 +47,53 @@ class StateAveraging:
     ) -> None:
         """`config` is that of the state's averager. Raises OptimizerError for statistics that cannot be averaged."""
         state = replica.state
-        self._node = node
+        slots = state_slots(state.parameters, state.optimizer, statistics, state.extra_tensors)
+        self._events = node.endpoint.events
         self._replica = replica
-        self._buffers = StateBuffers(
-            [
-                *parameter_slots(state.parameters),
-                *statistic_slots(state.parameters, state.optimizer, statistics),
-                *extra_slots(state.extra_tensors),
-            ]
-        )
-        config = replace(config, allreduce=replace(config.allreduce, tensor_infos=self._buffers.infos))
-        self._patience = config.matchmaking.min_matchmaking_time
-        self._averager = AveragerCore(self._buffers.tensors, node, config)
-        self._terms = dict(terms or {})
-        self._control: StepControl | None = None  # of the round under way, or of one that has not been applied
-        self._epoch = 0  # of that round
+        self._rounds = StateRounds(node, config, slots, terms)
+        self._epoch = 0  # of the round
 
     async def start(self) -> None:
-        await self._averager.start()
+        await self._rounds.start()
 
     async def shutdown(self) -> None:
         """Leaves the round under way. Idempotent; leaves no task."""
-        self.drop()
-        await self._averager.shutdown()
+        await self._rounds.shutdown()
 
     @property
     def is_under_way(self) -> bool:
         """Whether a round has begun that has not been applied."""
-        return self._control is not None
+        return self._rounds.is_under_way
 
-    async def begin(self, tag: bytes, epoch: int, weight: float, mates: Iterable[PeerID], *, changes: bool) -> None:
+    async def begin(
+        self, tag: bytes, epoch: int, weight: float, mates: Iterable[PeerID] | None, *, changes: bool
+    ) -> None:
         """Copies the state as it is now and has it averaged with that of `mates`, and of others with this tag.
 
+        None: the members of the last round are expected.
         `changes`: the state may change until `apply`. A round that was never applied is given up.
         """
-        self.drop()
-        async with self._averager.tensors():
-            await self._replica.change(partial(self._buffers.load, changes=changes))
-        self._averager.expect(mates)
-        request = RoundRequest(tag=tag, weight=weight, timeout=self._patience, epoch=epoch, terms=self._terms)
-        self._control, self._epoch = self._averager.begin_round(request), epoch
+        self._rounds.drop()
+        async with self._rounds.averager.tensors():
+            await self._replica.change(partial(self._rounds.buffers.load, changes=changes))
+        self._rounds.begin(tag, epoch, weight, mates)
+        self._epoch = epoch
 
     async def apply(self, *, wait: bool) -> bool:
         """Moves the state by the delta rule if the round has ended, or once it has. Whether there was an average."""
-        control = self._control
-        if control is None or not (wait or control.done()):
+        if not (wait or self._rounds.has_ended):
             return False
-        reason = await _ended(control)
-        if control is not self._control:
-            return False  # another call has applied it, or the state was replaced
-        self._control = None
+        reason = await self._rounds.ended()
+        if reason is None:
+            return False  # there was none, another call has applied it, or the state was replaced
         if reason:
             text = f"the states were not averaged after epoch {self._epoch}, each peer keeps its own: {reason}"
-            self._node.endpoint.events.emit(Noticed("warning", text))
+            self._events.emit(Noticed("warning", text))
             return False
-        async with self._averager.tensors():
-            await self._replica.change(self._buffers.apply)
+        async with self._rounds.averager.tensors():
+            await self._replica.change(self._rounds.buffers.apply)
         return True
 
     def drop(self) -> None:
         """The state that is being averaged is of no use any more: leaves the round; the others go on."""
-        control, self._control = self._control, None
-        if control is not None:
-            control.cancel()
-
-
-async def _ended(control: StepControl) -> str:
-    """Waits for the end of a round; why it gave no average, empty if it did."""
-    # Not `await control`: cancelling that would cancel its future, and the round behind it would run on.
-    ended = asyncio.Event()
-    control.add_done_callback(lambda _: ended.set())
-    await ended.wait()
-    if control.cancelled():
-        return "it was left"
-    try:
-        result = control.result(timeout=0)
-    except SwarmError as error:
-        return str(error)
-    return "" if result.total_weight > 0 else "nobody in the group had samples"
+        self._rounds.drop()

@@ -1,0 +1,77 @@
+"""Auxiliaries in runs that average states: they reduce these too, and nobody waits for them in vain."""
+
+import pytest
+
+from swarmcli.events import RoundFinished
+from swarmcli.network import virtual_time
+from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.membership.report import PeerDescription
+from swarmcli.optim.modes import Modes, StateOptions
+from swarmcli.optim.setup import averager_config
+from swarmcli.optim.state.state_averaging import state_slots
+from swarmcli.optim.state.state_rounds import LONGEST_WAIT
+from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record, together
+
+EPOCHS = 6
+
+
+async def helper(swarm: Swarm, modes: Modes) -> AuxiliaryCore:
+    config = OptimizerConfig("run", TARGET, description=PeerDescription("auxiliary"))
+    model = make_model(0)
+    states = list(state_slots([model], momentum([model]), modes.state.statistics, ()))
+    averaging = averager_config(config, auxiliary=True)
+    core = AuxiliaryCore(await swarm.node(), config, averaging, [model], modes=modes, states=states)
+    await core.start()
+    return core
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [
+        Modes(gradients=None, state=StateOptions(delay=False)),
+        Modes(gradients=None, state=StateOptions(statistics=("momentum_buffer",))),
+        Modes(gradients=None, state=StateOptions(average_every=2)),
+    ],
+    ids=["at once", "in the background", "every second epoch"],
+)
+def test_an_auxiliary_reduces_states_too(modes: Modes) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1, modes=modes, pace=0.3) for _ in range(2)]
+            core = await helper(swarm, modes)
+            rounds = record(core.node, RoundFinished)
+            training = together(*(trainer.train(EPOCHS) for trainer in trainers))
+
+            async def assist() -> None:
+                while core.standing.epoch < EPOCHS:
+                    await core.step()
+
+            await together(training, assist())
+            states = [r for r in rounds if r.purpose == "run_state"]
+            assert [r.epoch for r in states if r.outcome == "committed" and len(r.members) == 3]
+            assert not [r.reason for r in states if r.outcome != "committed" and r.epoch < EPOCHS]
+            assert max(event.seconds for trainer in trainers for event in trainer.epochs[1:]) < 3.0
+            await core.shutdown()
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_an_auxiliary_that_leaves_holds_nobody_up() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            modes = Modes(gradients=None, state=StateOptions(delay=False))
+            trainers = [await swarm.trainer(seed=1, modes=modes, pace=0.3) for _ in range(2)]
+            core = await helper(swarm, modes)
+
+            async def assist() -> None:
+                while core.standing.epoch < EPOCHS // 2:
+                    await core.step()
+                await core.shutdown()
+
+            await together(*(trainer.train(EPOCHS) for trainer in trainers), assist())
+            # Once it is waited for, since its node is still connected: no longer than for any mate of a state round.
+            longest = max(event.seconds for trainer in trainers for event in trainer.epochs[1:])
+            assert longest < LONGEST_WAIT + 2.0
+
+    virtual_time.run(main(), timeout=300)
