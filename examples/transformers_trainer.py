@@ -70,11 +70,15 @@ class SwarmCallback(TrainerCallback):
         control.should_training_stop = self.optimizer.local_epoch >= self.last_epoch
 
 
+def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Before each step of the swarm: the average of all peers, as one process with the whole batch would."""
+    torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
+
+
 def make_optimizer(dht: swarmcli.DHT, model: torch.nn.Module, epochs: int) -> swarmcli.Optimizer:
     """The model has to be on its device already, and the optimizer has to be made before Trainer sees it."""
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    # Clips the average of all peers, as one process with the whole batch would; see max_grad_norm below.
-    inner.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) and None)
+    inner.register_step_pre_hook(clip)
     return swarmcli.Optimizer(
         dht=dht,
         run_id="trainer",
