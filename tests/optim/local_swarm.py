@@ -14,6 +14,7 @@ from swarmcli.optim.membership.report import PeerDescription, Role
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
+from swarmcli.optim.state.residence import Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, loss_of, make_model, momentum
 
 Entry: TypeAlias = "Gradient | Step | EpochOver | Applied"
@@ -103,16 +104,19 @@ async def local_peer(
     make: Optimizers = momentum,
     role: Role = "trainer",
     extra_tensors: Sequence[torch.Tensor] = (),
+    offload: bool = False,
     **options: Any,
 ) -> LocalPeer:
-    """A peer that has been started; `options` are those of the states' averaging."""
+    """A peer that has been started; `options` are those of the states' averaging. With `offload` its optimizer and
+    the states that are averaged are copies in host memory."""
     node = await swarm.node()
     config = OptimizerConfig("run", TARGET, description=PeerDescription(role))
     weights = make_model(seed)
     modes = Modes(gradients=None, state=StateOptions(**options))
-    core = OptimizerCore(
-        node, config, averager_config(config), make([weights]), extra_tensors=extra_tensors, modes=modes
-    )
+    place = Offloaded([weights], make) if offload else None
+    optimizer = make([weights]) if place is None else place.optimizer
+    averaging = averager_config(config)
+    core = OptimizerCore(node, config, averaging, optimizer, extra_tensors=extra_tensors, residence=place, modes=modes)
     peer = LocalPeer(core, weights, batch_size, pace)
     await core.start()
     swarm.trainers.append(peer)  # type: ignore[arg-type]  # shut down with the others

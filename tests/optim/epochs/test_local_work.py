@@ -50,6 +50,20 @@ def test_it_is_the_same_computation_in_one_process(delay: bool, sizes: tuple[int
 
 
 @pytest.mark.parametrize("delay", [False, True])
+def test_peers_may_choose_for_themselves_where_their_optimizer_lives(delay: bool) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peers = [await local_peer(swarm, seed=1, delay=delay, offload=offload) for offload in (True, False)]
+            await together(*(peer.train(EPOCHS) for peer in peers))
+            await finish(peers)
+            for peer in peers:
+                await peer.core.replica.publish()
+            check(peers)
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("delay", [False, True])
 def test_statistics_are_averaged_by_name(delay: bool) -> None:
     async def main() -> None:
         for make, names in ((momentum, ("momentum_buffer",)), (adamw, ("exp_avg", "exp_avg_sq"))):
