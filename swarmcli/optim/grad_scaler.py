@@ -12,11 +12,8 @@ import torch
 from swarmcli.errors import GradScalerError, OptimizerError
 
 
-@runtime_checkable
-class TakesScaledGradients(Protocol):
-    """The collaborative Optimizer, as its scaler sees it."""
-
-    def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any: ...
+class ScaledIntake(Protocol):
+    """Where an Optimizer's scaled gradients go."""
 
     def batch_gradients(self) -> list[torch.Tensor]:
         """Those that the last backward pass wrote; with reused buffers the sums that it added to."""
@@ -30,11 +27,20 @@ class TakesScaledGradients(Protocol):
         """Whether such buffers hold gradients at the present scale, which must not change under them."""
 
 
+@runtime_checkable
+class TakesScaledGradients(Protocol):
+    """The collaborative Optimizer, as its scaler sees it. An auxiliary takes none."""
+
+    scaled_steps: ScaledIntake | None
+
+    def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any: ...
+
+
 @dataclass(slots=True)
-class _Intake:
+class _Since:
     """What became of one Optimizer's local steps since the last update."""
 
-    optimizer: TakesScaledGradients
+    intake: ScaledIntake
     steps: int = 0
     unscaled: bool = False  # the user did it for the batch that comes next
     overflow: bool = False
@@ -42,7 +48,7 @@ class _Intake:
 
     @property
     def may_update(self) -> bool:
-        return (self.overflow or self.global_step) and not self.optimizer.holds_scaled_sums
+        return (self.overflow or self.global_step) and not self.intake.holds_scaled_sums
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -71,7 +77,7 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._in_global_step = False
-        self._intakes: dict[int, _Intake] = {}  # by the optimizer's id
+        self._since: dict[int, _Since] = {}  # the last update; by the intake's id
 
     # the calls that torch's scaler has
 
@@ -84,21 +90,21 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not (self.is_enabled() and isinstance(optimizer, TakesScaledGradients)):
             return super().unscale_(optimizer)
-        scale = self.scale_of(optimizer)
-        intake = self._intake(optimizer)
-        if intake.unscaled:
+        intake = _intake_of(optimizer)
+        scale = self.scale_of(intake)
+        if self._of(intake).unscaled:
             raise GradScalerError("unscale_() was called twice for one batch; its gradients are unscaled already")
-        if optimizer.gradients_are_sums:
+        if intake.gradients_are_sums:
             raise GradScalerError(
                 "unscale_(): reused gradient buffers hold an epoch's batches and are unscaled at its end"
             )
-        gradients = optimizer.batch_gradients()
+        gradients = intake.batch_gradients()
         if any(gradient.dtype == torch.float16 for gradient in gradients):
             raise GradScalerError("unscale_(): small float16 gradients would vanish; step() unscales them in float32")
         with torch.no_grad():
             for gradient in gradients:
                 gradient.div_(scale)
-        intake.unscaled = True
+        self._of(intake).unscaled = True
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """A local step of the collaborative Optimizer, which takes the scaled gradients in; of others as in torch.
@@ -124,20 +130,20 @@ class GradScaler(torch.amp.GradScaler):
         if new_scale is not None:
             self._refuse_under_sums()
             super().update(new_scale)
-            self._intakes.clear()
+            self._since.clear()
             return
-        stepped = any(intake.steps for intake in self._intakes.values())
+        stepped = any(since.steps for since in self._since.values())
         if self._report_found() or not stepped:
             self._update_by_steps()
-        for intake in self._intakes.values():
-            intake.steps = 0
+        for since in self._since.values():
+            since.steps = 0
 
     # what it knows beyond torch's
 
     def are_grads_finite(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the gradients that `optimizer` would step with, or take in, are all finite. Changes nothing."""
         if isinstance(optimizer, TakesScaledGradients):
-            return all_finite(optimizer.batch_gradients())
+            return all_finite(_intake_of(optimizer).batch_gradients())
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return all_finite(parameter.grad for parameter in parameters if parameter.grad is not None)
 
@@ -162,8 +168,8 @@ class GradScaler(torch.amp.GradScaler):
 
     # for the Optimizer
 
-    def scale_of(self, optimizer: TakesScaledGradients) -> float:
-        """What the gradients of the batch that `optimizer` takes in now were multiplied with.
+    def scale_of(self, intake: ScaledIntake) -> float:
+        """What the gradients of the batch that comes next were multiplied with.
 
         GradScalerError: inside a global step, or nothing was ever scaled.
         """
@@ -173,26 +179,26 @@ class GradScaler(torch.amp.GradScaler):
             raise GradScalerError("the collaborative Optimizer takes its global steps by itself: step it outside")
         if self._scale is None:
             raise GradScalerError("nothing was scaled: call scaler.scale(loss).backward() before step()")
-        return 1.0 if self._intake(optimizer).unscaled else self.get_scale()
+        return 1.0 if self._of(intake).unscaled else self.get_scale()
 
-    def note_step(self, optimizer: TakesScaledGradients, *, overflow: bool, global_step: bool) -> None:
+    def note_step(self, intake: ScaledIntake, *, overflow: bool, global_step: bool) -> None:
         """After a local step: whether gradients were given up because they overflowed, and whether an epoch ended."""
-        intake = self._intake(optimizer)
-        intake.steps += 1
-        intake.unscaled = False
-        intake.overflow |= overflow
-        intake.global_step |= global_step
+        since = self._of(intake)
+        since.steps += 1
+        since.unscaled = False
+        since.overflow |= overflow
+        since.global_step |= global_step
 
-    def _intake(self, optimizer: TakesScaledGradients) -> _Intake:
-        return self._intakes.setdefault(id(optimizer), _Intake(optimizer))
+    def _of(self, intake: ScaledIntake) -> _Since:
+        return self._since.setdefault(id(intake), _Since(intake))
 
     def _report_found(self) -> bool:
         """Tells torch's arithmetic of each Optimizer that has come to an end of something; whether one has."""
-        ended = [(key, intake) for key, intake in self._intakes.items() if intake.may_update]
-        for key, intake in ended:
-            found = torch.full((), float(intake.overflow), dtype=torch.float32, device=self._device)
+        ended = [(key, since) for key, since in self._since.items() if since.may_update]
+        for key, since in ended:
+            found = torch.full((), float(since.overflow), dtype=torch.float32, device=self._device)
             self._per_optimizer_states[key]["found_inf_per_device"] = {found.device: found}
-            intake.overflow = intake.global_step = False
+            since.overflow = since.global_step = False
         return bool(ended) or any(state["found_inf_per_device"] for state in self._per_optimizer_states.values())
 
     def _update_by_steps(self) -> None:
@@ -202,7 +208,7 @@ class GradScaler(torch.amp.GradScaler):
             raise GradScalerError(f"update() without a step before it: {error}") from error
 
     def _refuse_under_sums(self) -> None:
-        if any(intake.optimizer.holds_scaled_sums for intake in self._intakes.values()):
+        if any(since.intake.holds_scaled_sums for since in self._since.values()):
             raise GradScalerError(
                 "update(new_scale): reused gradient buffers hold gradients at the present scale; "
                 "set another one right after a global step"
@@ -220,7 +226,13 @@ class GradScaler(torch.amp.GradScaler):
     def __getstate__(self) -> dict[str, Any]:
         if self._in_global_step:
             raise GradScalerError("a scaler cannot be copied or pickled inside a global step")
-        return {**super().__getstate__(), "_intakes": {}}
+        return {**super().__getstate__(), "_since": {}}
+
+
+def _intake_of(optimizer: TakesScaledGradients) -> ScaledIntake:
+    if optimizer.scaled_steps is None:
+        raise GradScalerError("an auxiliary computes no gradients")
+    return optimizer.scaled_steps
 
 
 def all_finite(gradients: Iterable[torch.Tensor]) -> bool:

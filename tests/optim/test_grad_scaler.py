@@ -20,6 +20,7 @@ class Collaborative(torch.optim.SGD):
 
     def __init__(self, weights: torch.Tensor, *, sums: bool = False) -> None:
         super().__init__([weights], lr=1.0)
+        self.scaled_steps = self
         self.taken: list[torch.Tensor] = []  # unscaled
         self.gradients_are_sums = sums
         self.holds_scaled_sums = False
