@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import swarmcli
-from benchmarks._contest import serve_turns
+from benchmarks._contest import join_dht, serve_turns
 from swarmcli.network.identity import Identity
 from swarmcli.network.tls import dialer_context, listener_context
 
@@ -25,7 +25,7 @@ def average_here(pipe: Pipe, index: int, peers: int, nbytes: int, half: bool) ->
     torch.set_num_threads(1)
     tensors = [torch.full((nbytes // 16,), float(index)) for _ in range(4)]
     codec = swarmcli.Float16Compression() if half else swarmcli.NoCompression()
-    with _dht(pipe, index) as dht, _averager(tensors, dht, peers, codec) as averager:
+    with join_dht(pipe, index) as dht, _averager(tensors, dht, peers, codec) as averager:
 
         def work() -> None:
             if len(averager.step(timeout=60) or ()) != peers:
@@ -38,21 +38,13 @@ def share_state_here(pipe: Pipe, index: int, nbytes: int) -> None:
     """Process 0 has a state, process 1 downloads it."""
     torch.set_num_threads(1)
     tensors = [torch.randn(nbytes // 64) for _ in range(16)]
-    with _dht(pipe, index) as dht, _averager(tensors, dht, 2, swarmcli.NoCompression()) as averager:
+    with join_dht(pipe, index) as dht, _averager(tensors, dht, 2, swarmcli.NoCompression()) as averager:
 
         def work() -> None:
             if index and averager.load_state_from_peers(timeout=60) is None:
                 raise RuntimeError("nobody shared a state")
 
         serve_turns(pipe, work)
-
-
-def _dht(pipe: Pipe, index: int) -> swarmcli.DHT:
-    """Everyone's hash table; all but the first join the first."""
-    place = swarmcli.DHT(start=True, host="127.0.0.1") if index == 0 else None
-    pipe.send(place.get_visible_addresses()[0] if place else None)
-    known = pipe.recv()
-    return place or swarmcli.DHT(known[:1], start=True, host="127.0.0.1")
 
 
 def _averager(

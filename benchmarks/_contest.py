@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Protocol
 
+import swarmcli
+
 PATIENCE = 120.0  # seconds for one turn
 REST = 1.0  # seconds before each turn: some contestants are busy for a while after theirs
 
@@ -48,9 +50,13 @@ class Crew:
         known = [self._hear(pipe) for pipe in self._pipes]
         self._tell(known)
 
-    def turn(self) -> Turn:
+    def ask(self) -> list[Any]:
+        """Everyone's answer to "go"."""
         self._tell("go")
-        seconds, processor = zip(*(self._hear(pipe) for pipe in self._pipes), strict=True)
+        return [self._hear(pipe) for pipe in self._pipes]
+
+    def turn(self) -> Turn:
+        seconds, processor = zip(*self.ask(), strict=True)
         return Turn(max(seconds), statistics.fmean(processor))
 
     def end(self) -> None:
@@ -112,6 +118,14 @@ def serve_turns(pipe: Pipe, work: Callable[[], None]) -> None:
         used, began = processor_seconds(), time.perf_counter()
         work()
         pipe.send((time.perf_counter() - began, processor_seconds() - used))
+
+
+def join_dht(pipe: Pipe, index: int) -> swarmcli.DHT:
+    """For the processes of a crew: everyone's hash table; all but the first join the first."""
+    place = swarmcli.DHT(start=True, host="127.0.0.1") if index == 0 else None
+    pipe.send(place.get_visible_addresses()[0] if place else None)
+    known = pipe.recv()
+    return place or swarmcli.DHT(known[:1], start=True, host="127.0.0.1")
 
 
 def compete(contestants: dict[str, Contestant], turns: int) -> dict[str, list[Turn]]:
