@@ -46,6 +46,7 @@ class DecentralizedAverager:
     # What averagers that are more than this one set.
     _program: RoundProgram | None = None  # the phases of a round
     _tag = b""  # only averagers with equal tags average with each other
+    _state_epoch = -1  # of the state that is shared; newcomers ask those of the highest
 
     def __init__(
         self,
@@ -306,7 +307,8 @@ class DecentralizedAverager:
 
     @state_sharing_priority.setter
     def state_sharing_priority(self, priority: float) -> None:
-        self._runner.call(lambda core: core.declare_state(priority=priority))
+        epoch, tag = self._state_epoch, self._tag
+        self._runner.call(lambda core: core.declare_state(priority=priority, epoch=epoch, tag=tag))
         self._state_sharing_priority = priority
 
     # Inside

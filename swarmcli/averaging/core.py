@@ -166,6 +166,10 @@ class AveragerCore:
         """What newcomers are told about the state that this peer shares; donors of higher priority are asked first."""
         self._sharing.declare(StateOffer(priority, epoch, tag))
 
+    async def highest_shared_epoch(self) -> int:
+        """Of the states that others offer; -1: nobody offers one, or none that has an epoch."""
+        return max((offer.epoch for _, offer in await self._sharing.donors()), default=-1)
+
     def _unheard(self, group: Group, member: PeerID, reason: str) -> None:
         self._rounds.spawn(note_absence(self._service, group, member, reason))
 

@@ -7,9 +7,11 @@ priority, then the higher epoch, and downloads from several donors at once.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import groupby
 
 import msgspec
@@ -115,8 +117,10 @@ class StateSharing:
         attempts: dict[str, str] = {}
         for (_, epoch), equals in groupby(offers, key=lambda item: (item[1].priority, item[1].epoch)):
             peers = dict(equals)
+            tag = next(iter(peers.values())).tag
+            like = [peer for peer, offer in peers.items() if offer.tag == tag]
             try:
-                state = await self._download_from(list(peers), max(deadline - _now(), 0.0))
+                state = await self._download_from(like, tag, max(deadline - _now(), 0.0))
             except StateDownloadError as error:
                 attempts |= error.attempts
                 continue
@@ -128,9 +132,12 @@ class StateSharing:
         words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in attempts.items())
         raise StateDownloadError(f"nobody gave a complete state ({words})", attempts)
 
-    async def _download_from(self, peers: list[PeerID], timeout: float) -> DownloadedState:
+    async def _download_from(self, peers: list[PeerID], tag: bytes, timeout: float) -> DownloadedState:
+        """Where states have tags, the one of that tag: donors keep others for a while."""
         max_bytes = psutil.virtual_memory().total
-        return await download_state(self._node.endpoint, self._prefix, peers, timeout=timeout, max_bytes=max_bytes)
+        return await download_state(
+            self._node.endpoint, self._prefix, peers, version=_version(tag), timeout=timeout, max_bytes=max_bytes
+        )
 
     async def _keep_offering(self) -> None:
         while True:
@@ -147,10 +154,16 @@ class StateSharing:
                 continue
 
     async def _snapshot(self, version: bytes) -> Snapshot | None:
-        return await self._provide() if not version else None
+        snapshot = await self._provide()
+        return replace(snapshot, version=version) if version in (b"", _version(self.offer.tag)) else None
 
     def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
         self._node.endpoint.events.emit(StateDonated(peer.text, self.offer.epoch, sent))
+
+
+def _version(tag: bytes) -> bytes:
+    """Under which the state of a tag is asked for; b"" where states have none: whichever a donor has."""
+    return hashlib.sha256(b"swarm state" + tag).digest() if tag else b""
 
 
 def _now() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -159,7 +160,7 @@ class GradientAverager(DecentralizedAverager):
         if not wait:
             return control
         try:
-            return control.result()
+            return self._wait_for(control)
         except AveragingError:
             return None  # the averager has emitted the reason
         finally:
@@ -182,6 +183,10 @@ class GradientAverager(DecentralizedAverager):
         self._unused = False
 
     # Inside
+
+    def _wait_for(self, control: StepControl) -> RoundResult | None:
+        """None: waiting longer makes no sense."""
+        return control.result()
 
     def _hand_in(self, control: StepControl, weight: float | None, empty: bool) -> None:
         with self._at_rest():
@@ -242,6 +247,8 @@ def gradient_method_of(factory: Callable[..., Any]) -> MethodFactory:
 
 
 def _outcome(control: StepControl) -> RoundResult | None:
-    """None for a round that failed or was cancelled."""
-    error = None if control.cancelled() else control.exception()
-    return None if error is not None or control.cancelled() else control.result()
+    """Waits for it; None for a round that failed or was cancelled."""
+    try:
+        return control.result()
+    except (AveragingError, CancelledError):
+        return None

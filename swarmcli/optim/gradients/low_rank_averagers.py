@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from swarmcli.averaging import AveragerCore, RoundResult, StepControl
+from swarmcli.averaging import AveragerCore, AveragingStage, RoundResult, StepControl
 from swarmcli.averaging.state.snapshot import copied
 from swarmcli.network.thread import offload
 from swarmcli.optim.gradients.grad_averager import GradientAverager
@@ -19,8 +19,9 @@ from swarmcli.optim.gradients.powersgd import PowerSGD
 
 logger = logging.getLogger(__name__)
 
-LOOK = 10.0  # seconds that a newcomer's first step spends on looking for the others' state, at most
-_TAG_BYTES = 32
+LOAD = 60.0  # seconds that a newcomer's first step spends on getting what the others share, at most
+LOOK = 2.0  # seconds without a group, after which a peer looks whether the others are further, again and again
+_TRIES, _TAG_BYTES = 3, 32
 
 
 class LowRankGradientAverager(GradientAverager):
@@ -46,7 +47,7 @@ class LowRankGradientAverager(GradientAverager):
         For `options` see GradientAverager. Raises ValueError and TypeError.
         """
         self._factory = self._kind(averager_rank, min_compression_ratio)
-        self._rounds = 0  # that the state shared by all is the outcome of
+        self._state_epoch = 0  # rounds that what all share is the outcome of
         self._in_step = False  # nothing points to others being further
         super().__init__(parameters, **options)
 
@@ -63,34 +64,53 @@ class LowRankGradientAverager(GradientAverager):
         with self._at_rest():
             pass
         if not self._in_step:
-            self.load_state_from_peers(timeout=LOOK)
+            for _ in range(_TRIES):  # they may have a round while this peer downloads
+                if self._others_are_further():
+                    self.load_state_from_peers(timeout=LOAD)
             self._in_step = True
         return super().schedule_step(scheduled_time, **step_options)
 
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor]]:
         """What all peers hold alike. Not the averaged tensors, which mean nothing between rounds."""
         with self.get_tensors():
-            return {"rounds": self._rounds, "tag": self._tag}, list(copied(dict(self._method.shared)).values())
+            return {"rounds": self._state_epoch, "tag": self._tag}, list(copied(dict(self._method.shared)).values())
 
     # Inside
 
+    def _wait_for(self, control: StepControl) -> RoundResult | None:
+        """Peers that are further form groups of their own: a peer that they have left behind would wait for ever."""
+        while True:
+            try:
+                return control.result(timeout=LOOK)
+            except TimeoutError:
+                if control.stage is AveragingStage.LOOKING_FOR_GROUP and self._others_are_further():
+                    logger.warning(
+                        "the others of %r are further: this step is given up, the next follows them", self.prefix
+                    )
+                    control.cancel()
+                    return None
+
+    def _others_are_further(self) -> bool:
+        further: bool = self._runner.run(lambda core: core.highest_shared_epoch()) > self._state_epoch
+        return further
+
     def _take_in_outcome(self) -> None:
-        rounds, waiting = self._rounds, self._last is not None
+        before, waiting = self._state_epoch, self._last is not None
         super()._take_in_outcome()
-        if waiting and self._rounds == rounds:
+        if waiting and self._state_epoch == before:
             self._in_step = False
 
     def _committed(self, result: RoundResult) -> None:
-        self._rounds += 1
+        self._state_epoch += 1
         self._tag = hashlib.sha256(b"swarm low rank" + self._tag + result.group.group_id).digest()
-        rounds, tag, priority = self._rounds, self._tag, self._state_sharing_priority
-        self._runner.call(lambda core: core.declare_state(priority=priority, epoch=rounds, tag=tag), wait=False)
+        self.state_sharing_priority = self._state_sharing_priority  # which makes known how far this peer is
 
     async def _load_state(self, core: AveragerCore, timeout: float | None) -> tuple[Any, list[torch.Tensor]] | None:
         state = await super()._load_state(core, timeout)
         if state is not None:
             async with core.tensors():
                 await offload(self._adopt, *state)
+            core.declare_state(priority=self._state_sharing_priority, epoch=self._state_epoch, tag=self._tag)
         return state
 
     def _adopt(self, metadata: Any, tensors: Sequence[torch.Tensor]) -> None:
@@ -100,11 +120,11 @@ class LowRankGradientAverager(GradientAverager):
         fits = [(each.shape, each.dtype) for each in tensors] == [(each.shape, each.dtype) for each in own]
         if not (isinstance(rounds, int) and isinstance(tag, bytes) and len(tag) in (0, _TAG_BYTES) and fits):
             logger.warning("the state of %r that others share does not fit: it is not used", self.prefix)
-        elif rounds > self._rounds:
+        elif rounds > self._state_epoch:
             for mine, theirs in zip(own, tensors, strict=True):
                 mine.copy_(theirs)
             self._method.reset_own()
-            self._rounds, self._tag = rounds, tag
+            self._state_epoch, self._tag = rounds, tag
 
 
 class PowerSGDGradientAverager(LowRankGradientAverager):

@@ -1,0 +1,176 @@
+"""PowerSGDGradientAverager and PowerEFGradientAverager between peers over TCP, in the users' own threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarmcli.averaging import RoundResult, StepControl
+from swarmcli.optim import GradientAverager, PowerEFGradientAverager, PowerSGDGradientAverager
+from swarmcli.optim.gradients.grad_averager import gradient_method_of
+from swarmcli.optim.gradients.low_rank_averagers import LowRankGradientAverager
+from swarmcli.optim.gradients.plain import Plain
+from swarmcli.optim.gradients.poweref import PowerEF
+from swarmcli.optim.gradients.powersgd import PowerSGD
+from tests.optim.gradients.low_rank_peers import gradient_of
+from tests.optim.shells import at_once, dhts
+
+KINDS = [PowerSGDGradientAverager, PowerEFGradientAverager]
+kinds = pytest.mark.parametrize("kind", KINDS, ids=["powersgd", "poweref"])
+
+
+class Local:
+    """A matrix and a bias with an averager."""
+
+    def __init__(self, kind: type[LowRankGradientAverager], dht, **options) -> None:
+        self.parameters = [torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((12, 10), (10,))]
+        settings = {"min_matchmaking_time": 10.0, "min_compression_ratio": 0.1, **options}
+        self.averager = kind(self.parameters, 2, dht=dht, prefix="grads", **settings)
+
+    def accumulate(self, seed: int, samples: int) -> None:
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = gradient_of(10 * seed + index, parameter.shape)
+        self.averager.accumulate_grads_(samples)
+
+    def step(self):
+        return self.averager.step(timeout=30)
+
+    def averaged(self) -> list[torch.Tensor]:
+        with self.averager.use_averaged_gradients():
+            return [parameter.grad.clone() for parameter in self.parameters]
+
+
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def wait_until_declared(dht, key: str) -> None:
+    while True:
+        found = dht.get(key, latest=True)
+        if found is not None and any(getattr(subkey, "owner", None) == dht.peer_id for subkey in found.value):
+            return
+
+
+@kinds
+def test_two_average_and_a_third_joins_them(kind: type[LowRankGradientAverager]) -> None:
+    with dhts(3) as (first, second, third):
+        one, other = Local(kind, first), Local(kind, second)
+        with one.averager, other.averager:
+            for seed in (0, 1):
+                one.accumulate(seed, 1)
+                other.accumulate(seed + 5, 3)
+                results = at_once(one.step, other.step)
+                assert all(isinstance(result, RoundResult) and result.total_weight == 4 for result in results)
+                assert one.averager.local_samples_accumulated == 0
+                got = one.averaged()
+                assert equal(got, other.averaged())
+                expected = (gradient_of(10 * seed + 1, (10,)) + 3 * gradient_of(10 * seed + 51, (10,))) / 4
+                torch.testing.assert_close(got[1], expected)
+            newcomer = Local(kind, third)
+            with newcomer.averager:
+                members = [one, other, newcomer]
+                for index, member in enumerate(members):
+                    member.accumulate(20 + index, 2)
+                control = newcomer.averager.schedule_step(timeout=30)
+                wait_until_declared(third, "grads.0b")  # or they would begin without it
+                results = at_once(one.step, other.step, lambda: newcomer.averager.step(control=control))
+                assert [result.total_weight for result in results] == [6, 6, 6]
+                averages = [member.averaged() for member in members]
+                assert equal(averages[0], averages[1]) and equal(averages[0], averages[2])
+                shared = [dict(member.averager._method.shared) for member in members]
+                assert all(torch.equal(shared[0][name], shared[2][name]) for name in shared[0])
+
+
+def test_one_that_was_left_behind_notices_and_follows() -> None:
+    with dhts(3) as (first, second, third):
+        one, other, late = (Local(PowerEFGradientAverager, dht) for dht in (first, second, third))
+        with one.averager, other.averager, late.averager:
+            late.averager._in_step = True  # as if it had looked before the others had their first round
+            for index, member in enumerate((one, other, late)):
+                member.accumulate(index, 2)
+            at_once(one.step, other.step)
+            assert late.averager.step(timeout=300) is None
+            assert late.averager.local_samples_accumulated == 2
+            late.averager.load_state_from_peers()
+            assert late.averager._tag == one.averager._tag != b""
+            shared = [dict(member.averager._method.shared) for member in (one, late)]
+            assert all(torch.equal(shared[0][name], shared[1][name]) for name in shared[0])
+
+
+@kinds
+def test_a_step_that_nobody_waits_for_is_taken_in_when_it_is_used(kind: type[LowRankGradientAverager]) -> None:
+    with dhts(2) as (first, second):
+        one, other = Local(kind, first), Local(kind, second)
+        with one.averager, other.averager:
+            one.accumulate(0, 1)
+            other.accumulate(1, 1)
+            controls = [member.averager.step(timeout=30, wait=False) for member in (one, other)]
+            assert all(isinstance(control, StepControl) for control in controls)
+            one.accumulate(2, 4)  # belongs to the next step
+            assert equal(one.averaged(), other.averaged())
+            assert one.averager.local_samples_accumulated == 4
+
+
+@kinds
+def test_a_step_that_finds_nobody_gives_everything_back(kind: type[LowRankGradientAverager]) -> None:
+    with dhts(1) as (only,):
+        one = Local(kind, only, min_matchmaking_time=0.5)
+        with one.averager:
+            one.accumulate(0, 3)
+            one.accumulate(1, 2)
+            before = {name: each.clone() for name, each in one.averager._method.shared.items()}
+            assert one.averager.step(timeout=0.5) is None
+            assert one.averager.local_samples_accumulated == 5
+            assert all(torch.equal(before[name], each) for name, each in one.averager._method.shared.items())
+
+
+def test_what_an_averager_class_stands_for() -> None:
+    assert gradient_method_of(GradientAverager) == Plain()
+    assert gradient_method_of(GradientAverager.get_factory()) == Plain()
+    factory = PowerSGDGradientAverager.get_factory(averager_rank=4)
+    assert gradient_method_of(factory) == PowerSGD(4, 0.5)
+    assert gradient_method_of(PowerEFGradientAverager.get_factory(averager_rank=8, min_compression_ratio=0.1)) == (
+        PowerEF(8, 0.1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (PowerSGDGradientAverager, "averager_rank"),
+        (PowerEFGradientAverager.get_factory(averager_rank=4, part_size_bytes=9), "'part_size_bytes'.*averager_opts"),
+        (GradientAverager.get_factory(averager_rank=4), "takes no 'averager_rank'"),
+        (dict, "expected GradientAverager"),
+        (lambda *_: None, "expected GradientAverager"),
+    ],
+)
+def test_what_is_none_is_refused_by_name(factory, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        gradient_method_of(factory)
+
+
+def test_impossible_options_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="averager_rank"):
+        gradient_method_of(PowerSGDGradientAverager.get_factory(averager_rank=0))
+    with dhts(1) as (only,), pytest.raises(ValueError, match="averaging_alpha"):
+        Local(PowerEFGradientAverager, only, averaging_alpha=0.5)
+
+
+def test_a_state_that_does_not_fit_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    with dhts(1) as (only,):
+        one = Local(PowerEFGradientAverager, only, start=False)
+        own = [each.clone() for each in one.averager._method.shared.values()]
+        good = [torch.ones_like(each) for each in own]
+        for metadata, tensors in (
+            (None, good),
+            ({"rounds": "3", "tag": b""}, good),
+            ({"rounds": 3, "tag": b"short"}, good),
+            ({"rounds": 3, "tag": bytes(32)}, good[:-1]),
+            ({"rounds": 3, "tag": bytes(32)}, [each.float() for each in good]),
+            ({"rounds": 0, "tag": b""}, good),  # nobody is further
+        ):
+            one.averager._adopt(metadata, tensors)
+            assert all(map(torch.equal, one.averager._method.shared.values(), own))
+        assert "does not fit" in caplog.text
+        one.averager._adopt({"rounds": 3, "tag": bytes(32)}, good)
+        assert all(map(torch.equal, one.averager._method.shared.values(), good)) and one.averager._state_epoch == 3
