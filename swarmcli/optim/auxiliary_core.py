@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swarmcli.events import EpochAdvanced
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.membership.ledger import Ledger
+from swarmcli.optim.membership.account import Account
 from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, best
 from swarmcli.optim.membership.presence import Presence
-from swarmcli.optim.membership.report import PeerReport, describe
 from swarmcli.optim.membership.standing_group import Committed, Outcome, StandingGroup, Undecided
 from swarmcli.optim.modes import Modes, assemble_auxiliary
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
@@ -50,10 +48,9 @@ class AuxiliaryCore:
         self.node = node
         self.config = config
         self.standing = _NOWHERE
-        self.ledger = Ledger()
-        self.presence = Presence(node, config.run_id, self.report)
+        self.account = Account(node, config, lambda: self.standing, "assisting")
+        self.presence = Presence(node, config.run_id, self.account.report)
         self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
-        self._events = node.endpoint.events
         self._tasks = TaskOwner()
         self.modes = modes or Modes()
         self._averager = assemble_auxiliary(node, averager_config, self.modes, parameters)
@@ -75,7 +72,7 @@ class AuxiliaryCore:
             await self._states.start()
         await self.presence.start()
         await self.tracker.start(report=False)
-        self.ledger.begin(_now())
+        self.account.begin()
 
     async def shutdown(self) -> None:
         """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
@@ -124,7 +121,7 @@ class AuxiliaryCore:
 
     async def _take_in(self, outcome: Outcome, began: float) -> None:
         if not isinstance(outcome, Committed):
-            self.ledger.note_outcome("undecided" if isinstance(outcome, Undecided) else "failed", outcome.reason)
+            self.account.note_failure(outcome)
             if isinstance(outcome, Undecided):
                 await self._group.close()  # the reports will tell how it ended
             return
@@ -133,24 +130,12 @@ class AuxiliaryCore:
         self.standing = (
             old.by_epoch(self.config.target_batch_size) if by_epoch else old.after(outcome.round_id, outcome.samples)
         )
-        self.ledger.note_outcome("committed")
+        self.account.ledger.note_outcome("committed")
         self._assist_states(outcome)
         await self._group.close()
         self._group.open(self.standing)
         self.presence.announce()
-        _, seconds = self.ledger.end_epoch(_now(), self.standing.epoch)
-        self._events.emit(
-            EpochAdvanced(
-                epoch=self.standing.epoch,
-                lineage=self.standing.lineage.hex(),
-                samples=outcome.samples,
-                own_samples=0,
-                peers=len(outcome.contributors),
-                loss=None,
-                seconds=seconds,
-                averaging_seconds=_now() - began,
-            )
-        )
+        self.account.end_epoch(samples=outcome.samples, peers=len(outcome.contributors), seconds=_now() - began)
 
     def _assist_states(self, committed: Committed) -> None:
         """Takes part in the averaging of states that follows this epoch, if one does."""
@@ -163,10 +148,6 @@ class AuxiliaryCore:
             await states.ended()  # trainers too wait for the last one; why it failed is told by its event
         states.begin(standing.lineage, standing.epoch, 0.0, None if self.modes.several_groups else mates)
         await states.ended()
-
-    def report(self) -> PeerReport:
-        """What this peer says about itself under `{run_id}_peers`."""
-        return describe(self.node, self.config.description, self.config.terms, self.ledger, "assisting", self.standing)
 
 
 def _leading(claims: Iterable[Claim]) -> Standing | None:

@@ -196,14 +196,14 @@ class Optimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
             if loss is not None:  # torch's own take closures that return nothing; Lightning gives such
-                self._core.ledger.note_loss(float(torch.as_tensor(loss).detach()), samples)
+                self._core.account.ledger.note_loss(float(torch.as_tensor(loss).detach()), samples)
         assert self.scaled_steps is not None
         self.scaled_steps.step(samples, grad_scaler)
         return loss
 
     def note_loss(self, loss: float, samples: int) -> None:
         """For loops without a closure: the mean loss over so many samples, for the others to see. Not averaged."""
-        self._trainer().ledger.note_loss(loss, samples)
+        self._trainer().account.ledger.note_loss(loss, samples)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Of the model's parameters. Not with reuse_grad_buffers: there the gradients are what is accumulated."""
@@ -255,7 +255,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def report(self) -> PeerReport:
         """What this peer says about itself."""
-        return self._core.report()
+        return self._core.account.report()
 
     def peers(self) -> Mapping[PeerID, PeerReport]:
         """What the other peers last said about themselves; their texts are strangers'."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swarmcli.events import EpochAdvanced
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
@@ -24,12 +23,11 @@ from swarmcli.optim.epochs.epoch_rule import EpochRule, OneGroup, SeveralGroups
 from swarmcli.optim.epochs.last_moment import LastMoment
 from swarmcli.optim.epochs.under_way import EndUnderWay, Resume
 from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.membership.account import Account
 from swarmcli.optim.membership.following import LineageFollower
-from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.replaying import Replayer
-from swarmcli.optim.membership.report import PeerReport, Phase, describe
 from swarmcli.optim.membership.standing_group import Committed, StandingGroup
 from swarmcli.optim.membership.state_exchange import StateExchange
 from swarmcli.optim.modes import Modes, assemble
@@ -67,8 +65,7 @@ class OptimizerCore:
         self.node = node
         self.config = config
         self.modes = modes or Modes()
-        self.ledger = Ledger()
-        self.phase: Phase = "joining"
+        self.account = account = Account(node, config, lambda: self.standing)
         self.tracker = ProgressTrackerCore(
             node,
             config.run_id,
@@ -79,8 +76,7 @@ class OptimizerCore:
             status_loglevel=logging.INFO if config.verbose else logging.DEBUG,
             latest_epoch=self._latest_epoch,
         )
-        self.presence = Presence(node, config.run_id, self.report)
-        self._events = events = node.endpoint.events
+        self.presence = Presence(node, config.run_id, account.report)
         self._tasks = TaskOwner()
         self.replica, self._work = assemble(
             node, config, averager_config, self.modes, optimizer, scheduler, extra_tensors, residence
@@ -93,6 +89,9 @@ class OptimizerCore:
         self._exchange = StateExchange(
             node.endpoint, config.run_id, self.replica, averager.at_rest, self.modes.state.load_compression
         )
+        account.rate = lambda: self.tracker.performance_ema.samples_per_second
+        account.drift = lambda: keeper.drift
+        events = node.endpoint.events
         replayer = Replayer(self._work, self.replica, events)
         self._lineage = LineageFollower(
             self.presence, self._exchange, replayer, lambda: self.standing, events, config.load_state_timeout
@@ -101,7 +100,6 @@ class OptimizerCore:
         if self.modes.several_groups:
             self._rule = SeveralGroups(self.tracker, config.matchmaking_time, _now)
         self._end = EpochEnd(
-            node.peer_id,
             config,
             self.modes.timing,
             self._rule,
@@ -110,8 +108,7 @@ class OptimizerCore:
             keeper,
             self._group,
             self.presence,
-            self.ledger,
-            events,
+            account,
             self._advanced,
         )
         self._ending = EndUnderWay(self._tasks)
@@ -141,7 +138,7 @@ class OptimizerCore:
         self._exchange.start()
         await self.presence.start()
         await self.tracker.start()
-        self.ledger.begin(_now())
+        self.account.begin()
 
     async def shutdown(self) -> None:
         """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
@@ -200,7 +197,7 @@ class OptimizerCore:
             await self._group.close()
             self._end.left_behind = False
             changed = await self._lineage.catch_up(reason)
-            self.phase = "following" if self.config.description.role == "monitor" else "training"
+            self.account.phase = "following" if self.config.description.role == "monitor" else "training"
             if changed:
                 self._keeper.drop()
                 self._start_over()
@@ -223,7 +220,7 @@ class OptimizerCore:
         before = self.overflows
         await self._work.take_in(batch_size, scale)
         if self.overflows == before:
-            self.ledger.samples += batch_size
+            self.account.ledger.samples += batch_size
         if not self._ending:  # otherwise these samples are of an epoch that has not begun for the others
             self._report_samples()
 
@@ -267,35 +264,23 @@ class OptimizerCore:
         self.global_steps += own_samples > 0
         self._begin_epoch(committed.contributors)
         self._group.open(self.standing)
-        self._tell_epoch(committed.samples, own_samples, len(committed.contributors), averaging_seconds=seconds)
+        self.account.end_epoch(
+            samples=committed.samples, own_samples=own_samples, peers=len(committed.contributors), seconds=seconds
+        )
+        self.presence.announce()
 
     def _start_over(self) -> None:
         """The parameters are others than those that the gradients belong to."""
-        self.ledger.forget_losses()
+        self.account.ledger.forget_losses()
         self._begin_epoch()
-        self._tell_epoch(samples=0, own_samples=0, peers=0, averaging_seconds=0.0)
+        self.account.end_epoch()
+        self.presence.announce()
 
     def _begin_epoch(self, mates: Sequence[PeerID] = ()) -> None:
         with self.tracker.pause_updates():
             self.tracker.update_epoch(self.standing.epoch)
             self._last_moment.begin_epoch(mates)
             self._report_samples()  # there are some already where the trainer did not wait
-
-    def _tell_epoch(self, samples: int, own_samples: int, peers: int, averaging_seconds: float) -> None:
-        loss, seconds = self.ledger.end_epoch(_now(), self.replica.standing.epoch)
-        self.presence.announce()
-        self._events.emit(
-            EpochAdvanced(
-                epoch=self.standing.epoch,
-                lineage=self.standing.lineage.hex(),
-                samples=samples,
-                own_samples=own_samples,
-                peers=peers,
-                loss=loss,
-                seconds=seconds,
-                averaging_seconds=averaging_seconds,
-            )
-        )
 
     def _latest_epoch(self) -> int:
         """Of those who train: what progress reports say beyond it leads nobody on."""
@@ -317,20 +302,6 @@ class OptimizerCore:
 
     # what others see, and get
 
-    def report(self) -> PeerReport:
-        """What this peer says about itself under `{run_id}_peers`."""
-        rate = self.tracker.performance_ema.samples_per_second
-        return describe(
-            self.node,
-            self.config.description,
-            self.config.terms,
-            self.ledger,
-            self.phase,
-            self.standing,
-            samples_per_second=rate,
-            drift=self._keeper.drift,
-        )
-
     async def linger(self, until_others_at: int, timeout: float) -> bool:
         """Stays to hand out the state, without computing, until nobody who can be reached is behind that epoch.
 
@@ -340,7 +311,7 @@ class OptimizerCore:
         await self._ending.over()
         await self.replica.publish()
         await self._group.close()
-        self.phase = "lingering"
+        self.account.phase = "lingering"
         self.presence.announce()
         deadline = _now() + timeout
         while await self.presence.anyone_behind(until_others_at):
@@ -377,7 +348,7 @@ class OptimizerCore:
         await self.replica.load_checkpoint(state_dict)
         await self._work.drop()
         self._keeper.drop()
-        self._lineage.settled, self.phase = False, "joining"
+        self._lineage.settled, self.account.phase = False, "joining"
         self._last_seen = self.standing
         self._begin_epoch()
         self.presence.announce()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from swarmcli.events import Events, Noticed
-from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epochs.epoch_rule import EpochRule
 from swarmcli.optim.epochs.work import EpochWork, Timing
-from swarmcli.optim.membership.ledger import Ledger
+from swarmcli.optim.membership.account import Account
 from swarmcli.optim.membership.lineage import solitary_round_id
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.standing_group import Committed, Failed, Outcome, StandingGroup, Undecided
@@ -29,7 +27,6 @@ class EpochEnd:
 
     def __init__(
         self,
-        own_id: PeerID,
         config: OptimizerConfig,
         timing: Timing,
         rule: EpochRule,
@@ -38,12 +35,11 @@ class EpochEnd:
         keeper: StateKeeper,
         group: StandingGroup,
         presence: Presence,
-        ledger: Ledger,
-        events: Events,
+        account: Account,
         on_advanced: Callable[[Committed, int, float], None],
     ) -> None:
         """`on_advanced` is called with the round, this peer's samples in it, and the seconds that it took."""
-        self._own_id = own_id
+        self._own_id = account.peer_id
         self._config = config
         self._timing = timing
         self._rule = rule
@@ -52,8 +48,7 @@ class EpochEnd:
         self._keeper = keeper
         self._group = group
         self._presence = presence
-        self._ledger = ledger
-        self._events = events
+        self._account = account
         self._on_advanced = on_advanced
         self._weight: int | None = None  # samples handed in
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
@@ -111,8 +106,8 @@ class EpochEnd:
         else:
             return None
         if not isinstance(outcome, Committed):
-            self._ledger.note_outcome("undecided" if isinstance(outcome, Undecided) else "failed", outcome.reason)
-            self._warn(f"the round of epoch {self._replica.standing.epoch} gave no result: {outcome.reason}")
+            self._account.note_failure(outcome)
+            self._account.warn(f"the round of epoch {self._replica.standing.epoch} gave no result: {outcome.reason}")
             self._presence.announce()
         return outcome
 
@@ -130,7 +125,7 @@ class EpochEnd:
         strayed = self._keeper.judge(self._group.gathered)
         outcome = await self._group.contribute(0 if strayed else weight)
         if isinstance(outcome, Committed):
-            self._ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
+            self._account.ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
 
     async def _average_alone(self, resume: Callable[[], None]) -> Outcome:
@@ -139,7 +134,7 @@ class EpochEnd:
         if not (samples and self.has_enough):
             return Failed("this peer has no samples any more")
         await self._group.close()
-        self._ledger.note_outcome("alone")
+        self._account.ledger.note_outcome("alone")
         await self._work.average_alone()
         lineage = self._replica.standing.lineage
         round_id = solitary_round_id(self._own_id, lineage)
@@ -170,16 +165,13 @@ class EpochEnd:
             self._share = handed / committed.samples
         if handed and not counted:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
-            self._warn(f"{handed} samples of this peer are not in the average: {reason}")
+            self._account.warn(f"{handed} samples of this peer are not in the average: {reason}")
         await self._work.advance(committed, counted)
         await self._keeper.after_epoch(committed, handed)
         if self._timing is Timing.AT_ONCE:
             await self._replica.publish()
         await self._group.close()
         self._on_advanced(committed, handed if counted else 0, _now() - began)
-
-    def _warn(self, text: str) -> None:
-        self._events.emit(Noticed("warning", text))
 
 
 def _now() -> float:

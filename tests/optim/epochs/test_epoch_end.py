@@ -7,7 +7,6 @@ from typing import ClassVar
 import pytest
 
 from swarmcli.errors import OptimizerError
-from swarmcli.events import Events, Noticed
 from swarmcli.network import virtual_time
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
@@ -24,7 +23,7 @@ WITHOUT_ME = Committed(bytes(32), 12, (OTHER,), {OWN: "silent"})
 
 
 class Story:
-    """Stands in for replica, work, group and presence, and writes down what is asked of them."""
+    """Stands in for replica, work, group, presence and account, and writes down what is asked of them."""
 
     replays = True
     has_strayed = False
@@ -38,12 +37,9 @@ class Story:
         self.begun = True
         self.broken: Exception | None = None
         self.outcomes = list(outcomes)
-        events = Events()
-        events.subscribe(lambda event: self.warnings.append(event.text) if isinstance(event, Noticed) else None)
+        self.ledger = Ledger()
         config = OptimizerConfig("run", 24)
-        self.end = EpochEnd(
-            OWN, config, timing, OneGroup(24), self, self, self, self, self, Ledger(), events, self.advanced
-        )  # type: ignore[arg-type]
+        self.end = EpochEnd(config, timing, OneGroup(24), self, self, self, self, self, self, self.advanced)  # type: ignore[arg-type]
 
     async def run(self) -> None:
         await self.end.run(self.resume)
@@ -54,6 +50,16 @@ class Story:
 
     def advanced(self, committed: Committed, own_samples: int, seconds: float) -> None:
         self.told.append(f"at the next epoch with {own_samples} of {committed.samples}")
+
+    # the account
+
+    peer_id = OWN
+
+    def note_failure(self, outcome: Failed | Undecided) -> None:
+        self.ledger.note_outcome("failed", outcome.reason)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
     # the replica
 

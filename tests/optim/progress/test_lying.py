@@ -10,6 +10,7 @@ import pytest
 
 from swarmcli.dht import DHTNode
 from swarmcli.network import virtual_time
+from swarmcli.optim.membership.lineage import MAX_COUNT
 from swarmcli.optim.progress.progress import LocalTrainingProgress, RefreshOptions, estimate_global_progress
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 from tests.optim.optim_swarm import Swarm, nodes, together
@@ -148,3 +149,24 @@ def test_an_epoch_neither_ends_early_nor_takes_longer(change) -> None:
     assert seconds <= 2 * honest + 5 * 1.5, (
         "18 epochs: at most five waits in vain, or one trainer's pace instead of two"
     )
+
+
+@pytest.mark.parametrize("weight", [10**15, 10**18])
+def test_a_member_that_claims_more_samples_than_can_be_counted_breaks_nobody(weight) -> None:
+    """Its gradients rule the average, which nobody can help; the others' reports and counts stay readable."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            honest, liar = [await swarm.trainer() for _ in range(2)]
+            hand_in = liar.core._work.hand_in
+
+            async def lie() -> int:
+                return weight if await hand_in() else 0
+
+            liar.core._work.hand_in = lie
+            await together(*(trainer.train(4) for trainer in (honest, liar)))
+            assert honest.core.account.report().samples_seen == honest.core.standing.samples == MAX_COUNT
+            assert all(epoch.samples <= MAX_COUNT for epoch in honest.epochs)
+            await honest.train(5)
+
+    virtual_time.run(main(), seed=2)

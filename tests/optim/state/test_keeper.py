@@ -103,14 +103,14 @@ def test_the_drift_is_in_the_report() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             trainers = [await swarm.trainer(seed=1) for _ in range(3)]
-            assert trainers[1].core.report().drift is None
+            assert trainers[1].core.account.report().drift is None
             await together(*(trainer.train(2) for trainer in trainers))
             corrupt(trainers[1], lambda weights: weights + 3.0)
             told: dict[int, list[float | None]] = {0: [], 1: []}  # by peer, at the end of each epoch
 
             def note(number: int, event: Event) -> None:
                 if isinstance(event, EpochAdvanced):
-                    told[number].append(trainers[number].core.report().drift)
+                    told[number].append(trainers[number].core.account.report().drift)
 
             for number in told:
                 trainers[number].node.endpoint.events.subscribe(partial(note, number))

@@ -1,0 +1,84 @@
+"""What a peer tells of itself: to the others in its report, and in events to whoever watches it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from swarmcli.events import EpochAdvanced, Noticed
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.membership.ledger import Ledger
+from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.membership.report import PeerReport, Phase, describe
+from swarmcli.optim.membership.standing_group import Failed, Undecided
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHTNode
+
+
+class Account:
+    """One peer's. Its ledger, phase, rate and drift are told in the next report; events are told at once."""
+
+    def __init__(
+        self, node: DHTNode, config: OptimizerConfig, standing: Callable[[], Standing], phase: Phase = "joining"
+    ) -> None:
+        self.ledger = Ledger()
+        self.phase = phase
+        self.rate: Callable[[], float] = float  # samples per second; 0.0 unless somebody knows better
+        self.drift: Callable[[], float | None] = lambda: None
+        self._node = node
+        self._config = config
+        self._standing = standing
+
+    @property
+    def peer_id(self) -> PeerID:
+        return self._node.peer_id
+
+    def begin(self) -> None:
+        """The first epoch begins; calls after the first do nothing."""
+        self.ledger.begin(_now())
+
+    def report(self) -> PeerReport:
+        """What this peer says about itself under `{run_id}_peers`."""
+        return describe(
+            self._node,
+            self._config.description,
+            self._config.terms,
+            self.ledger,
+            self.phase,
+            self._standing(),
+            samples_per_second=self.rate(),
+            drift=self.drift(),
+        )
+
+    def note_failure(self, outcome: Failed | Undecided) -> None:
+        """A round ended without a result."""
+        self.ledger.note_outcome("undecided" if isinstance(outcome, Undecided) else "failed", outcome.reason)
+
+    def warn(self, text: str) -> None:
+        """A person should read this."""
+        self._node.endpoint.events.emit(Noticed("warning", text))
+
+    def end_epoch(self, *, samples: int = 0, own_samples: int = 0, peers: int = 0, seconds: float = 0.0) -> None:
+        """This peer has come to its present standing: with a round of so many samples and peers that took so many
+        seconds, or with another peer's state."""
+        standing = self._standing()
+        loss, length = self.ledger.end_epoch(_now(), standing.epoch)
+        self._node.endpoint.events.emit(
+            EpochAdvanced(
+                epoch=standing.epoch,
+                lineage=standing.lineage.hex(),
+                samples=samples,
+                own_samples=own_samples,
+                peers=peers,
+                loss=loss,
+                seconds=length,
+                averaging_seconds=seconds,
+            )
+        )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
