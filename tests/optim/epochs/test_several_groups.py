@@ -36,7 +36,7 @@ def test_groups_train_side_by_side_also_with_one_left_over(count: int) -> None:
             assert not any(downloads)  # another group being a moment earlier makes nobody start over
             gradients = [[r for r in seen if r.purpose == "run_grads" and r.members] for seen in rounds]
             assert max(len(r.members) for seen in gradients for r in seen) <= SIZE
-            assert sum(len(seen) for seen in gradients) > 0.8 * EPOCHS * len(trainers)
+            assert sum(len(seen) for seen in gradients) > 0.6 * EPOCHS * len(trainers)
             start = (make_model(1).detach() - 1).norm().item()
             assert max(distance(trainer) for trainer in trainers) < start
             weights = torch.stack([trainer.weights.detach() for trainer in trainers])
