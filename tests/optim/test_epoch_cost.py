@@ -1,0 +1,34 @@
+"""What the end of an epoch costs where everyone is ready: delays on the way, counted under virtual time."""
+
+import asyncio
+
+import pytest
+
+from swarmcli.network import virtual_time
+from tests.optim.optim_swarm import Swarm, Trainer, together
+
+DELAY = 0.05  # seconds one way
+# Progress to the leader, its word to begin, parts, averages, votes, the decision. Opening a stream takes a way each way.
+WAYS = 8
+EPOCHS = 8
+
+
+def beyond_computing(trainer: Trainer, batches: int) -> list[float]:
+    """Per epoch, in delays; the first epochs are those in which peers get to know each other."""
+    return [(event.seconds - batches * trainer.pace) / DELAY for event in trainer.epochs[4:]]
+
+
+@pytest.mark.parametrize("peers", [2, 4, 8])
+@pytest.mark.parametrize("batches", [1, 4])
+def test_an_epoch_ends_within_a_few_ways_through_the_network(peers: int, batches: int) -> None:
+    async def main() -> None:
+        async with Swarm(latency=DELAY) as swarm:
+            target = 4 * peers * batches
+            trainers = [await swarm.trainer(seed=1, pace=2.0, target=target) for _ in range(peers)]
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(EPOCHS) for trainer in trainers))
+            for trainer in trainers:
+                assert max(beyond_computing(trainer, batches)) < WAYS
+            assert asyncio.get_running_loop().time() < EPOCHS * (2.0 * batches + 1.0) + 10
+
+    virtual_time.run(main(), timeout=600)
