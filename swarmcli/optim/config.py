@@ -27,6 +27,7 @@ class OptimizerConfig:
     tracker: RefreshOptions = field(default_factory=RefreshOptions)
     performance_ema_alpha: float = 0.1
     client_mode: bool | None = None  # as if nobody could dial this peer; None: as the DHT
+    proceed_alone: bool = False  # with own gradients when no round comes about, although others are there
     verbose: bool = False  # the progress of the swarm goes to the log at level INFO
 
     def __post_init__(self) -> None:

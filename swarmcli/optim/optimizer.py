@@ -117,6 +117,7 @@ class Optimizer(torch.optim.Optimizer):
             client_mode=client_mode,
             tracker=RefreshOptions(**(tracker_opts or {})),
             performance_ema_alpha=performance_ema_alpha,
+            proceed_alone=bool((averager_opts or {}).get("proceed_alone", False)),
             verbose=verbose,
         )
         averaging = averager_config(

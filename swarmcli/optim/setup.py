@@ -22,7 +22,7 @@ _AVERAGER_OPTIONS = (
     {"request_timeout", "standing_grace", "min_group_size", "target_group_size"},
     {"compression", "part_size_bytes", "sender_timeout", "reducer_timeout"},
     {"bandwidth", "min_vector_size", "initial_group_bits"},
-    {"state_tolerance"},
+    {"state_tolerance", "proceed_alone"},
 )
 
 

@@ -94,8 +94,19 @@ class EpochEnd:
             if outcome is not None:
                 deadline = began + self._config.averaging_timeout
             begun = await self._group.wait_until_begun(LOOK_AROUND if self.has_enough else LAST_CALL)
-            if _now() >= deadline or not (begun or self.has_enough):
+            if _now() >= deadline:
+                return await self._proceed(began, resume)
+            if not (begun or self.has_enough):
                 return None
+
+    async def _proceed(self, began: float, resume: Callable[[], None]) -> tuple[Committed, float] | None:
+        """Others are there, but no round came about in time: with its own gradients, if the user wants that."""
+        if not (self._config.proceed_alone and self.has_enough):
+            return None
+        seconds = _now() - began
+        self._account.warn(f"no round came about within {seconds:.0f} s: this peer steps with its own gradients alone")
+        outcome = await self._average_alone(resume)
+        return (outcome, began) if isinstance(outcome, Committed) else None
 
     async def _attempt(self, began: float, resume: Callable[[], None]) -> Outcome | None:
         """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""

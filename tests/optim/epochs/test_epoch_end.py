@@ -1,10 +1,12 @@
 """The end of an epoch step by step: when the trainer may go on, what is handed in how often, what is given back."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from swarmcli.errors import OptimizerError
 from swarmcli.network import virtual_time
@@ -29,7 +31,9 @@ class Story:
     has_strayed = False
     standing = Standing(3, 72, bytes(32))
 
-    def __init__(self, timing: Timing, outcomes: Sequence[Outcome | Exception], samples: int = 12) -> None:
+    def __init__(
+        self, timing: Timing, outcomes: Sequence[Outcome | Exception], samples: int = 12, **options: bool
+    ) -> None:
         self.told: list[str] = []
         self.warnings: list[str] = []
         self.weights: list[float] = []
@@ -38,7 +42,7 @@ class Story:
         self.broken: Exception | None = None
         self.outcomes = list(outcomes)
         self.ledger = Ledger()
-        config = OptimizerConfig("run", 24)
+        config = OptimizerConfig("run", 24, **options)
         self.end = EpochEnd(config, timing, OneGroup(24), self, self, self, self, self, self, self.advanced)  # type: ignore[arg-type]
 
     async def run(self) -> None:
@@ -228,3 +232,37 @@ def test_a_round_without_this_peer_is_said_aloud(timing: Timing) -> None:
     assert "advance without own" in story.told
     assert "at the next epoch with 0 of 12" in story.told
     assert story.warnings == ["12 samples of this peer are not in the average: silent"]
+
+
+class Unanswered(Story):
+    """Others train on this lineage, but no round begins."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__(Timing.AT_ONCE, [], 24, **options)
+        self.begun = False
+        self.averager = self.archive = self
+
+    async def unless_begun(self, work: Coroutine[Any, Any, str]) -> str:
+        return await work
+
+    async def surroundings(self, standing: Standing) -> str:
+        return "company"
+
+    async def average_alone(self) -> None:
+        self.told.append("average alone")
+
+    @asynccontextmanager
+    async def tensors(self) -> AsyncIterator[list[torch.Tensor]]:
+        yield []
+
+    async def keep_alone(self, round_id: bytes, tag: bytes, averages: list[torch.Tensor], weight: float) -> None:
+        self.told.append("kept for others")
+
+
+@pytest.mark.parametrize("proceed_alone", [True, False])
+def test_without_a_round_a_peer_steps_by_itself_only_if_it_is_told_to(proceed_alone: bool) -> None:
+    story = Unanswered(proceed_alone=proceed_alone)
+    virtual_time.run(story.run())
+    assert ("advance" in story.told) == proceed_alone
+    assert ("kept for others" in story.told) == proceed_alone
+    assert any("no round came about within 15 s" in warning for warning in story.warnings) == proceed_alone
