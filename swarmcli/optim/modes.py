@@ -58,6 +58,13 @@ class Modes:
     several_groups: bool = False  # each averages with some of the others only, and all by and by
     state: StateOptions = StateOptions()
 
+    def __post_init__(self) -> None:
+        if self.several_groups and self.gradients is not None and not isinstance(self.gradients, Plain):
+            raise ValueError(
+                "target_group_size: PowerSGD and PowerEF need one group of all peers, since what these share (Q, "
+                "estimates) has to be the same for everyone"
+            )
+
     @property
     def by_epoch(self) -> bool:
         """Whether peers differ by design, so that their lineage only counts epochs."""

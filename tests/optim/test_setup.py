@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.optim import GradientAverager
+from swarmcli.optim import GradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epochs.work import Timing
 from swarmcli.optim.modes import StateOptions
@@ -137,3 +137,9 @@ def test_the_tolerance_of_states_is_an_averager_option() -> None:
     assert state_options(None) == {}
     with pytest.raises(ValueError, match="state_tolerance=0"):
         StateOptions(tolerance=0)
+
+
+def test_compressing_methods_need_one_group() -> None:
+    options = settle(factory, parameters(), grad_averager=PowerSGDGradientAverager.get_factory(averager_rank=1))
+    with pytest.raises(ValueError, match="target_group_size: PowerSGD and PowerEF need one group"):
+        options.modes(StateOptions(), several_groups=True)
