@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 
 from swarmcli.events import DriftMeasured, Events, PeerRefused
 from swarmcli.network import wire
@@ -50,13 +51,22 @@ class Comparison:
         self._sketch: Sketch | None = None  # of the state at the present standing
 
     async def look(self) -> None:
-        """Sketches the state, which the trainer leaves alone meanwhile; a very large one not in every epoch."""
-        self._sketch = None
+        """Sketches the state, for the group that opens next; a very large one not in every epoch."""
+        period = 1 + sum(tensor.numel() for tensor in self._watched) // SKETCHED_EACH_EPOCH
+        self._sketch = await self.sketch() if self._replica.standing.epoch % period == 0 else None
+
+    async def sketch(self) -> Sketch:
+        """Of the state at this moment; the trainer leaves it alone meanwhile."""
+        return await self._replica.change(partial(self._sketcher.sketch, self._watched))
+
+    def has_moved(self, before: Sketch, after: Sketch) -> bool:
+        """Whether the states of two sketches are further apart than the tolerance."""
+        return not (before.is_finite and before.distance(after) <= self._tolerance * before.norm)
+
+    @property
+    def _watched(self) -> list[torch.Tensor]:
         state = self._replica.state
-        watched = [*state.parameters, *state.shared.values()]
-        period = 1 + sum(tensor.numel() for tensor in watched) // SKETCHED_EACH_EPOCH
-        if state.epoch % period == 0:
-            self._sketch = await self._replica.change(partial(self._sketcher.sketch, watched))
+        return [*state.parameters, *state.shared.values()]
 
     def drop(self) -> None:
         """The state is another one than the last look has seen."""
@@ -77,12 +87,17 @@ class Comparison:
         return int.from_bytes(drawn[:8]) * self.members < TELLERS << 64
 
     def judge(self, gathered: Mapping[PeerID, bytes]) -> Verdict | None:
-        """The verdict on what the members of a group told; None if this peer has nothing to compare, or with nobody.
+        """The verdict on what members of a group told, its leader first: everyone who comes to one comes to the same.
 
-        Everyone in the group who comes to one comes to the same.
+        None if this peer has nothing to compare, or with nobody, or if the leader has altered what it told.
         """
         events = self._node.endpoint.events
         epoch = self._replica.standing.epoch
+        own = self._node.peer_id
+        if gathered.get(own) and gathered[own] != wire.encode(self.gathered):
+            leader = next(iter(gathered))
+            events.emit(PeerRefused(leader.text, "it leads a group with another sketch than this peer told", "sketch"))
+            return None
         verdict = judge_group(gathered, epoch, self._tolerance, events)
         if verdict is None or self._sketch is None:
             return None

@@ -98,23 +98,36 @@ def _relative(distance: float, scale: float) -> float:
 
 
 class RepairPace:
-    """How often a peer takes part in repairs: at once, but ever more rarely while they are of no use.
+    """How often a peer repairs its state: at once, but ever more rarely while that is of no use.
 
-    So a member that lies about its sketch costs the others a bounded number of state rounds.
+    So members that lie, about their own sketch or as leaders about those of others, cost a bounded number of downloads
+    and state rounds: those that turn out to have moved nothing delay the next one, twice as long each time.
     """
 
     def __init__(self) -> None:
-        self._pause = 0  # epochs; 0: the last repair was of use
+        self._useless = 0  # repairs, less those that were forgiven
         self._next = 0  # the epoch from which on the next repair is due
+        self._calm = 0  # epochs in which the members agreed
 
     def found_close(self) -> None:
         """The members agree."""
-        self._pause = 0
+        self._calm += 1
+        if self._calm % LONGEST_PAUSE == 0:
+            self._useless = max(0, self._useless - 1)
+
+    def is_pausing(self, epoch: int) -> bool:
+        """Whether it is too early for the next repair."""
+        return epoch < self._next
 
     def is_due(self, epoch: int) -> bool:
-        """Whether to repair in this epoch, in which the members do not agree; counts as a repair if so."""
-        if self._pause and epoch < self._next:
+        """Whether to repair in this epoch, in which the members do not agree; counts as a useless repair if so."""
+        if self.is_pausing(epoch):
             return False
-        self._pause = min(max(1, 2 * self._pause), LONGEST_PAUSE)
-        self._next = epoch + self._pause
+        self._next = epoch + min(1 << self._useless, LONGEST_PAUSE)
+        self._useless += 1
         return True
+
+    def was_of_use(self) -> None:
+        """The last repair has moved the state."""
+        self._useless = max(0, self._useless - 1)
+        self._next = 0

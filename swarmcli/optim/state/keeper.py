@@ -15,6 +15,7 @@ from swarmcli.optim.membership.standing_group import Committed
 from swarmcli.optim.state.comparison import Comparison
 from swarmcli.optim.state.drift import RepairPace, Verdict
 from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.sketch import Sketch
 from swarmcli.optim.state.state_averaging import StateAveraging
 from swarmcli.optim.state.state_rounds import state_config
 
@@ -54,6 +55,7 @@ class StateKeeper:
         self._comparison = Comparison(node, config.run_id, replica, options.tolerance)
         self._verdict: Verdict | None = None  # of the round under way
         self._pace = RepairPace()
+        self._before: Sketch | None = None  # of this peer's state, before a repair that is not over
 
     async def start(self) -> None:
         await self._averaging.start()
@@ -85,12 +87,18 @@ class StateKeeper:
         self.strayed = False
         if self._every is None:
             await self._comparison.look()
+            if self._before is not None:
+                if self._comparison.has_moved(self._before, await self._comparison.sketch()):
+                    self._pace.was_of_use()
+                self._before = None
 
     def judge(self, gathered: Mapping[PeerID, bytes]) -> bool:
         """When a round begins, with what its members told: whether this peer has strayed, so that its gradients, of
-        other parameters than everyone else's, should stay out."""
+        other parameters than everyone else's, should stay out. Not where that was said before and was not so."""
         self._verdict = self._comparison.judge(gathered)
-        return self._verdict is not None and self._comparison.is_astray(self._verdict)
+        if self._verdict is None or self._pace.is_pausing(self._replica.standing.epoch + 1):
+            return False
+        return self._comparison.is_astray(self._verdict)
 
     async def after_epoch(self, committed: Committed, samples: int) -> None:
         """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
@@ -119,11 +127,16 @@ class StateKeeper:
             await self._averaging.apply(wait=True)
 
     async def _repair(self, committed: Committed, verdict: Verdict) -> None:
-        if self._comparison.is_astray(verdict):
-            await self._replica.change(self._go_astray)
-        elif not verdict.average:
+        astray = self._comparison.is_astray(verdict)
+        if not (astray or verdict.average):
             self._pace.found_close()
-        elif self._pace.is_due(self._replica.standing.epoch):
+            return
+        if not self._pace.is_due(self._replica.standing.epoch):
+            return
+        self._before = await self._comparison.sketch()
+        if astray:
+            await self._replica.change(self._go_astray)
+        else:
             await self._begin(committed, 1.0, changes=False)
             await self._averaging.apply(wait=True)
 

@@ -114,6 +114,15 @@ def test_what_is_no_sketch_is_refused_and_not_counted(data: bytes) -> None:
     assert (refused.peer, refused.what) == (peers[2].peer_id.text, "sketch")
 
 
+def test_a_leader_that_alters_what_this_peer_told_is_not_believed() -> None:
+    peers = [Peer(0), Peer(1), Peer(2)]
+    told = gathered(peers)
+    other = wire.encode(_Gathered(0, bytes(256)))
+    assert peers[2].comparison.judge(told | {peers[2].peer_id: other}) is None
+    (refused,) = peers[2].seen
+    assert refused.peer == peers[0].peer_id.text
+
+
 def test_a_sketch_of_another_epoch_is_not_counted() -> None:
     peers = [Peer(0), Peer(1), Peer(2)]
     told = gathered(peers)

@@ -97,10 +97,27 @@ def test_parameters_that_are_all_zero_can_be_judged() -> None:
     assert judge({peer(0): zero, peer(1): zero, peer(2): one}).strays == (peer(2),)
 
 
-def test_repairs_that_help_are_never_delayed_and_others_more_and_more() -> None:
+def test_useless_repairs_come_ever_more_rarely() -> None:
     pace = RepairPace()
     assert [epoch for epoch in range(40) if pace.is_due(epoch)] == [0, 1, 3, 7, 15, 31]
-    pace.found_close()
-    assert pace.is_due(40)
-    late = [epoch for epoch in range(41, 1000) if pace.is_due(epoch)]
+    for _ in range(5):  # that members agree in between is no excuse, or liars would only have to pause
+        pace.found_close()
+    assert not pace.is_due(40)
+    late = [epoch for epoch in range(40, 1000) if pace.is_due(epoch)]
     assert late[-1] - late[-2] == LONGEST_PAUSE
+
+
+def test_repairs_that_were_of_use_count_for_nothing() -> None:
+    pace = RepairPace()
+    for epoch in range(5):
+        assert pace.is_due(epoch)
+        pace.was_of_use()
+    assert [epoch for epoch in range(5, 20) if pace.is_due(epoch)] == [5, 6, 8, 12]
+
+
+def test_long_agreement_is_forgiving() -> None:
+    pace = RepairPace()
+    first = [epoch for epoch in range(40) if pace.is_due(epoch)]
+    for _ in range(len(first) * LONGEST_PAUSE):
+        pace.found_close()
+    assert [epoch for epoch in range(1000, 1008) if pace.is_due(epoch)] == [1000, 1001, 1003, 1007]

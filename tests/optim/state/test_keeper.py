@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pytest
 import torch
 
 from swarmcli.events import DriftMeasured, EpochAdvanced, Event, PeerRefused, RoundFinished, StateDownloaded
-from swarmcli.network import virtual_time
+from swarmcli.network import virtual_time, wire
+from swarmcli.network.identity import PeerID
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.state.comparison import _Gathered
 from swarmcli.optim.state.sketch import SKETCH_BYTES, Sketcher
@@ -199,6 +200,34 @@ def test_a_liar_and_one_other_cost_a_bounded_number_of_state_rounds() -> None:
             assert 3 <= len(tried) <= 6
             assert {event.outcome for event in tried} == {"failed"}  # the liar never comes
             assert all(trainer.epoch == 52 for trainer in trainers)
+
+    virtual_time.run(main(), timeout=600)
+
+
+def test_leaders_that_invent_what_others_told_cost_a_bounded_number_of_downloads() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers, watches = await watched(swarm, 3)
+            keeper = trainers[0].core._keeper
+            judge = keeper.judge
+            far = Sketcher(b"run").sketch([torch.full((6,), 1e6)]).to_bytes()
+
+            def deceived(gathered: Mapping[PeerID, bytes]) -> bool:
+                """In every other epoch both mates are said to be far away, which makes them the majority."""
+                epoch = trainers[0].epoch
+                if epoch % 2:
+                    forged = wire.encode(_Gathered(epoch, far))
+                    gathered = {
+                        peer: own if peer == trainers[0].node.peer_id else forged for peer, own in gathered.items()
+                    }
+                return judge(gathered)
+
+            keeper.judge = deceived  # type: ignore[method-assign]
+            await together(*(trainer.train(60) for trainer in trainers))
+            assert 2 <= len(watches[0].downloads) <= 7
+            assert sum(event.peers == 2 for event in trainers[1].epochs) <= 7 + 2  # otherwise its gradients count
+            assert not watches[1].downloads
+            assert len(digests(trainers)) == 1
 
     virtual_time.run(main(), timeout=600)
 
