@@ -8,7 +8,7 @@ from swarmcli.network import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, together
 
 DELAY = 0.05  # seconds one way
-# Progress to the leader, its word to begin, parts, averages, votes, the decision. Opening a stream takes a way each way.
+# Progress to the leader, its word to begin, parts, averages, votes, the decision; and there and back to open a stream.
 WAYS = 8
 EPOCHS = 8
 
