@@ -22,17 +22,17 @@ from swarmcli.optim.gradients.plain import PlainMethod
 from swarmcli.optim.gradients.poweref import PowerEF
 from swarmcli.optim.gradients.powersgd import PowerSGD
 
-BYTES, CONTEXT, EMBEDDING, WIDTH = 256, 8, 32, 256
-BATCHES = (256, 160, 96)  # samples of each peer per epoch
+BYTES, CONTEXT, EMBEDDING, WIDTH = 256, 8, 16, 128
+BATCHES = (1024, 640, 384)  # samples of each peer per epoch
 EPOCHS, WARM_UP = 300, 20
-PEAK_RATE = 0.5
+PEAK_RATE = 0.05
 TOLERANCE = 0.01  # of the plain loss
 
 MethodFactory = Callable[[GradientAccumulator], GradientMethod]
 
 
 class ByteModel(torch.nn.Module):
-    """Predicts a byte from the eight before it. Four matrices of 256 x 256 and two smaller ones."""
+    """Predicts a byte from the eight before it. Matrices of 128 x 128 and 256 x 128."""
 
     def __init__(self) -> None:
         super().__init__()
