@@ -142,8 +142,8 @@ class OptimizerCore:
 
     async def shutdown(self) -> None:
         """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
+        await self._tasks.close()  # first: an end of epoch under way would open the next group
         await self._group.close()
-        await self._tasks.close()
         await self._work.averager.shutdown()
         await self._keeper.shutdown()
         self._exchange.close()

@@ -101,9 +101,10 @@ class Trainer:
         **options: Any,
     ) -> None:
         self.node, self.batch_size, self.pace = node, batch_size, pace
-        self.weights = make_model(seed)
+        self.seed, self.weights = seed, make_model(seed)
         self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]) if data_seed is None else data_seed)
         self.used: dict[int, torch.Tensor] = {}  # epoch → the rows of this peer that its average holds
+        self.given: dict[str, torch.Tensor] = {}  # lineage → the rows of this peer with which it came about
         self.pending: list[torch.Tensor] = []
         self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
         config = OptimizerConfig("run", target, description=PeerDescription(role), **options)
@@ -149,7 +150,7 @@ class Trainer:
         last = self.epochs[-1]
         assert last.epoch == self.epoch
         if last.own_samples and last.own_samples == sum(map(len, self.pending)):
-            self.used[last.epoch - 1] = torch.cat(self.pending)
+            self.used[last.epoch - 1] = self.given[last.lineage] = torch.cat(self.pending)
         self.pending = []
 
 

@@ -1,0 +1,140 @@
+"""Who comes late, was frozen, or returns with an old state is in step soon, holds up nobody, and mixes nothing in."""
+
+import asyncio
+
+import pytest
+
+from swarmcli.events import RoundsReplayed, StateDownloaded
+from swarmcli.network import virtual_time
+from tests.optim.optim_swarm import Swarm, Trainer, record, until
+from tests.optim.oracle import Checkpoint, Oracle, Work, now
+
+SETTLED = 3.0  # seconds after which the swarm's first epochs are behind it
+
+
+async def veterans(oracle: Oracle, count: int = 3) -> list[Trainer]:
+    """Trainers of unlike pace."""
+    return [await oracle.trainer(seed=1, pace=0.1 + 0.03 * number) for number in range(count)]
+
+
+class Arrivals:
+    """The states that a trainer took over from here on, and the rounds that it replayed."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.downloads = record(trainer.node, StateDownloaded)
+        self.replays = record(trainer.node, RoundsReplayed)
+
+    @property
+    def last(self) -> int:
+        """The epoch to which the last of them led, before the trainer's first contribution."""
+        return max(event.epoch for event in [*self.downloads, *self.replays])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_starts_fifty_epochs_late(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm, Work() as work:
+            oracle = Oracle(swarm)
+            first = await veterans(oracle)
+            work.begin(*first, until=60)
+            await until(lambda: first[0].epoch == 50)
+            came = now()
+            late = await oracle.trainer(seed=2)
+            arrivals = Arrivals(late)
+            work.begin(late, until=60)
+            await work.done()
+            oracle.check(swarm.trainers)
+            assert len(arrivals.downloads) == 1
+            contributed, _ = oracle.watched[late].first_contribution(came)
+            assert contributed <= arrivals.downloads[0].epoch + 2
+            assert oracle.longest(first, came, now()) < 1.5 * oracle.longest(first, SETTLED, came)
+
+    virtual_time.run(main(), seed=seed, timeout=500)
+
+
+@pytest.mark.parametrize("behind", [1, 2, 15])
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_returns_with_an_old_checkpoint(seed: int, behind: int) -> None:
+    """Two rounds are replayed, more are downloaded."""
+
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm, Work() as work:
+            oracle = Oracle(swarm)
+            leaving, *others = await veterans(oracle)
+            work.begin(leaving, *others, until=10 + behind + 15)
+            await until(lambda: leaving.epoch == 10)
+            await work.stop(leaving)
+            checkpoint = await Checkpoint.of(leaving)
+            await leaving.core.shutdown()
+            await until(lambda: others[0].epoch == checkpoint.epoch + behind)
+            came = now()
+            back = await oracle.trainer(seed=5)
+            arrivals = Arrivals(back)
+            await oracle.load(back, checkpoint)
+            work.begin(back, until=10 + behind + 15)
+            await work.done()
+            oracle.check([back, *others])
+            contributed, moment = oracle.watched[back].first_contribution(came)
+            assert contributed <= arrivals.last + 2
+            assert moment - came < 5
+            if behind == 1:
+                assert arrivals.downloads == []
+            assert oracle.longest(others, came, now()) < 2.0
+
+    virtual_time.run(main(), seed=seed, timeout=500)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("stopped", [True, False], ids=["a frozen process", "a dead link"])
+def test_one_that_was_frozen_for_three_epochs(seed: int, stopped: bool) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm, Work() as work:
+            oracle, gate = Oracle(swarm), asyncio.Event()
+            gate.set()
+            trainers = await veterans(oracle)
+            frozen = trainers.pop(seed)
+            work.begin(*trainers, until=40)
+            work.begin(frozen, until=40, gate=gate)
+            await until(lambda: frozen.epoch == 10)
+            swarm.network.freeze(frozen.node.peer_id)
+            began, arrivals = now(), Arrivals(frozen)
+            if stopped:
+                gate.clear()
+            await until(lambda: trainers[0].epoch == 13)
+            swarm.network.thaw(frozen.node.peer_id)
+            gate.set()
+            thawed = now()
+            assert thawed - began < 15, "it cost the others their patience once, not three times"
+            await work.done()
+            oracle.check([frozen, *trainers])
+            contributed, moment = oracle.watched[frozen].first_contribution(thawed)
+            assert contributed <= arrivals.last + 2
+            assert moment - thawed < 6
+            assert oracle.longest(trainers, thawed, now()) < 5
+
+    virtual_time.run(main(), seed=seed, timeout=500)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_halves_that_trained_apart(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm, Work() as work:
+            oracle = Oracle(swarm)
+            trainers = await veterans(oracle, 4)
+            ids = [trainer.node.peer_id for trainer in trainers]
+            work.begin(*trainers, until=60)
+            await until(lambda: trainers[0].epoch == 8)
+            swarm.network.partition([swarm.contact.peer_id, *ids[:2]], ids[2:])
+            await until(lambda: min(trainer.epoch for trainer in trainers) >= 16)
+            leading = max(trainers, key=lambda trainer: trainer.core.standing.order)
+            arrivals = [Arrivals(trainer) for trainer in trainers]
+            swarm.network.heal()
+            met = now()
+            await until(lambda: len({trainer.core.standing.lineage for trainer in trainers}) == 1)
+            assert now() - met < 10
+            await work.done()
+            oracle.check(trainers)
+            assert arrivals[trainers.index(leading)].downloads == [], "who leads goes on as before"
+            assert sum(len(each.downloads) for each in arrivals) == 2, "the other half downloads, once"
+
+    virtual_time.run(main(), seed=seed, timeout=500)
