@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
 
+STRAY = 5.0  # seconds for which a lineage is kept that no trainer reports: reports are some seconds late
 _NOWHERE = Standing(0, 0, bytes(LINEAGE_BYTES))  # before any trainer was heard of
 
 
@@ -52,6 +54,7 @@ class AuxiliaryCore:
         self.presence = Presence(node, config.run_id, self.account.report)
         self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
         self._tasks = TaskOwner()
+        self._confirmed = -math.inf  # when a trainer's report last agreed with the standing, or a round made it
         self.modes = modes or Modes()
         self._averager = assemble_auxiliary(node, averager_config, self.modes, parameters)
         self._group = StandingGroup(
@@ -109,15 +112,28 @@ class AuxiliaryCore:
         if self.standing == _NOWHERE:
             await self.presence.refresh()
         leading = _leading(self.presence.claims())
-        if leading is not None and leading.beats(self.standing):
-            # A report is seconds old, which may be an epoch or more.
-            now = _leading((await self.presence.survey()).values())
-            if now is not None and now.beats(self.standing):
-                await self._group.close()
-                self.standing = now
-                self.presence.announce()
+        if leading == self.standing:
+            self._confirmed = _now()
+        behind = leading is not None and leading.beats(self.standing)
+        if behind or self._group.undecided or (leading is not None and self._astray):
+            await self._ask_where_they_stand()
         if self.standing != _NOWHERE:
             self._group.open(self.standing)
+
+    @property
+    def _astray(self) -> bool:
+        """Whether nobody has held this lineage for a while: those who did may be gone, and others begun anew."""
+        return _now() - self._confirmed > STRAY
+
+    async def _ask_where_they_stand(self) -> None:
+        """A report is seconds old, which may be an epoch or more."""
+        now = _leading((await self.presence.survey()).values())
+        if self._group.begun:
+            return  # the round meanwhile, of this lineage after all
+        await self._group.close()
+        if now is not None and (now.beats(self.standing) or self._astray):
+            self.standing, self._confirmed = now, _now()
+            self.presence.announce()
 
     async def _take_in(self, outcome: Outcome, began: float) -> None:
         if not isinstance(outcome, Committed):
@@ -130,6 +146,7 @@ class AuxiliaryCore:
         self.standing = (
             old.by_epoch(self.config.target_batch_size) if by_epoch else old.after(outcome.round_id, outcome.samples)
         )
+        self._confirmed = _now()
         self.account.ledger.note_outcome("committed")
         self._assist_states(outcome)
         await self._group.close()

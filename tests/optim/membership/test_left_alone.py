@@ -1,0 +1,124 @@
+"""All leave but one, or but the auxiliaries, or all: who comes later goes on from the newest state that there is."""
+
+import asyncio
+
+import pytest
+
+from swarmcli.events import EpochAdvanced, StateDownloaded
+from swarmcli.network import virtual_time
+from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, record, until
+from tests.optim.oracle import Checkpoint, Oracle, Work, now
+
+
+async def gone(work: Work, trainer: Trainer) -> Checkpoint:
+    """It leaves in order, and leaves a checkpoint behind."""
+    await work.stop(trainer)
+    checkpoint = await Checkpoint.of(trainer)
+    await trainer.core.shutdown()
+    return checkpoint
+
+
+async def assist(core: AuxiliaryCore) -> None:
+    while True:
+        await core.step()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("killed", [False, True])
+def test_one_goes_on_alone_and_others_join_it(seed: int, killed: bool) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm, Work() as work:
+            oracle = Oracle(swarm)
+            trainers = [await oracle.trainer(seed=1, pace=0.1 + 0.03 * number) for number in range(3)]
+            alone = trainers.pop(seed)
+            work.begin(*trainers)
+            work.begin(alone, until=30)
+            await until(lambda: alone.epoch == 5)
+            for trainer in trainers:
+                if killed:
+                    await swarm.kill(trainer)
+                else:
+                    await gone(work, trainer)
+            left = now()
+            await until(lambda: alone.epoch == 12)
+            assert max(oracle.watched[alone].gaps(left, now())[1:]) < 6 * alone.pace + 0.1, "it waits for nobody"
+            joined = now()
+            newcomers = [await oracle.trainer(seed=7 + number) for number in range(2)]
+            work.begin(*newcomers, until=30)
+            await until(lambda: min(trainer.epoch for trainer in (alone, *newcomers)) == 30)
+            for newcomer in newcomers:
+                contributed, moment = oracle.watched[newcomer].first_contribution(joined)
+                first = next(event.epoch for event in newcomer.epochs if event.samples == 0)
+                assert contributed <= first + 2
+                assert moment - joined < 5
+            if not killed:
+                oracle.check([alone, *newcomers])
+
+    virtual_time.run(main(), seed=seed, timeout=300)
+
+
+@pytest.mark.parametrize("ages", [(9, 9, 9), (5, 9, 7), (8, 9, 3)], ids=str)
+@pytest.mark.parametrize("together", [True, False])
+def test_all_are_gone_and_come_back_from_checkpoints(ages: tuple[int, ...], together: bool) -> None:
+    """The newest leads; those who come later follow."""
+
+    async def main() -> None:
+        async with Swarm() as swarm, Work() as work:
+            oracle = Oracle(swarm)
+            trainers = [await oracle.trainer(seed=1, pace=0.1 + 0.01 * number) for number in range(3)]
+            work.begin(*trainers)
+            checkpoints: list[Checkpoint] = []
+            for age in sorted(ages):
+                await until(lambda at=age: all(trainer.epoch >= at for trainer in trainers[len(checkpoints) :]))
+                checkpoints.append(await gone(work, trainers[len(checkpoints)]))
+            by_age = {checkpoint.epoch: checkpoint for checkpoint in checkpoints}
+            newest = by_age[max(by_age)]
+            back = []
+            for checkpoint in checkpoints:
+                trainer = await oracle.trainer(seed=3)
+                await oracle.load(trainer, checkpoint)
+                back.append(trainer)
+                work.begin(trainer, until=newest.epoch + 10)
+                if not together:
+                    await asyncio.sleep(0.7)
+            leader = back[checkpoints.index(newest)]
+            downloads = record(leader.node, StateDownloaded)
+            await work.done()
+            oracle.check(back)
+            if together:  # otherwise the others may have come further before it is there
+                assert downloads == []
+                assert leader.epochs[0].epoch == newest.epoch + 1, "it goes on from its own state"
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kept", [True, False], ids=["with a checkpoint", "from the start"])
+def test_only_auxiliaries_are_left_and_trainers_come_back(seed: int, kept: bool) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm, Work() as work:
+            oracle = Oracle(swarm)
+            helper = await auxiliary(swarm)
+            helping = asyncio.ensure_future(assist(helper))
+            trainers = [await oracle.trainer(seed=1) for _ in range(2)]
+            work.begin(*trainers)
+            await until(lambda: trainers[0].epoch >= 5)
+            checkpoints = [await gone(work, trainer) for trainer in trainers]
+            await asyncio.sleep(70)
+            assert not helping.done()
+            helped = record(helper.node, EpochAdvanced)
+            back = [await oracle.trainer(seed=1) for _ in range(2)]
+            for trainer, checkpoint in zip(back, checkpoints, strict=True):
+                if kept:
+                    await oracle.load(trainer, checkpoint)
+            work.begin(*back, until=30)
+            await work.done()
+            oracle.check(back)
+            assert len(helped) > 5, "the auxiliary helps them"
+            assert helper.standing == back[0].core.standing
+            helping.cancel()
+            await asyncio.wait([helping])
+            await helper.shutdown()
+
+    virtual_time.run(main(), seed=seed, timeout=300)
