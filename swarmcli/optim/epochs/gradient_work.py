@@ -10,6 +10,7 @@ import torch
 
 from swarmcli.averaging import AveragerCore
 from swarmcli.averaging.tasks import on_executor
+from swarmcli.averaging.threads import on_one_thread
 from swarmcli.events import Events, Noticed
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.method import GradientMethod
@@ -17,6 +18,9 @@ from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.standing_group import Committed
 from swarmcli.optim.state.replica import Replica
 
+# Bytes. The trainer waits in every step: adding so much takes 2 ms, less than a busy machine needs to hand it to
+# another thread and back.
+TAKE_IN_HERE = 32 << 20
 Succession: TypeAlias = Callable[[Standing, bytes, int], Standing]
 
 
@@ -50,7 +54,9 @@ class GradientWork:
 
     async def take_in(self, batch_size: int, scale: float | None = None) -> None:
         taken = self._gradients.samples
-        if not await on_executor(self._nbytes, self._gradients.add, batch_size, scale):
+        add = partial(self._gradients.add, batch_size, scale)
+        here = self._nbytes <= TAKE_IN_HERE
+        if not (on_one_thread(add) if here else await on_executor(self._nbytes, add)):
             self._give_up(taken + batch_size, f"their gradients, scaled by {scale:g}, are not finite")
 
     async def hand_in(self) -> int:
@@ -75,7 +81,7 @@ class GradientWork:
     async def take_back(self) -> None:
         if self._handed is not None:
             async with self.averager.tensors():
-                await on_executor(self._nbytes, self._gradients.take_back)
+                self._gradients.take_back()
             self._handed = None
 
     async def average_alone(self) -> None:
