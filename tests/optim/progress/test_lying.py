@@ -167,6 +167,5 @@ def test_a_member_that_claims_more_samples_than_can_be_counted_breaks_nobody(wei
             await together(*(trainer.train(4) for trainer in (honest, liar)))
             assert honest.core.account.report().samples_seen == honest.core.standing.samples == MAX_COUNT
             assert all(epoch.samples <= MAX_COUNT for epoch in honest.epochs)
-            await honest.train(5)
 
     virtual_time.run(main(), seed=2)
