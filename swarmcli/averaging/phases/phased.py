@@ -121,7 +121,7 @@ class PhasedAllreduce:
     async def _step(self, phase: int, inputs: Sequence[torch.Tensor]) -> AllreduceResult:
         number = len(self._done)
         if number == MOST_STEPS:
-            raise RoundUndecided(f"the round goes on after {MOST_STEPS} steps")
+            raise RoundFailed(f"{MOST_STEPS} steps were not enough")  # for everyone, who all count them
         weight = 0.0 if self._me in self._excluded else self._weight
         step = Allreduce(
             self._service, self._steps[number], inputs, weight=weight, options=self._options_of(phase), step=number

@@ -8,6 +8,7 @@ import torch
 from swarmcli.averaging.allreduce.allreduce import Allreduce
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
+from swarmcli.averaging.phases.desk import StepDesk
 from swarmcli.averaging.phases.phased import derived
 from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
 from swarmcli.network import virtual_time
@@ -228,5 +229,57 @@ def test_a_step_has_an_id_of_its_own_and_leaves_nothing_behind() -> None:
             assert len({derived(group, step).group_id for step in range(9)} | {group.group_id}) == 10
             assert derived(group, 3).members == group.members
             assert not peers[0].core._service._expected and not peers[0].core._service._rounds
+
+    run(main())
+
+
+def test_a_program_without_end_is_given_up_by_everyone() -> None:
+    async def main() -> None:
+        async with Averagers(13) as swarm:
+            peers = [await add(swarm, value) for value in (1.0, 5.0)]
+            helper = await add(swarm, 0.0, auxiliary=True)
+            for peer in peers:
+                endless(peer)
+            outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in [*peers, helper]])
+            assert all(isinstance(o, RoundFailed) and "9 steps" in o.reason for o in outcomes), outcomes
+            assert all(map(untouched, [*peers, helper]))
+
+    def endless(peer) -> None:
+        begin = peer.core._program.begin
+
+        def begin_endless(seed: bytes):
+            made = begin(seed)
+            made.take = lambda phase, averages: 0
+            return made
+
+        peer.core._program.begin = begin_endless
+
+    run(main())
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+def test_an_auxiliary_that_nobody_can_tell_anything_is_undecided(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leader is lost once a step is done: another trainer tells it; with all of them gone, nobody does."""
+
+    async def main() -> None:
+        async with Averagers(14) as swarm:
+            contact = await add(swarm, 0.0, prefix="elsewhere")
+            peers = [await add(swarm, value) for value in (1.0, 5.0)]
+            helper = await add(swarm, 0.0, auxiliary=True)
+            ask = StepDesk.ask
+
+            async def asked(desk: StepDesk, group, steps: int):
+                if steps == 2:
+                    for peer in peers[:gone]:
+                        swarm.kill(peer)
+                return await ask(desk, group, steps)
+
+            monkeypatch.setattr(StepDesk, "ask", asked)
+            controls = [peer.begin(allow_retries=False) for peer in [*peers, helper]]
+            (outcome,) = await all_outcomes([controls[-1]])
+            for control in controls[:-1]:
+                control.cancel()
+            assert isinstance(outcome, RoundUndecided if gone == 2 else RoundResult), outcome
+            assert contact
 
     run(main())
