@@ -51,6 +51,7 @@ class EpochEnd:
         self._account = account
         self._on_advanced = on_advanced
         self._weight: int | None = None  # samples handed in
+        self._strayed = False  # they were kept out of the last round: they belong to other parameters than the others'
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self.left_behind = False
 
@@ -133,8 +134,8 @@ class EpochEnd:
 
     async def _average_together(self, resume: Callable[[], None]) -> Outcome:
         weight = await self._hand_in(resume)
-        strayed = self._keeper.judge(self._group.gathered)
-        outcome = await self._group.contribute(0 if strayed else weight)
+        self._strayed = self._keeper.judge(self._group.gathered)
+        outcome = await self._group.contribute(0 if self._strayed else weight)
         if isinstance(outcome, Committed):
             self._account.ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
@@ -176,6 +177,7 @@ class EpochEnd:
             self._share = handed / committed.samples
         if handed and not counted:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
+            reason = "this peer's parameters have drifted away from the others'" if self._strayed else reason
             self._account.warn(f"{handed} samples of this peer are not in the average: {reason}")
         await self._work.advance(committed, counted)
         await self._keeper.after_epoch(committed, handed)

@@ -266,3 +266,14 @@ def test_without_a_round_a_peer_steps_by_itself_only_if_it_is_told_to(proceed_al
     assert ("advance" in story.told) == proceed_alone
     assert ("kept for others" in story.told) == proceed_alone
     assert any("no round came about within 15 s" in warning for warning in story.warnings) == proceed_alone
+
+
+def test_who_has_strayed_takes_part_with_nothing_and_is_told_why() -> None:
+    story = Story(Timing.AT_ONCE, [WITHOUT_ME])
+    story.has_strayed = True
+    virtual_time.run(story.run())
+    assert story.weights == [0]
+    assert story.warnings == [
+        "12 samples of this peer are not in the average: this peer's parameters have drifted away from the others'"
+    ]
+    assert "keep states together" in story.told
