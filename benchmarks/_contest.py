@@ -50,10 +50,10 @@ class Crew:
         known = [self._hear(pipe) for pipe in self._pipes]
         self._tell(known)
 
-    def ask(self) -> list[Any]:
-        """Everyone's answer to "go"."""
+    def ask(self, patience: float = PATIENCE) -> list[Any]:
+        """Everyone's answer to "go", for which each has so many seconds."""
         self._tell("go")
-        return [self._hear(pipe) for pipe in self._pipes]
+        return [self._hear(pipe, patience) for pipe in self._pipes]
 
     def turn(self) -> Turn:
         seconds, processor = zip(*self.ask(), strict=True)
@@ -69,9 +69,9 @@ class Crew:
         for pipe in self._pipes:
             pipe.send(message)
 
-    def _hear(self, pipe: Pipe) -> Any:
-        if not pipe.poll(PATIENCE):
-            raise TimeoutError(f"no word within {PATIENCE:.0f} s")
+    def _hear(self, pipe: Pipe, patience: float = PATIENCE) -> Any:
+        if not pipe.poll(patience):
+            raise TimeoutError(f"no word within {patience:.0f} s")
         return pipe.recv()
 
 
