@@ -1,0 +1,153 @@
+"""A run restarted from its checkpoints goes on bit for bit as one that never stopped, in every mode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.errors import StateDownloadError
+from swarmcli.network import virtual_time
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.gradients.plain import Plain
+from swarmcli.optim.gradients.poweref import PowerEF
+from swarmcli.optim.gradients.powersgd import PowerSGD
+from swarmcli.optim.modes import Modes
+from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.setup import averager_config
+from swarmcli.optim.state.residence import InPlace, Offloaded
+from tests.optim.optim_swarm import Swarm, adamw, decay, momentum, together
+
+TARGET, FEATURES, OUTPUTS = 16, 9, 7  # each peer's weight is a power of two, so that the order of a sum rounds nothing
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the peers of one run train."""
+
+    name: str
+    modes: Modes = field(default_factory=Modes)
+    make: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer] = momentum
+    offloaded: bool = False
+
+
+DELAYED = [timing for timing in Timing if timing is not Timing.AT_ONCE]
+KINDS = [
+    Kind("plain"),
+    Kind("adamw", make=adamw),
+    Kind("offloaded", offloaded=True, make=adamw),
+    Kind("powersgd", Modes(gradients=PowerSGD(2, 0.1))),
+    Kind("poweref", Modes(gradients=PowerEF(2, 0.1))),
+    Kind("reused buffers", Modes(gradients=Plain(), reuse_grad_buffers=True)),
+    *(Kind(str(timing), Modes(timing=timing), offloaded=True) for timing in DELAYED),
+]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+class Peer:
+    """Computes exactly half of each epoch's batch, and then waits for its end."""
+
+    def __init__(self, node: Any, kind: Kind, number: int) -> None:
+        start = torch.Generator().manual_seed(1)
+        shapes = [(FEATURES, OUTPUTS), (OUTPUTS,)]
+        self.parameters = [
+            torch.nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=start)) for shape in shapes
+        ]
+        self.kind, self.number = kind, number
+        self.data = torch.Generator().manual_seed(100 + number)
+        place = Offloaded(self.parameters, kind.make) if kind.offloaded else InPlace(self.parameters)
+        optimizer = place.optimizer if isinstance(place, Offloaded) else kind.make(self.parameters)
+        config = OptimizerConfig("run", TARGET)
+        self.core = OptimizerCore(
+            node, config, averager_config(config), optimizer, decay(optimizer), residence=place, modes=kind.modes
+        )
+
+    async def train(self, until: int) -> None:
+        while self.core.standing.epoch < until:
+            epoch = self.core.standing.epoch
+            await asyncio.sleep(0.1 + 0.05 * self.number)
+            rows = torch.randn(TARGET // 2, FEATURES, dtype=torch.float64, generator=self.data)
+            if not self.kind.modes.reuse_grad_buffers:
+                for parameter in self.parameters:
+                    parameter.grad = None
+            ((rows @ self.parameters[0] + self.parameters[1]) ** 2).mean().backward()
+            await self.core.step(len(rows))
+            while self.core.standing.epoch == epoch:
+                await self.core.step(0)
+
+    async def leave(self) -> tuple[dict[str, Any], list[torch.Tensor], torch.Tensor]:
+        saved = await self.core.state_dict()
+        weights = [parameter.detach().clone() for parameter in self.parameters]
+        await self.core.shutdown()
+        return saved, weights, self.data.get_state()
+
+    async def resume(self, left: tuple[dict[str, Any], list[torch.Tensor], torch.Tensor]) -> None:
+        saved, weights, data = left
+        for parameter, weight in zip(self.parameters, weights, strict=True):
+            parameter.data.copy_(weight)
+        self.data.set_state(data)
+        await self.core.load_state_dict(saved)
+
+
+async def peer(swarm: Swarm, kind: Kind, number: int) -> Peer:
+    made = Peer(await swarm.node(), kind, number)
+    await made.core.start()
+    swarm.trainers.append(made)  # type: ignore[arg-type]  # for its end
+    return made
+
+
+async def run(kind: Kind, restarted: Collection[int], *, at: int = 4, until: int = 9) -> list[Any]:
+    """Two peers, of which some are restarted at an epoch: what each holds in the end."""
+    async with Swarm() as swarm:
+        peers = [await peer(swarm, kind, number) for number in range(2)]
+        await together(*(each.train(at) for each in peers))
+        for each in peers:  # with delays the model gets the new parameters here, whether it is restarted or not
+            await each.core.state_dict()
+        left = {number: await peers[number].leave() for number in restarted}
+        await asyncio.sleep(3)  # whoever has not left may do what it does about that
+        for number in restarted:
+            peers[number] = await peer(swarm, kind, number)
+            await peers[number].resume(left[number])
+            assert peers[number].core.standing.epoch == at
+        await together(*(each.train(until) for each in peers))
+        end = [(await each.core.state_dict(), each.core.state_digest()) for each in peers]
+        return [(digest, _plain(state)) for state, digest in end]
+
+
+def _plain(state: Any) -> Any:
+    """Without what is drawn anew in every run: the ids of rounds, and with them the lineage."""
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items() if key != "lineage"}
+    if isinstance(state, torch.Tensor):
+        return state.dtype, state.tolist()
+    return [_plain(value) for value in state] if isinstance(state, list | tuple) else state
+
+
+@every_kind
+@pytest.mark.parametrize("restarted", [(0, 1), (0,), (1,)], ids=["all", "one", "the other"])
+def test_it_goes_on_as_one_that_never_stopped(kind: Kind, restarted: tuple[int, ...]) -> None:
+    assert virtual_time.run(run(kind, restarted), seed=1) == virtual_time.run(run(kind, ()), seed=1)
+
+
+def test_without_a_donor_training_does_not_go_on_and_says_whom_it_asked() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            donors = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(*(donor.train(3) for donor in donors))
+            for donor in donors:
+                donor.core._exchange.close()
+            newcomer = await swarm.trainer(seed=2, load_state_timeout=20.0)
+            before = newcomer.weights.detach().clone()
+            for _ in range(2):
+                with pytest.raises(StateDownloadError) as caught:
+                    await newcomer.compute()
+                assert {donor.node.peer_id.text for donor in donors} <= caught.value.attempts.keys()
+            assert torch.equal(newcomer.weights, before)
+            assert newcomer.core.samples == 0
+
+    virtual_time.run(main(), timeout=300)
