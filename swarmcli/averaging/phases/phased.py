@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,7 +29,7 @@ import torch
 
 from swarmcli.averaging.allreduce.allreduce import Allreduce
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
-from swarmcli.averaging.allreduce.reducer import MAX_WEIGHT, MIN_WEIGHT
+from swarmcli.averaging.allreduce.reducer import MAX_WEIGHT, MIN_WEIGHT, Average
 from swarmcli.averaging.allreduce.results import AllreduceResult, contributions
 from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.group import NONCE_BYTES, Group
@@ -154,7 +155,21 @@ class PhasedAllreduce:
                 unlike[peer] = "it goes on sending though it was left out"
             elif named.get(peer) != weights.get(peer) and peer not in unlike:
                 unlike[peer] = result.left_out.get(peer, "it had unlike parts in two phases")
+        if unlike and unlike.keys() >= named.keys():
+            for peer in self._best_attended(result.parts, unlike):
+                del unlike[peer]
         return unlike
+
+    def _best_attended(self, parts: Sequence[Average], among: Mapping[PeerID, str]) -> list[PeerID]:
+        """Where nobody is in all parts, who is in most of them: one reducer that hears nobody must not cost everybody.
+
+        Not all of `among`, or nothing would be gained.
+        """
+        attended = Counter(self._group.members[index].peer_id for part in parts for index in part.senders)
+        able = [m.peer_id for m in self._group.members if m.peer_id in among and m.peer_id not in self._excluded]
+        most = max((attended[peer] for peer in able), default=0)
+        best = [peer for peer in able if most and attended[peer] == most]
+        return best if len(best) < len(among) else best[:1] if len(among) > 1 else []
 
     def _begin_again(self, news: RoundNews, unlike: Mapping[PeerID, str]) -> None:
         """Without these. Raises RoundFailed where that does not help any more."""

@@ -36,6 +36,7 @@ def check_outcomes(values: dict[Peer, tuple[float, float]], outcomes: dict[Peer,
     for group_id in {result.group.group_id for result in applied.values()}:
         members = [peer for peer, result in applied.items() if result.group.group_id == group_id]
         assert len({applied[peer].contributors for peer in members}) == 1
+        assert applied[members[0]].total_weight > 0
         check(members, values, applied[members[0]])
     for peer, outcome in outcomes.items():
         assert isinstance(outcome, RoundResult) or untouched(peer)
