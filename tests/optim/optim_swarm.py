@@ -69,10 +69,10 @@ def record(node: DHTNode, kind: type[E]) -> list[E]:
     return seen
 
 
-def make_model(seed: int) -> torch.nn.Parameter:
-    """Weights of a linear model, float64, shape (FEATURES,)."""
+def make_model(seed: int, dtype: torch.dtype = torch.float64) -> torch.nn.Parameter:
+    """Weights of a linear model, shape (FEATURES,)."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.nn.Parameter(torch.randn(FEATURES, dtype=torch.float64, generator=generator))
+    return torch.nn.Parameter(torch.randn(FEATURES, dtype=torch.float64, generator=generator).to(dtype))
 
 
 def loss_of(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -92,6 +92,7 @@ class Trainer:
         seed: int = 0,
         data_seed: int | None = None,
         pace: float = 0.1,
+        dtype: torch.dtype = torch.float64,
         make: Callable[..., torch.optim.Optimizer] = momentum,
         scheduler: Callable[..., Any] = decay,
         role: Role = "trainer",
@@ -101,7 +102,7 @@ class Trainer:
         **options: Any,
     ) -> None:
         self.node, self.batch_size, self.pace = node, batch_size, pace
-        self.seed, self.weights = seed, make_model(seed)
+        self.seed, self.weights = seed, make_model(seed, dtype)
         self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]) if data_seed is None else data_seed)
         self.used: dict[int, torch.Tensor] = {}  # epoch → the rows of this peer that its average holds
         self.given: dict[str, torch.Tensor] = {}  # lineage → the rows of this peer with which it came about
@@ -126,7 +127,7 @@ class Trainer:
     async def compute(self, rows: int | None = None) -> None:
         """One batch and its step; takes `pace` seconds."""
         await asyncio.sleep(self.pace)
-        batch = torch.randn(rows or self.batch_size, FEATURES, dtype=torch.float64, generator=self.data)
+        batch = torch.randn(rows or self.batch_size, FEATURES, dtype=self.weights.dtype, generator=self.data)
         self.weights.grad = None
         loss_of(self.weights, batch).backward()
         self.pending.append(batch)
@@ -156,7 +157,7 @@ class Trainer:
 
 def reference(seed: int, epochs: list[torch.Tensor], make=momentum, scheduler=decay) -> torch.Tensor:
     """The weights of one process that takes each epoch's rows as one batch."""
-    weights = make_model(seed)
+    weights = make_model(seed, epochs[0].dtype)
     optimizer = make([weights])
     schedule = scheduler(optimizer)
     for rows in epochs:

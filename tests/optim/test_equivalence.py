@@ -74,6 +74,26 @@ def test_unequal_batches_at_unequal_paces(sizes: tuple[int, ...], make) -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("sizes", [(5,), (1, 7), (2, 3, 6), (1, 2, 3, 4, 5)], ids=str)
+def test_single_precision_stays_within_its_rounding(sizes: tuple[int, ...]) -> None:
+    """With SGD; Adam would amplify rounding where gradients are noise."""
+
+    async def main() -> None:
+        async with Swarm(seed=len(sizes)) as swarm:
+            for number, size in enumerate(sizes):
+                await swarm.trainer(seed=3, batch_size=size, pace=0.1 + 0.07 * number, dtype=torch.float32)
+            await together(*(trainer.train(EPOCHS) for trainer in swarm.trainers))
+            batches = swarm.batches(EPOCHS)
+            assert len(digests(swarm.trainers)) == 1
+            single, double = reference(3, batches), reference(3, [rows.double() for rows in batches])
+            assert single.dtype == torch.float32
+            for trainer in swarm.trainers:
+                torch.testing.assert_close(trainer.weights.detach(), single, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(trainer.weights.detach().double(), double, rtol=1e-5, atol=1e-6)
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_two_that_start_at_the_same_moment_are_one_lineage(seed: int) -> None:
     async def main() -> None:
