@@ -91,6 +91,7 @@ class OptimizerCore:
         )
         account.rate = lambda: self.tracker.performance_ema.samples_per_second
         account.drift = lambda: keeper.drift
+        account.lost = lambda: self._group.is_overdue(config.averaging_timeout)
         events = node.endpoint.events
         replayer = Replayer(self._work, self.replica, events)
         self._lineage = LineageFollower(

@@ -28,6 +28,7 @@ class Account:
         self.phase = phase
         self.rate: Callable[[], float] = float  # samples per second; 0.0 unless somebody knows better
         self.drift: Callable[[], float | None] = lambda: None
+        self.lost: Callable[[], bool] = bool  # whether a round is long over whose outcome this peer has not asked for
         self._node = node
         self._config = config
         self._standing = standing
@@ -41,13 +42,17 @@ class Account:
         self.ledger.begin(_now())
 
     def report(self) -> PeerReport:
-        """What this peer says about itself under `{run_id}_peers`."""
+        """What this peer says about itself under `{run_id}_peers`.
+
+        A trainer that stopped calling `step` while a round began is nobody to wait for, once that round is over: it
+        is joining, until it steps again and finds out where the run is.
+        """
         return describe(
             self._node,
             self._config.description,
             self._config.terms,
             self.ledger,
-            self.phase,
+            "joining" if self.phase == "training" and self.lost() else self.phase,
             self._standing(),
             samples_per_second=self.rate(),
             drift=self.drift(),

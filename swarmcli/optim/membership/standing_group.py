@@ -84,6 +84,7 @@ class StandingGroup:
         self._control: StepControl | None = None
         self._ended: asyncio.Future[Outcome] | None = None  # of the control
         self._begun = asyncio.Event()
+        self._begun_at = 0.0  # loop time; of the last round that began
         self._samples = 0.0
         self._missed: tuple[bytes, float] | None = None  # the lineage whose round began without this peer, since when
         self.undecided = ""  # why, once an outcome is not known here
@@ -120,6 +121,10 @@ class StandingGroup:
     def begun(self) -> bool:
         """Whether the round has begun, so that the others wait for this peer's gradients."""
         return self._begun.is_set()
+
+    def is_overdue(self, seconds: float) -> bool:
+        """Whether a round began so long ago and its outcome is not known here, or it was lost."""
+        return bool(self.undecided) or (self.begun and asyncio.get_running_loop().time() > self._begun_at + seconds)
 
     @property
     def gathered(self) -> dict[PeerID, bytes]:
@@ -206,6 +211,7 @@ class StandingGroup:
 
     def _has_begun(self, control: StepControl) -> None:
         if control is self._control and not control.begun.cancelled():
+            self._begun_at = asyncio.get_running_loop().time()
             self._begun.set()
 
     async def _outcome(self, control: StepControl) -> Outcome:

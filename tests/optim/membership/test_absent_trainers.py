@@ -1,0 +1,30 @@
+"""A process that is up while its training loop stands still: a notebook cell that was stopped, a long evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmcli.network import virtual_time
+from tests.optim.optim_swarm import Swarm, digests, together
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_trainer_that_takes_no_steps_holds_the_others_up_once(count) -> None:
+    """Its connections answer and it was in the group, so the round waits for its gradients; the next do not."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer() for _ in range(count)]
+            absent, *others = trainers
+            await together(*(trainer.train(3) for trainer in trainers))
+            async with asyncio.timeout(150):
+                await together(*(trainer.train(9) for trainer in others))
+            assert absent.epoch == 3 and absent.core.account.report().phase == "joining"
+            async with asyncio.timeout(30):
+                await together(*(trainer.train(14) for trainer in trainers))
+            assert len(digests(trainers)) == 1
+            assert absent.core.account.report().phase == "training"
+
+    virtual_time.run(main(), seed=2)
