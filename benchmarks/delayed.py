@@ -1,0 +1,197 @@
+"""Training that goes on while gradients are averaged: samples per second beside a trainer that never averages.
+
+Two trainers, each a process behind a link of 100 Mbit/s of its own (network namespaces with tbf; see _namespaces.py).
+The batches of an epoch are chosen so that its averaging takes half of its time. Stretches of the same loop with a
+plain torch optimizer, both processes at once, are measured before and after: so both kinds share the machine alike.
+Both sum their gradients in the parameters' own buffers. Processor time per batch is compared too: it decides where all
+processors compute. On a machine that others use, both figures vary more than they differ.
+
+    python -m benchmarks.delayed
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import torch
+
+import swarmcli
+from benchmarks import _namespaces as namespaces
+from benchmarks.links import Swarm, optimum
+from swarmcli.events import EpochAdvanced
+
+TARGET = 0.90  # of the samples per second without averaging
+MBIT = 100.0
+PEERS = 2
+WIDTH, HIDDEN, BATCH = 1024, 2048, 48
+EPOCHS = 4  # in each stretch, after two to warm up
+ROUNDS = 2  # stretches with averaging, each between two without
+PARAMETERS = 2 * WIDTH * HIDDEN
+
+
+def make_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, HIDDEN, bias=False), torch.nn.GELU(), torch.nn.Linear(HIDDEN, WIDTH, bias=False)
+    )
+
+
+def make_optimizer(params: object) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-4)  # type: ignore[arg-type]
+
+
+def computing(model: torch.nn.Module) -> Callable[[], None]:
+    """One batch: forward and backward pass."""
+    inputs = torch.randn(BATCH, WIDTH)
+
+    def compute() -> None:
+        (model(inputs) - inputs).square().mean().backward()
+
+    return compute
+
+
+def without_averaging(batches: int, epochs: int) -> tuple[float, float]:
+    """Samples per second of a trainer that steps by itself, and its processor seconds per batch."""
+    model = make_model()
+    compute, optimizer = computing(model), make_optimizer(model.parameters())
+    began, process = time.perf_counter(), time.process_time()
+    for _ in range(epochs):
+        optimizer.zero_grad(set_to_none=False)
+        for _ in range(batches):
+            compute()
+        optimizer.step()
+    done = epochs * batches
+    return done * BATCH / (time.perf_counter() - began), (time.process_time() - process) / done
+
+
+@dataclass
+class Measured:
+    """What a trainer with averaging notices of it, after its first two epochs."""
+
+    rate: float  # samples per second
+    epoch: float  # seconds, the median
+    averaging: float  # seconds of an epoch's averaging, the median
+    stepping: float  # part of the time that the loop spends in step()
+    processor: float  # seconds per batch, of all threads
+
+
+def with_averaging(dht: swarmcli.DHT, run_id: str, batches: int, epochs: int) -> Measured:
+    """A trainer that averages."""
+    model = make_model()
+    compute = computing(model)
+    ended: list[EpochAdvanced] = []
+    unsubscribe = dht.node.endpoint.events.subscribe(
+        lambda event: ended.append(event) if isinstance(event, EpochAdvanced) else None
+    )
+    optimizer = swarmcli.Optimizer(
+        dht=dht,
+        run_id=run_id,
+        target_batch_size=PEERS * batches * BATCH,
+        batch_size_per_step=BATCH,
+        optimizer=make_optimizer,
+        params=model.parameters(),
+        delay_grad_averaging=True,
+        reuse_grad_buffers=True,
+    )
+
+    def train(until: int) -> tuple[int, float]:
+        """The number of batches, and the seconds in step()."""
+        done, stepping = 0, 0.0
+        while optimizer.local_epoch < until:
+            compute()
+            began = time.perf_counter()
+            optimizer.step()
+            stepping += time.perf_counter() - began
+            done += 1
+        return done, stepping
+
+    try:
+        train(2)
+        began, process = time.perf_counter(), time.process_time()
+        done, stepping = train(2 + epochs)
+        seconds = time.perf_counter() - began
+        processor = (time.process_time() - process) / done
+    finally:
+        optimizer.shutdown()
+        unsubscribe()
+    return Measured(
+        rate=done * BATCH / seconds,
+        epoch=statistics.median(event.seconds for event in ended[2:]),
+        averaging=statistics.median(event.averaging_seconds for event in ended[2:]),
+        stepping=stepping / seconds,
+        processor=processor,
+    )
+
+
+def run_trainer(pipe: Pipe, index: int, mbit: float) -> None:
+    """Does what it is told, and says what it measured."""
+    torch.set_num_threads(1)
+    host = namespaces.settle(pipe, index, mbit)
+    first = swarmcli.DHT(start=True, host=host) if index == 0 else None
+    pipe.send(first.get_visible_addresses()[0] if first else None)
+    contact = pipe.recv()
+    dht = first or swarmcli.DHT([contact], start=True, host=host)
+    while True:
+        what, batches, epochs = pipe.recv()
+        if what == "alone":
+            pipe.send(without_averaging(batches, epochs))
+        else:
+            pipe.send(with_averaging(dht, what, batches, epochs))
+
+
+def measure() -> None:
+    swarm = Swarm(run_trainer, [MBIT] * PEERS)
+
+    def ask(what: str, batches: int, epochs: int) -> list[Any]:
+        swarm.tell((what, batches, epochs))
+        return [pipe.recv() for pipe in swarm.pipes]
+
+    ask("alone", 10, 1)
+    rate = statistics.mean(each for each, _ in ask("alone", 50, 1))
+    batches = _at_least_one(2.4 * optimum([MBIT] * PEERS, PARAMETERS * 4) * rate / BATCH)
+    last = ask("to begin with", batches, 2)[0]
+    shares = []
+    for number in range(ROUNDS):
+        batches = _at_least_one(batches * 2 * last.averaging / last.epoch)
+        before = ask("alone", batches, EPOCHS)
+        results = ask(f"measured {number}", batches, EPOCHS)
+        after = ask("alone", batches, EPOCHS)
+        together, last = sum(result.rate for result in results), results[0]
+        alone = [sum(each for each, _ in stretch) for stretch in (before, after)]
+        shares.append(together / statistics.mean(alone))
+        processor = statistics.mean(seconds for _, seconds in before + after)
+        print(
+            f"  {batches} batches of {BATCH} per trainer and epoch: an epoch takes {last.epoch:.2f} s, its averaging "
+            f"{last.averaging:.2f} s ({last.averaging / last.epoch:.0%}); {together:.0f} samples/s, without averaging "
+            f"{alone[0]:.0f} before and {alone[1]:.0f} after: {shares[-1]:.0%}; by processor time per batch "
+            f"{processor / statistics.mean(result.processor for result in results):.0%}. "
+            f"In step() {last.stepping:.1%} of the time",
+            flush=True,
+        )
+    swarm.kill()
+    middle = statistics.median(shares)
+    print(f"  median {middle:.0%}; target {TARGET:.0%}: {'met' if middle >= TARGET else 'MISSED'}", flush=True)
+
+
+def _at_least_one(batches: float) -> int:
+    return max(1, round(batches))
+
+
+def main() -> None:
+    if not namespaces.permitted():
+        print("  left out: this system does not let us make network namespaces with tbf (unshare -Urn, tc)")
+    elif namespaces.inside():
+        print(f"  {PEERS} trainers behind {MBIT:.0f} Mbit/s, {PARAMETERS / 1e6:.1f} M parameters, delayed averaging")
+        measure()
+    else:
+        sys.exit(namespaces.rerun_inside("benchmarks.delayed", []))
+
+
+if __name__ == "__main__":
+    main()
