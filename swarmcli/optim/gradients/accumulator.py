@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from swarmcli.compression.base import all_finite as is_finite
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.grad_scaler import all_finite
 
@@ -105,7 +106,7 @@ class GradientAccumulator:
                 mean.copy_(total).div_(self._summed / self._unit * self._scale)
             else:
                 mean.zero_()
-        return all(bool(mean.isfinite().all()) for mean in self.means)
+        return all(is_finite(mean) for mean in self.means)
 
     def hand_in(self) -> int:
         """Writes the mean into `means` and empties the sums; returns the number of samples in it.
