@@ -138,3 +138,24 @@ def test_two_halves_that_trained_apart(seed: int) -> None:
             assert sum(len(each.downloads) for each in arrivals) == 2, "the other half downloads, once"
 
     virtual_time.run(main(), seed=seed, timeout=500)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_that_start_within_one_epoch_do_not_fork(seed: int) -> None:
+    """The first epoch is shorter than a step of some: whoever comes too late for its round replays it."""
+
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm, Work() as work:
+            oracle = Oracle(swarm)
+            trainers = [await oracle.trainer(seed=1, pace=0.5 + 0.15 * number) for number in range(10)]
+            downloads = [record(trainer.node, StateDownloaded) for trainer in trainers]
+            for trainer in trainers:
+                work.begin(trainer, until=8)
+                await asyncio.sleep(0.05)
+            await work.done()
+            oracle.check(trainers)
+            assert not any(downloads)
+            lineages = {(event.epoch, event.lineage) for trainer in trainers for event in trainer.epochs}
+            assert len(lineages) == 8, "one in each epoch"
+
+    virtual_time.run(main(), seed=seed, timeout=500)
