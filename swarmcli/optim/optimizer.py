@@ -264,7 +264,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def is_synchronized_with_peers(self) -> bool:
         """Whether, by what the others last reported, no other lineage leads."""
-        return self._trainer().is_synchronized
+        return self._run(self._trainer().is_synchronized())
 
     def load_state_from_peers(self) -> bool:
         """Joins the run if need be; whether a state was downloaded for that. Raises StateDownloadError."""

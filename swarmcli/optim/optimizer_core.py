@@ -212,8 +212,7 @@ class OptimizerCore:
         """Whether an epoch is being ended."""
         return bool(self._ending) or self._group.begun
 
-    @property
-    def is_synchronized(self) -> bool:
+    async def is_synchronized(self) -> bool:
         """Whether, by what the others last reported, no other lineage leads."""
         return not self._reason_to_look()
 

@@ -55,6 +55,7 @@ def test_two_trainers_and_a_monitor_in_threads_over_tcp() -> None:
 
         trainers = [lambda n=n: train(nets[n], opts[n], 6, seed=n) for n in range(2)]
         at_once(*trainers, follow)
+        assert all(opt.is_synchronized_with_peers() for opt in opts)  # asked from a thread that has no loop
         assert {opt.local_epoch for opt in (*opts, monitor)} == {6}
         assert len({opt.state_digest() for opt in (*opts, monitor)}) == 1
         assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[2].parameters(), strict=True))
