@@ -3,10 +3,12 @@
 Two trainers, each a process behind a link of 100 Mbit/s of its own (network namespaces with tbf; see _namespaces.py).
 The batches of an epoch are chosen so that its averaging takes half of its time. Stretches of the same loop with a
 plain torch optimizer, both processes at once, are measured before and after: so both kinds share the machine alike.
-Both sum their gradients in the parameters' own buffers. Processor time per batch is compared too: it decides where all
-processors compute. On a machine that others use, both figures vary more than they differ.
+Both sum their gradients in the parameters' own buffers, which is the cheapest way. Where the trainers compute on all
+processors of the machine, averaging takes its processor time from them (`processor`); where they wait for an
+accelerator, which a pause stands for, it does not (`accelerator`). On a machine that others use figures vary more than
+they differ.
 
-    python -m benchmarks.delayed
+    python -m benchmarks.delayed [accelerator] [processor]
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from benchmarks import _namespaces as namespaces
 from benchmarks.links import Swarm, optimum
 from swarmcli.events import EpochAdvanced
 
+KINDS = ("accelerator", "processor")
 TARGET = 0.90  # of the samples per second without averaging
 MBIT = 100.0
 PEERS = 2
 WIDTH, HIDDEN, BATCH = 1024, 2048, 48
 EPOCHS = 4  # in each stretch, after two to warm up
+PAUSE = 0.015  # seconds in which an accelerator would compute
 ROUNDS = 2  # stretches with averaging, each between two without
 PARAMETERS = 2 * WIDTH * HIDDEN
 
@@ -46,20 +50,22 @@ def make_optimizer(params: object) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-4)  # type: ignore[arg-type]
 
 
-def computing(model: torch.nn.Module) -> Callable[[], None]:
-    """One batch: forward and backward pass."""
-    inputs = torch.randn(BATCH, WIDTH)
+def computing(model: torch.nn.Module, kind: str) -> Callable[[], None]:
+    """One batch: forward and backward pass, or a short one and a pause."""
+    inputs = torch.randn(BATCH if kind == "processor" else 1, WIDTH)
 
     def compute() -> None:
         (model(inputs) - inputs).square().mean().backward()
+        if kind == "accelerator":
+            time.sleep(PAUSE)
 
     return compute
 
 
-def without_averaging(batches: int, epochs: int) -> tuple[float, float]:
+def without_averaging(kind: str, batches: int, epochs: int) -> tuple[float, float]:
     """Samples per second of a trainer that steps by itself, and its processor seconds per batch."""
     model = make_model()
-    compute, optimizer = computing(model), make_optimizer(model.parameters())
+    compute, optimizer = computing(model, kind), make_optimizer(model.parameters())
     began, process = time.perf_counter(), time.process_time()
     for _ in range(epochs):
         optimizer.zero_grad(set_to_none=False)
@@ -81,10 +87,10 @@ class Measured:
     processor: float  # seconds per batch, of all threads
 
 
-def with_averaging(dht: swarmcli.DHT, run_id: str, batches: int, epochs: int) -> Measured:
+def with_averaging(dht: swarmcli.DHT, run_id: str, kind: str, batches: int, epochs: int) -> Measured:
     """A trainer that averages."""
     model = make_model()
-    compute = computing(model)
+    compute = computing(model, kind)
     ended: list[EpochAdvanced] = []
     unsubscribe = dht.node.endpoint.events.subscribe(
         lambda event: ended.append(event) if isinstance(event, EpochAdvanced) else None
@@ -138,18 +144,18 @@ def run_trainer(pipe: Pipe, index: int, mbit: float) -> None:
     contact = pipe.recv()
     dht = first or swarmcli.DHT([contact], start=True, host=host)
     while True:
-        what, batches, epochs = pipe.recv()
+        what, kind, batches, epochs = pipe.recv()
         if what == "alone":
-            pipe.send(without_averaging(batches, epochs))
+            pipe.send(without_averaging(kind, batches, epochs))
         else:
-            pipe.send(with_averaging(dht, what, batches, epochs))
+            pipe.send(with_averaging(dht, what, kind, batches, epochs))
 
 
-def measure() -> None:
+def measure(kind: str) -> None:
     swarm = Swarm(run_trainer, [MBIT] * PEERS)
 
     def ask(what: str, batches: int, epochs: int) -> list[Any]:
-        swarm.tell((what, batches, epochs))
+        swarm.tell((what, kind, batches, epochs))
         return [pipe.recv() for pipe in swarm.pipes]
 
     ask("alone", 10, 1)
@@ -167,8 +173,8 @@ def measure() -> None:
         shares.append(together / statistics.mean(alone))
         processor = statistics.mean(seconds for _, seconds in before + after)
         print(
-            f"  {batches} batches of {BATCH} per trainer and epoch: an epoch takes {last.epoch:.2f} s, its averaging "
-            f"{last.averaging:.2f} s ({last.averaging / last.epoch:.0%}); {together:.0f} samples/s, without averaging "
+            f"  {kind}: {batches} batches of {BATCH} per trainer and epoch: an epoch takes {last.epoch:.2f} s, its "
+            f"averaging {last.averaging:.2f} s ({last.averaging / last.epoch:.0%}); {together:.0f} samples/s, without averaging "
             f"{alone[0]:.0f} before and {alone[1]:.0f} after: {shares[-1]:.0%}; by processor time per batch "
             f"{processor / statistics.mean(result.processor for result in results):.0%}. "
             f"In step() {last.stepping:.1%} of the time",
@@ -176,7 +182,7 @@ def measure() -> None:
         )
     swarm.kill()
     middle = statistics.median(shares)
-    print(f"  median {middle:.0%}; target {TARGET:.0%}: {'met' if middle >= TARGET else 'MISSED'}", flush=True)
+    print(f"  {kind}: median {middle:.0%}; target {TARGET:.0%}: {'met' if middle >= TARGET else 'MISSED'}", flush=True)
 
 
 def _at_least_one(batches: float) -> int:
@@ -184,13 +190,15 @@ def _at_least_one(batches: float) -> int:
 
 
 def main() -> None:
+    chosen = sys.argv[1:] or list(KINDS)
     if not namespaces.permitted():
         print("  left out: this system does not let us make network namespaces with tbf (unshare -Urn, tc)")
     elif namespaces.inside():
         print(f"  {PEERS} trainers behind {MBIT:.0f} Mbit/s, {PARAMETERS / 1e6:.1f} M parameters, delayed averaging")
-        measure()
+        for kind in chosen:
+            measure(kind)
     else:
-        sys.exit(namespaces.rerun_inside("benchmarks.delayed", []))
+        sys.exit(namespaces.rerun_inside("benchmarks.delayed", chosen))
 
 
 if __name__ == "__main__":
