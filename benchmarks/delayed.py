@@ -174,8 +174,8 @@ def measure(kind: str) -> None:
         processor = statistics.mean(seconds for _, seconds in before + after)
         print(
             f"  {kind}: {batches} batches of {BATCH} per trainer and epoch: an epoch takes {last.epoch:.2f} s, its "
-            f"averaging {last.averaging:.2f} s ({last.averaging / last.epoch:.0%}); {together:.0f} samples/s, without averaging "
-            f"{alone[0]:.0f} before and {alone[1]:.0f} after: {shares[-1]:.0%}; by processor time per batch "
+            f"averaging {last.averaging:.2f} s ({last.averaging / last.epoch:.0%}); {together:.0f} samples/s, without "
+            f"averaging {alone[0]:.0f} before and {alone[1]:.0f} after: {shares[-1]:.0%}; by processor time per batch "
             f"{processor / statistics.mean(result.processor for result in results):.0%}. "
             f"In step() {last.stepping:.1%} of the time",
             flush=True,
