@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Real
@@ -14,6 +15,26 @@ def check_numbers(optional: bool = False, **values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not (isinstance(value, Real) or (optional and value is None)):
             raise TypeError(f"{name} must be a number{' or None' if optional else ''}, got {value!r}")
+
+
+def as_count(value: object, name: str, *, least: int = 0) -> int:
+    """As an int, also where numpy or torch made it. Raises TypeError for what is no whole number."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        count = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: expected a whole number") from None
+    if count < least:
+        raise ValueError(f"{name}={count}: expected at least {least}")
+    return count
+
+
+def check_flags(**values: object) -> None:
+    """Raises TypeError for what is neither True nor False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}: expected True or False")
 
 
 def check_text(**values: object) -> None:

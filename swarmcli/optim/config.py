@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from swarmcli.averaging.checks import as_count, check_flags, check_numbers, check_text
 from swarmcli.optim.membership.report import PeerDescription
 from swarmcli.optim.progress.progress import RefreshOptions
 
@@ -31,12 +32,14 @@ class OptimizerConfig:
     verbose: bool = False  # the progress of the swarm goes to the log at level INFO
 
     def __post_init__(self) -> None:
+        check_text(run_id=self.run_id)
+        as_count(self.target_batch_size, "target_batch_size", least=1)
+        check_flags(proceed_alone=self.proceed_alone)
         if not self.run_id:
             raise ValueError("run_id: expected a name, got an empty string")
-        if self.target_batch_size <= 0:
-            raise ValueError(f"target_batch_size={self.target_batch_size!r}: expected a positive number of samples")
         for name in ("matchmaking_time", "averaging_timeout", "load_state_timeout", "idle_wait"):
             value = getattr(self, name)
+            check_numbers(**{name: value})
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}={value!r}: expected a positive number of seconds")
 

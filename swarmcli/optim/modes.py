@@ -43,6 +43,9 @@ class StateOptions:
         every = self.average_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise ValueError(f"average_state_every={every!r}: expected None or a positive number of epochs")
+        for name, codec in (("state_averaging", self.compression), ("load_state", self.load_compression)):
+            if not isinstance(codec, CompressionBase):
+                raise TypeError(f"{name}_compression={codec!r}: expected a codec such as Float16Compression()")
         if not 0 < self.tolerance < 1:
             raise ValueError(f"state_tolerance={self.tolerance!r}: expected a number between 0 and 1")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
+from swarmcli.averaging.checks import as_count, check_flags
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import OptimizerError
 from swarmcli.network.identity import PeerID
@@ -88,8 +90,13 @@ class Optimizer(torch.optim.Optimizer):
         on to a hash; groups refuse another one. Raises ValueError or TypeError, which name the argument, for what
         cannot work together.
         """
+        check_flags(auxiliary=auxiliary, delay_state_averaging=delay_state_averaging, verbose=verbose)
+        if isinstance(extra_tensors, torch.Tensor) or isinstance(average_opt_statistics, str):
+            raise TypeError("extra_tensors and average_opt_statistics: expected lists, of tensors and of names")
         if auxiliary and batch_size_per_step is not None:
             raise ValueError("batch_size_per_step: an auxiliary computes no batches")
+        if batch_size_per_step is not None:
+            batch_size_per_step = as_count(batch_size_per_step, "batch_size_per_step", least=1)
         options = ModeOptions(
             grad_averager=grad_averager,
             reuse_grad_buffers=reuse_grad_buffers,
@@ -117,7 +124,7 @@ class Optimizer(torch.optim.Optimizer):
             client_mode=client_mode,
             tracker=RefreshOptions(**(tracker_opts or {})),
             performance_ema_alpha=performance_ema_alpha,
-            proceed_alone=bool((averager_opts or {}).get("proceed_alone", False)),
+            proceed_alone=(averager_opts or {}).get("proceed_alone", False),
             verbose=verbose,
         )
         averaging = averager_config(
@@ -159,6 +166,7 @@ class Optimizer(torch.optim.Optimizer):
             self.scaled_steps = ScaledSteps(
                 self._core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers
             )
+        self._stepping = threading.Lock()
         self._thread = LoopThread.acquire()
         try:
             self._run(self._core.start())
@@ -183,6 +191,14 @@ class Optimizer(torch.optim.Optimizer):
         is not finite resets what this peer has accumulated; the others go on. Once there was a scaler, no batch may
         come without (GradScalerError); torch's plain one is refused.
         """
+        if not self._stepping.acquire(blocking=False):
+            raise OptimizerError("another thread is in step(): one at a time")
+        try:
+            return self._step(closure, batch_size, grad_scaler)
+        finally:
+            self._stepping.release()
+
+    def _step(self, closure: Callable[[], Any] | None, batch_size: int | None, grad_scaler: Any) -> Any:
         check_grad_scaler(grad_scaler)
         if isinstance(self._core, AuxiliaryCore):
             if closure is not None or batch_size is not None or grad_scaler is not None:
@@ -192,11 +208,12 @@ class Optimizer(torch.optim.Optimizer):
         samples = self.batch_size_per_step if batch_size is None else batch_size
         if samples is None:
             raise ValueError("batch_size: give the number of samples here, or batch_size_per_step at creation")
+        samples = as_count(samples, "batch_size")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            if loss is not None:  # torch's own take closures that return nothing; Lightning gives such
+            if loss is not None and samples:  # torch's own take closures that return nothing; Lightning gives such
                 self._core.account.ledger.note_loss(float(torch.as_tensor(loss).detach()), samples)
         assert self.scaled_steps is not None
         self.scaled_steps.step(samples, grad_scaler)
@@ -274,7 +291,13 @@ class Optimizer(torch.optim.Optimizer):
         """See OptimizerCore.linger: hands out the state until nobody who can be reached is behind that epoch."""
         return self._run(self._trainer().linger(until_others_at, timeout))
 
-    # torch's view
+    # torch's view; hooks are the inner optimizer's, which steps once per epoch
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        return self.opt.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        return self.opt.register_step_post_hook(hook)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -317,6 +340,10 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             self._thread.release()
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Torch's own way would leave every Optimizer of the process broken."""
+        raise TypeError("an Optimizer belongs to its process and peer, it is not copied or pickled: use state_dict()")
+
     def __repr__(self) -> str:
         return f"<swarm Optimizer of {self.run_id!r} at epoch {self.local_epoch} around {type(self.opt).__name__}>"
 
@@ -326,7 +353,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._core
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
+        if self._closed or not self.dht.is_alive():
             coroutine.close()
-            raise OptimizerError("this optimizer has been shut down")
+            raise OptimizerError(f"{'this optimizer' if self._closed else 'the DHT under it'} has been shut down")
         return self._thread.run(coroutine)

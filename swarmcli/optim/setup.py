@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from typing import Any, cast
 
 import torch
 
 from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
+from swarmcli.averaging.checks import check_flags
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epochs.work import Timing
@@ -43,7 +45,17 @@ class ModeOptions:
         delayed_step = self.delay_grad_averaging if self.delay_optimizer_step is None else self.delay_optimizer_step
         ready_made = isinstance(optimizer, torch.optim.Optimizer)
         local = self.grad_averager is None
+        check_flags(
+            reuse_grad_buffers=self.reuse_grad_buffers,
+            delay_grad_averaging=self.delay_grad_averaging,
+            use_ext_grad_buffer=self.use_ext_grad_buffer,
+            offload_optimizer=offload,
+            delay_optimizer_step=delayed_step,
+        )
         refused = {
+            "params: only for an optimizer factory; the optimizer that was given has its own": (
+                ready_made and params is not None
+            ),
             "delay_grad_averaging=True needs delay_optimizer_step: a step cannot come before its gradients": (
                 self.delay_grad_averaging and not delayed_step
             ),
@@ -96,6 +108,7 @@ def place_optimizer(
     """
     if offload and params is not None and callable(optimizer):
         place = Offloaded(params, optimizer)
+        check_step(place.optimizer)
         return place.optimizer, place
     made = make_optimizer(optimizer, params)
     return made, InPlace([p for group in made.param_groups for p in group["params"]])
@@ -108,7 +121,7 @@ def make_optimizer(
     if isinstance(optimizer, torch.optim.Optimizer):
         if params is not None:
             raise ValueError("params: only for an optimizer factory; the optimizer that was given has its own")
-        return optimizer
+        return check_step(optimizer)
     if not callable(optimizer):
         raise TypeError(f"optimizer: expected a torch optimizer or a factory, got {type(optimizer).__name__}")
     if params is None:
@@ -116,7 +129,16 @@ def make_optimizer(
     made = optimizer(params)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(f"optimizer: the factory returned {type(made).__name__}, expected a torch optimizer")
-    return made
+    return check_step(made)
+
+
+def check_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same. Raises ValueError for one, such as LBFGS, that computes the loss anew within its step."""
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        name = type(optimizer).__name__
+        raise ValueError(f"optimizer: {name} wants a closure at every step, a swarm steps with one average gradient")
+    return optimizer
 
 
 def make_scheduler(
@@ -132,10 +154,18 @@ def make_scheduler(
             raise ValueError("scheduler: give a factory, since the optimizer that it is for is only made here")
         if getattr(scheduler, "optimizer", made) is not made:
             raise ValueError("scheduler: it belongs to another optimizer than the one that was given")
-        return cast(Scheduler, scheduler)
+        return _check_schedule(cast(Scheduler, scheduler))
     if not callable(scheduler):
         raise TypeError(f"scheduler: expected a scheduler or a factory, got {type(scheduler).__name__}")
-    return scheduler(made)
+    return _check_schedule(scheduler(made))
+
+
+def _check_schedule(scheduler: Scheduler) -> Scheduler:
+    wanted = [p.name for p in signature(scheduler.step).parameters.values() if p.default is Parameter.empty]
+    if wanted and not any(name in ("args", "kwargs") for name in wanted):
+        name = type(scheduler).__name__
+        raise ValueError(f"scheduler: {name} wants {wanted[0]!r} at every step, in which peers would differ")
+    return scheduler
 
 
 def state_options(averager_opts: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -166,7 +196,8 @@ def averager_config(
         prefix=f"{config.run_id}_grads",
         matchmaking=MatchmakingOptions(min_matchmaking_time=config.matchmaking_time, **matchmaking),
         allreduce=AllreduceOptions(
-            allreduce_timeout=allreduce_timeout or config.averaging_timeout, **(defaults | allreduce)
+            allreduce_timeout=config.averaging_timeout if allreduce_timeout is None else allreduce_timeout,
+            **(defaults | allreduce),
         ),
         auxiliary=auxiliary,
         client_mode=client_mode,

@@ -1,11 +1,15 @@
 """The shell: torch's view, several peers over TCP in one process, interrupts, and what it refuses."""
 
 import asyncio
+import copy
 import os
 import signal
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +20,15 @@ from swarmcli.optim.setup import make_optimizer, make_scheduler
 from tests.optim.shells import at_once, dhts
 
 TARGET = 16
+
+
+@contextmanager
+def closing_optimizer(dht: DHT, net: torch.nn.Module, **options) -> Iterator[Optimizer]:
+    opt = optimizer(dht, net, **options)
+    try:
+        yield opt
+    finally:
+        opt.shutdown()
 
 
 def model(seed: int = 0) -> torch.nn.Module:
@@ -215,3 +228,56 @@ def test_an_optimizer_has_its_own_parameters_and_a_scheduler_its_optimizer() -> 
         make_scheduler(schedule, other, other)
     assert make_scheduler(schedule, inner, inner) is schedule
     assert make_scheduler(None, inner, inner) is None
+
+
+def test_what_a_step_cannot_take_changes_nothing() -> None:
+    with dhts(1) as (dht,):
+        net = model()
+        with closing_optimizer(dht, net, offload_optimizer=False) as opt:
+            net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+            for wrong in (4.0, "4", True):
+                with pytest.raises(TypeError, match="batch_size"):
+                    opt.step(batch_size=wrong)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="batch_size=-1"):
+                opt.step(batch_size=-1)
+            opt.step(batch_size=np.int64(4))
+            assert opt.local_progress.samples_accumulated == 4
+            next(net.parameters()).requires_grad_(False)
+            with pytest.raises(OptimizerError, match="parameter 0 was frozen"):
+                opt.step(batch_size=4)
+            next(net.parameters()).requires_grad_(True)
+            opt.step(batch_size=4)
+            assert opt.local_progress.samples_accumulated == 8
+
+
+def test_it_is_neither_copied_nor_stepped_by_two_threads() -> None:
+    with dhts(1) as (dht,):
+        net = model()
+        with closing_optimizer(dht, net) as opt:
+            with pytest.raises(TypeError, match="use state_dict"):
+                copy.deepcopy(opt)
+            net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+
+            def closure() -> None:
+                with pytest.raises(OptimizerError, match="one at a time"):
+                    at_once(lambda: opt.step(batch_size=4))
+
+            opt.step(closure, batch_size=4)  # also after the copy that was refused
+            seen: list[int] = []
+            opt.register_step_pre_hook(lambda *_: seen.append(1))
+            opt.step(batch_size=TARGET)
+            assert seen == [1]
+            dht.shutdown()
+            with pytest.raises(OptimizerError, match="the DHT under it has been shut down"):
+                opt.step(batch_size=4)
+
+
+def test_a_schedule_that_ends_leaves_the_rate_as_it_is() -> None:
+    with dhts(1) as (dht,):
+        net = model()
+        schedule = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=2)
+        with closing_optimizer(dht, net, scheduler=schedule) as opt:
+            for _ in range(4):
+                net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+                opt.step(batch_size=TARGET)
+            assert opt.local_epoch == 4

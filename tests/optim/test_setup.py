@@ -9,7 +9,7 @@ from swarmcli.optim import GradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epochs.work import Timing
 from swarmcli.optim.modes import StateOptions
-from swarmcli.optim.setup import ModeOptions, averager_config, place_optimizer, state_options
+from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
 from swarmcli.optim.state.residence import InPlace, Offloaded
 
 DEFAULTS: dict[str, Any] = {
@@ -143,3 +143,45 @@ def test_compressing_methods_need_one_group() -> None:
     options = settle(factory, parameters(), grad_averager=PowerSGDGradientAverager.get_factory(averager_rank=1))
     with pytest.raises(ValueError, match="target_group_size: PowerSGD and PowerEF need one group"):
         options.modes(StateOptions(), several_groups=True)
+
+
+def test_optimizers_and_schedules_that_want_more_than_a_step_are_refused() -> None:
+    with pytest.raises(ValueError, match="LBFGS wants a closure"):
+        place_optimizer(torch.optim.LBFGS, parameters(), offload=False)
+    with pytest.raises(ValueError, match="LBFGS wants a closure"):
+        place_optimizer(torch.optim.LBFGS, parameters(), offload=True)
+    made = ready_made()
+    with pytest.raises(ValueError, match="ReduceLROnPlateau wants 'metrics'"):
+        make_scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau(made), made, made)
+    assert make_scheduler(torch.optim.lr_scheduler.StepLR(made, 2), made, made) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("run_id", 5, TypeError),
+        ("target_batch_size", "16", TypeError),
+        ("target_batch_size", 1.5, TypeError),
+        ("target_batch_size", float("nan"), TypeError),
+        ("target_batch_size", True, TypeError),
+        ("target_batch_size", 0, ValueError),
+        ("matchmaking_time", None, TypeError),
+        ("averaging_timeout", "1", TypeError),
+        ("load_state_timeout", 0, ValueError),
+        ("proceed_alone", "no", TypeError),
+    ],
+)
+def test_values_that_make_no_sense_are_named(name: str, value: Any, expected: type[Exception]) -> None:
+    with pytest.raises(expected, match=name):
+        OptimizerConfig(**{"run_id": "run", "target_batch_size": 8} | {name: value})
+
+
+def test_flags_and_codecs_are_checked() -> None:
+    with pytest.raises(TypeError, match="reuse_grad_buffers='no': expected True or False"):
+        settle(factory, parameters(), reuse_grad_buffers="no")
+    with pytest.raises(TypeError, match="load_state_compression=3"):
+        StateOptions(load_compression=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="params: only for an optimizer factory"):
+        settle(ready_made(), parameters())
+    with pytest.raises(ValueError, match="allreduce_timeout"):
+        averager_config(OptimizerConfig("run", 8), allreduce_timeout=0)

@@ -171,7 +171,8 @@ class Gathering:
         ends = self._reached_at + self.options.standing_grace if missing else settled_at
         if now < ends:
             return Decision(wake_at=ends)
-        return Decision(give_up=self._too_few()) if too_few else Decision(begin=True)
+        # Who gave up here would be looked for in vain by whoever comes a moment later, and the other way round.
+        return Decision() if too_few else Decision(begin=True)
 
     def _too_few(self) -> str:
         return f"only {len(self)} of at least {self.options.min_group_size} peers came together in time"

@@ -74,7 +74,7 @@ class LineageFollower:
             except StateDownloadError as error:
                 logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
                 if _now() + pause >= give_up_at:
-                    self._give_up_on(wanted, error)
+                    self._give_up_on(wanted, donors, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -90,10 +90,11 @@ class LineageFollower:
     def _leading(self, claims: Iterable[Claim]) -> Standing:
         return lineage_to_follow(Claim(self._standing(), self.settled), claims)
 
-    def _give_up_on(self, wanted: Standing, error: StateDownloadError) -> None:
+    def _give_up_on(self, wanted: Standing, donors: Sequence[PeerID], error: StateDownloadError) -> None:
         if not self.settled:
             raise error
         self._presence.distrust(wanted.lineage, DISTRUST)
+        self._presence.doubt(donors)  # its next lineage will be no better
         text = f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._standing().epoch}"
         self._events.emit(Noticed("warning", f"{text}: {error}"))
 

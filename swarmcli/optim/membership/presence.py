@@ -184,6 +184,12 @@ class Presence:
         self._distrusted[lineage] = now + seconds
         self._claims = None
 
+    def doubt(self, peers: Iterable[PeerID]) -> None:
+        """They did not stand by what they reported: for a while, longer each time, it counts for nothing."""
+        now = asyncio.get_running_loop().time()
+        for peer in peers:
+            self._doubts.add(peer, now)
+
     def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """In the order in which they are best asked for a state: near ones first, and those with time to answer."""
 

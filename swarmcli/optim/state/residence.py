@@ -28,6 +28,9 @@ class Residence(Protocol):
     model_parameters: tuple[torch.Tensor, ...]
     state_parameters: tuple[torch.Tensor, ...]
 
+    def check_trained(self) -> None:
+        """Raises OptimizerError if a parameter has been frozen or unfrozen."""
+
     def check(self) -> None:
         """Raises OptimizerError, which names the parameter, if something was changed that must stay as it was.
 
@@ -46,9 +49,13 @@ class InPlace:
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.model_parameters = self.state_parameters = tuple(parameters)
+        self._trained = _trained(self.model_parameters)
+
+    def check_trained(self) -> None:
+        _check_trained(self.model_parameters, self._trained)
 
     def check(self) -> None:
-        """Nothing can part from what it is itself."""
+        self.check_trained()
 
     def publish(self) -> None:
         """The model has them already."""
@@ -83,9 +90,14 @@ class Offloaded:
         if not models.keys() >= set(self.state_parameters):
             raise ValueError("optimizer: the factory has to make it for the parameters that it is given, and no others")
         self.model_parameters = tuple(models[copy] for copy in self.state_parameters)
+        self._trained = _trained(self.model_parameters)
         self._form = [(parameter.shape, parameter.dtype) for parameter in self.model_parameters]
 
+    def check_trained(self) -> None:
+        _check_trained(self.model_parameters, self._trained)
+
     def check(self) -> None:
+        self.check_trained()
         for index, (parameter, form) in enumerate(zip(self.model_parameters, self._form, strict=True)):
             if (parameter.shape, parameter.dtype) != form:
                 raise OptimizerError(
@@ -124,6 +136,19 @@ class Offloaded:
         if isinstance(item, tuple) and len(item) == 2:
             return item[0], self._copied(item[1])
         raise TypeError(f"params: expected parameters or groups of them, got {type(item).__name__}")
+
+
+def _trained(parameters: Iterable[torch.Tensor]) -> list[bool]:
+    return [parameter.requires_grad for parameter in parameters]
+
+
+def _check_trained(parameters: Sequence[torch.Tensor], before: Sequence[bool]) -> None:
+    for index, (now, then) in enumerate(zip(_trained(parameters), before, strict=True)):
+        if now != then:
+            raise OptimizerError(
+                f"parameter {index} was {'unfrozen' if now else 'frozen'} (requires_grad) after the Optimizer was "
+                f"made: all peers train the same ones; freeze before that, or go on under another run_id"
+            )
 
 
 def _as_list(params: Any, where: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import torch
 from swarmcli.averaging.state.snapshot import copied
 from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors, is_count
 from swarmcli.optim.state.plain_values import fit, to_plain
+
+logger = logging.getLogger(__name__)
 
 MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
 _STATISTIC = "statistic/"
@@ -76,6 +79,7 @@ class TrainingState:
         self.extra_tensors = tuple(extra_tensors)
         self.shared, self.own = dict(shared or {}), dict(own or {})
         self.parameters = tuple(p for group in optimizer.param_groups for p in group["params"])
+        self.trained = tuple(parameter for parameter in self.parameters if parameter.requires_grad)
         self.standing = Standing(0, 0, first_lineage(run_id, self.parameters))
 
     @property
@@ -86,11 +90,6 @@ class TrainingState:
         """SHA-256 over the parameters, in hexadecimal: equal exactly where they are bit-identical."""
         return hash_tensors(self.parameters).hex()
 
-    @property
-    def trained(self) -> tuple[torch.Tensor, ...]:
-        """The parameters that have gradients."""
-        return tuple(parameter for parameter in self.parameters if parameter.requires_grad)
-
     def step(self, gradients: Sequence[torch.Tensor], standing: Standing) -> None:
         """One optimizer step with these gradients of the trained parameters, then the scheduler's; a new standing."""
         with lent(self.trained, gradients):
@@ -98,9 +97,13 @@ class TrainingState:
         self.end_epoch(standing)
 
     def end_epoch(self, standing: Standing) -> None:
-        """The epoch that led to `standing` is over: the scheduler's step."""
+        """The epoch that led to `standing` is over: the scheduler's step. One that fails, at the end of its schedule
+        for example, leaves the learning rate as it is: the parameters have moved already."""
         if self.scheduler is not None:
-            self.scheduler.step()
+            try:
+                self.scheduler.step()
+            except Exception as error:
+                logger.warning("the scheduler failed, and the learning rate stays: %s: %s", type(error).__name__, error)
         self.standing = standing
 
     def capture(self) -> CapturedState:

@@ -122,11 +122,13 @@ def test_whoever_leaves_a_standing_group_takes_its_progress_along() -> None:
     assert decide(made, 10.0) == Decision()
 
 
-def test_alone_with_enough_progress_a_standing_group_gives_up() -> None:
+def test_alone_with_enough_progress_a_standing_group_stays_to_be_found() -> None:
     made = gathering(target=100.0)
     made.own_progress = 100.0
     assert decide(made, 0.2) == Decision(wake_at=0.5)
-    assert "only 1" in decide(made, 0.5).give_up
+    assert decide(made, 1000.0) == Decision()
+    join(made, 1)
+    assert decide(made, 1000.0).begin
 
 
 def test_a_standing_group_that_would_be_too_small_waits_for_the_missing_and_then_gives_them_their_grace() -> None:
