@@ -247,7 +247,8 @@ def test_the_loop_of_anyones_script(options) -> None:
         scaler = GradScaler("cpu", init_scale=SCALE, growth_interval=2)
         scaled = train_alone(dht, scaler, 5, **options)
         torch.testing.assert_close(scaled, without, rtol=0, atol=0)
-        assert scaler.get_scale() == SCALE * 4, "grown after the second and the fourth epoch"
+        # After the second and the fourth epoch; of a delayed epoch the scaler may hear one batch later.
+        assert scaler.get_scale() / SCALE in ([2, 4] if options.get("delay_optimizer_step") else [4])
 
 
 def test_two_peers_in_threads_and_one_of_them_overflows() -> None:
