@@ -355,11 +355,14 @@ def test_tries_that_fail_at_once_are_spaced_out() -> None:
     async def main() -> None:
         async with Averagers(18) as swarm:
             (peer,) = await swarm.add(1)
-            control = peer.begin(target=1.0)  # alone with enough progress: each try fails within a moment
-            control.report(1.0)
-            finder, tries = peer.core._finder, []
-            find = finder.find
-            finder.find = lambda *arguments: tries.append(1) or find(*arguments)
+            tries: list[float] = []
+
+            async def fail(*arguments: object) -> None:
+                tries.append(asyncio.get_running_loop().time())
+                raise MatchmakingError("within a moment")
+
+            peer.core._finder.find = fail
+            control = peer.begin()
             await asyncio.sleep(60)
             assert 10 < len(tries) < 25
             control.cancel()
