@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.network import virtual_time
+from tests.averaging.matchmaking.test_matchmaking_churn import churn
 from tests.averaging.searchers import Searchers
 from tests.averaging.table import Table, peer_id
-from tests.averaging.test_matchmaking_churn import churn
 
 SEEDS = 3
 TRIP = 0.1  # seconds

@@ -1,0 +1,15 @@
+"""The scripts of benchmarks/ run rarely; what they import from here must not move away from under them."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = sorted(
+    path.stem for path in (Path(__file__).parent.parent / "benchmarks").glob("*.py") if path.stem != "__main__"
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_finds_what_it_imports(script: str) -> None:
+    importlib.import_module(f"benchmarks.{script}")
