@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -26,6 +26,12 @@ from swarmcli.optim.state.training_state import Scheduler, TrainingState
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
+
+
+class AccumulatorFactory(Protocol):
+    """Makes what sums the gradients of the parameters that are trained: of a site, those of all its processes."""
+
+    def __call__(self, parameters: Sequence[torch.Tensor], *, reuse: bool) -> GradientAccumulator: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,7 @@ def assemble(
     scheduler: Scheduler | None,
     extra_tensors: Sequence[torch.Tensor],
     residence: Residence | None,
+    accumulate: AccumulatorFactory = GradientAccumulator,
 ) -> tuple[Replica, EpochWork]:
     """The replica and the work of one trainer. `residence` is None where the optimizer has the model's parameters."""
     place = residence or InPlace([p for group in optimizer.param_groups for p in group["params"]])
@@ -96,7 +103,7 @@ def assemble(
         replica = Replica(TrainingState(config.run_id, optimizer, scheduler, extra_tensors), place)
         return replica, LocalWork(node, config, averager_config, replica)
     trained = [p for p in place.model_parameters if p.requires_grad]
-    accumulator = GradientAccumulator(trained, reuse=modes.reuse_grad_buffers)
+    accumulator = accumulate(trained, reuse=modes.reuse_grad_buffers)
     method = modes.gradients(accumulator)
     shared = dict(method.shared)
     if modes.share_gradients:

@@ -17,17 +17,20 @@ from swarmcli.network.thread import LoopThread
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.grad_scaler import GradScaler, check_grad_scaler
+from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.membership.report import PeerDescription, PeerReport
-from swarmcli.optim.modes import StateOptions
+from swarmcli.optim.modes import AccumulatorFactory, StateOptions
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
 from swarmcli.optim.scaled_steps import ScaledSteps
 from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
+from swarmcli.optim.state.residence import Residence
 from swarmcli.optim.state.state_averaging import state_slots
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
 if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHT
 
 T = TypeVar("T")
@@ -82,13 +85,14 @@ class Optimizer(torch.optim.Optimizer):
         verbose: bool = False,
         description: PeerDescription | None = None,
         fingerprint: Mapping[str, str] | None = None,
+        accumulate: AccumulatorFactory = GradientAccumulator,
     ) -> None:
         """Makes the peer known to the run; it joins at its first step, or when `load_state_from_peers` is called.
 
         Times are seconds and upper bounds. docs/optimizer.md tells what each argument does. Beyond API.md:
         `description` is what people see of this peer, `fingerprint` maps each key that the peers of a run must agree
-        on to a hash; groups refuse another one. Raises ValueError or TypeError, which name the argument, for what
-        cannot work together.
+        on to a hash; groups refuse another one; `accumulate` makes what sums the gradients. Raises ValueError or
+        TypeError, which name the argument, for what cannot work together.
         """
         check_flags(auxiliary=auxiliary, delay_state_averaging=delay_state_averaging, verbose=verbose)
         if isinstance(extra_tensors, torch.Tensor) or isinstance(average_opt_statistics, str):
@@ -146,23 +150,9 @@ class Optimizer(torch.optim.Optimizer):
         self.opt, residence = place_optimizer(optimizer, params, offload=bool(options.offload_optimizer))
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = residence.model_parameters
-        self._core: OptimizerCore | AuxiliaryCore
+        self._core = self._make_core(config, averaging, residence, extra_tensors, accumulate)
         self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
-        if auxiliary:
-            parameters = residence.model_parameters
-            states = list(state_slots(parameters, self.opt, state.statistics, extra_tensors))
-            self._core = AuxiliaryCore(dht.node, config, averaging, parameters, modes=self.modes, states=states)
-        else:
-            self._core = OptimizerCore(
-                dht.node,
-                config,
-                averaging,
-                self.opt,
-                self.scheduler,
-                extra_tensors,
-                residence=residence,
-                modes=self.modes,
-            )
+        if isinstance(self._core, OptimizerCore):
             self.scaled_steps = ScaledSteps(
                 self._core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers
             )
@@ -173,6 +163,30 @@ class Optimizer(torch.optim.Optimizer):
         except (Exception, KeyboardInterrupt):
             self.shutdown()
             raise
+
+    def _make_core(
+        self,
+        config: OptimizerConfig,
+        averaging: AveragerConfig,
+        residence: Residence,
+        extra_tensors: Sequence[torch.Tensor],
+        accumulate: AccumulatorFactory,
+    ) -> OptimizerCore | AuxiliaryCore:
+        node = self.dht.node
+        if self.auxiliary:
+            states = list(state_slots(self._parameters, self.opt, self.modes.state.statistics, extra_tensors))
+            return AuxiliaryCore(node, config, averaging, self._parameters, modes=self.modes, states=states)
+        return OptimizerCore(
+            node,
+            config,
+            averaging,
+            self.opt,
+            self.scheduler,
+            extra_tensors,
+            residence=residence,
+            modes=self.modes,
+            accumulate=accumulate,
+        )
 
     def step(
         self,

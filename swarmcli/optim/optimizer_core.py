@@ -23,6 +23,7 @@ from swarmcli.optim.epochs.epoch_rule import EpochRule, OneGroup, SeveralGroups
 from swarmcli.optim.epochs.last_moment import LastMoment
 from swarmcli.optim.epochs.under_way import EndUnderWay, Resume
 from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.membership.account import Account
 from swarmcli.optim.membership.following import LineageFollower
 from swarmcli.optim.membership.lineage import Standing
@@ -30,7 +31,7 @@ from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.replaying import Replayer
 from swarmcli.optim.membership.standing_group import Committed, StandingGroup
 from swarmcli.optim.membership.state_exchange import StateExchange
-from swarmcli.optim.modes import Modes, assemble
+from swarmcli.optim.modes import AccumulatorFactory, Modes, assemble
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 from swarmcli.optim.state.keeper import StateKeeper
 from swarmcli.optim.state.residence import Residence
@@ -60,8 +61,10 @@ class OptimizerCore:
         *,
         residence: Residence | None = None,
         modes: Modes | None = None,
+        accumulate: AccumulatorFactory = GradientAccumulator,
     ) -> None:
-        """`residence` says where the model's parameters are if the optimizer's are others; `modes` how to train."""
+        """`residence` says where the model's parameters are if the optimizer's are others; `modes` how to train;
+        `accumulate` makes what sums the gradients."""
         self.node = node
         self.config = config
         self.modes = modes or Modes()
@@ -79,7 +82,7 @@ class OptimizerCore:
         self.presence = Presence(node, config.run_id, account.report)
         self._tasks = TaskOwner()
         self.replica, self._work = assemble(
-            node, config, averager_config, self.modes, optimizer, scheduler, extra_tensors, residence
+            node, config, averager_config, self.modes, optimizer, scheduler, extra_tensors, residence, accumulate
         )
         averager = self._work.averager
         self._keeper = keeper = StateKeeper(node, config, averager_config, self.modes, self.replica)
