@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -14,6 +14,7 @@ from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import OptimizerError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import LoopThread
+from swarmcli.optim.around_torch import AroundTorch
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.grad_scaler import GradScaler, check_grad_scaler
@@ -37,7 +38,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(AroundTorch):
     """Wraps the user's optimizer: with default options the same as synchronous training with `target_batch_size`.
 
     An *epoch* is the interval between two synchronizations, in which all peers together process
@@ -247,9 +248,6 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 parameter.grad = parameter.grad.detach().zero_()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise OptimizerError("parameters cannot be added after creation: every peer of the run holds the same ones")
-
     # where this peer and the swarm stand
 
     @property
@@ -305,26 +303,6 @@ class Optimizer(torch.optim.Optimizer):
         """See OptimizerCore.linger: hands out the state until nobody who can be reached is behind that epoch."""
         return self._run(self._trainer().linger(until_others_at, timeout))
 
-    # torch's view; hooks are the inner optimizer's, which steps once per epoch
-
-    def register_step_pre_hook(self, hook: Any) -> Any:
-        return self.opt.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        return self.opt.register_step_post_hook(hook)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self.opt.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.opt.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.opt.defaults
-
     def state_digest(self) -> str:
         """SHA-256 over the parameters: equal for peers that hold them bit-identically."""
         return self._trainer().state_digest()
@@ -353,10 +331,6 @@ class Optimizer(torch.optim.Optimizer):
             logger.warning("the optimizer did not come to its end within %g s", self._shutdown_timeout)
         finally:
             self._thread.release()
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Torch's own way would leave every Optimizer of the process broken."""
-        raise TypeError("an Optimizer belongs to its process and peer, it is not copied or pickled: use state_dict()")
 
     def __repr__(self) -> str:
         return f"<swarm Optimizer of {self.run_id!r} at epoch {self.local_epoch} around {type(self.opt).__name__}>"
