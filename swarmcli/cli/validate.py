@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from swarmcli.recipe import Recipe
+    from swarmcli.recipe import Recipe, SiteSettings
 
 
 def validate(
@@ -45,9 +45,25 @@ def _summary(recipe: Recipe) -> dict[str, str]:
         "task": f"{recipe.task} on {data}, {recipe.sequence_len} tokens per sample",
         "model": str(model),
         "epoch": f"{recipe.target_batch_size} samples, here {recipe.micro_batch} × {recipe.accumulation_steps} a step",
+        **({"site": site_in_words(recipe.local.site)} if recipe.local.site.processes > 1 else {}),
         "ends": f"behind epoch {recipe.max_epochs}" if recipe.max_epochs else "when it is stopped",
         "output": str(recipe.output_dir),
     }
+
+
+def site_in_words(site: SiteSettings) -> str:
+    """How the processes of a site work together, for people."""
+    levels = ", ".join(f"of {size} every {period} steps" for period, size in site.hierarchy.items())
+    return ", ".join(
+        filter(
+            None,
+            [
+                f"{site.processes} processes as one peer",
+                "the optimizer's statistics shared among them" if site.zero else "",
+                f"averaging in groups {levels}" if levels else "",
+            ],
+        )
+    )
 
 
 def _try_out(recipe: Recipe) -> dict[str, str]:

@@ -20,6 +20,7 @@ from swarmcli.recipe.schema import (
     SchedulerSettings,
     StdlibDataset,
 )
+from swarmcli.recipe.site import SiteSettings
 
 __all__ = [
     "PROTOCOL",
@@ -36,6 +37,7 @@ __all__ = [
     "OptimizerSettings",
     "Recipe",
     "SchedulerSettings",
+    "SiteSettings",
     "StdlibDataset",
     "differing_keys",
     "load_recipe",

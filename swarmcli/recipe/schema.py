@@ -21,6 +21,7 @@ from swarmcli.recipe.modes import (
     LocalUpdateSettings,
 )
 from swarmcli.recipe.section import REQUIRED, Section, own, shared
+from swarmcli.recipe.site import SiteSettings, check_site
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
@@ -120,7 +121,7 @@ class LocalSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = own(
         "auto", "what is computed in: auto is bfloat16 autocast on CUDA devices that have it, else float32"
     )
-    threads: int | None = own(None, "processor threads for arithmetic; null: torch decides", ge=1)
+    threads: int | None = own(None, "processor threads of each process for arithmetic; null: torch decides", ge=1)
     micro_batch_size: int | None = own(None, "overrides micro_batch_size on this machine", ge=1)
     gradient_accumulation_steps: int | None = own(None, "overrides gradient_accumulation_steps here", ge=1)
     shuffle_buffer_size: int = own(1024, "sequences held in memory to shuffle them", ge=1, le=1 << 20)
@@ -138,6 +139,7 @@ class LocalSettings(Section):
         False, "keep the optimizer and a copy of the parameters in host memory; a delayed step does so anyway"
     )
     trust_remote_code: bool = own(False, "let a local checkpoint directory run Python code that lies in it")
+    site: SiteSettings = SiteSettings()
 
 
 class Recipe(Section):
@@ -192,6 +194,7 @@ class Recipe(Section):
             raise Conflict("base_model", "base_model lacks model_type; add for example `model_type: gpt2`")
         check_schedule(self.lr_scheduler, self.max_epochs)
         check_modes(self)
+        check_site(self)
         return self
 
     def fingerprint(self) -> dict[str, str]:

@@ -23,6 +23,7 @@ from swarmcli.recipe import (
     OptimizerSettings,
     Recipe,
     SchedulerSettings,
+    SiteSettings,
     StdlibDataset,
 )
 from swarmcli.recipe.annotations import arms, sections
@@ -44,6 +45,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "checkpoint": CheckpointSettings,
     "network": NetworkSettings,
     "local": LocalSettings,
+    "local.site": SiteSettings,
 }
 
 

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from .recipes import SMALL, refused, small
+
+FOUR = "local.site.processes=4"
+LOCAL = "local_updates.enabled=yes"
+
+
+def test_left_alone_a_trainer_is_one_process() -> None:
+    site = small().local.site
+    assert (site.processes, site.zero, dict(site.hierarchy)) == (1, False, {})
+
+
+def test_a_site_as_one_writes_it() -> None:
+    site = small(LOCAL, "local.site={processes: 4, zero: yes, hierarchy: {8: 4, 2: 2}}").local.site
+    assert (site.processes, site.zero) == (4, True)
+    assert list(site.hierarchy.items()) == [(2, 2), (8, 4)]
+
+
+def test_what_a_volunteer_does_with_a_site_is_not_compared_with_others() -> None:
+    assert small("local.site={processes: 2, zero: yes}").fingerprint() == small().fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["local.site.processes=0"], "local.site.processes should be at least 1, not 0"),
+        (["local.site.processes=many"], "local.site.processes should be a whole number, not 'many'"),
+        (["local.site.proceses=4"], "unknown key local.site.proceses; did you mean processes?"),
+        (["local.site.timeout=0"], "local.site.timeout should be above 0"),
+        (["local.site.zero=yes"], "set processes to 2 or more"),
+        ([FOUR, LOCAL, "local.site.hierarchy={0: 4}"], "should be at least 1"),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 1, 4: 4}"], "local.site.hierarchy.2 should be at least 2, not 1"),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 4, 4: 2}"], "groups of 2 every 4 steps cannot be made of the groups"),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 3, 4: 4}"], "make each size a multiple of the one before"),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 2}"], "groups of 2 in a site of 4; the last group is the whole site"),
+        ([LOCAL, "local.site.hierarchy={2: 2}"], "groups of 2 in a site of 1"),
+        ([FOUR, "local.site.hierarchy={2: 2, 4: 4}"], "without local updates the processes of a site never differ"),
+        ([FOUR, "delay.grad_averaging=yes", "local.site.zero=yes"], "zero leaves no whole optimizer that delay could"),
+        ([FOUR, "local.offload_optimizer=yes", "local.site.zero=yes"], "remove zero, or offload_optimizer"),
+        ([FOUR, "local.device=cuda:1"], "cuda:1 is one device, and the site has 4 processes; write cuda"),
+        ([FOUR, "local.device=mps"], "mps is one device, and the site has 4 processes"),
+    ],
+)
+def test_a_site_that_cannot_be_is_refused_where_it_is_written(overrides: list[str], words: str) -> None:
+    said = refused(SMALL, *overrides)
+    assert words in said and said.startswith(f"--set {overrides[-1]}")
+
+
+def test_the_line_of_a_level_that_does_not_fit_is_named() -> None:
+    text = f"{SMALL}local_updates: {{enabled: true}}\nlocal:\n  site:\n    processes: 4\n    hierarchy:\n"
+    said = refused(f"{text}      2: 2\n      8: 6\n")
+    assert said.startswith("small.yaml:17: the longest period averages groups of 6")
