@@ -10,15 +10,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from swarmcli.averaging.allreduce.layout import Layout, Plan
 from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.averaging.state.donor import StateDonor
 from swarmcli.averaging.state.kept_round import (
-    KeptRound,
     RoundRecord,
     fetch_round,
     replay_prefix,
@@ -29,7 +28,7 @@ from swarmcli.averaging.state.snapshot import Snapshot
 from swarmcli.averaging.state.stored_round import RoundFile, StoredRound, usual_directory
 from swarmcli.averaging.tasks import forget
 from swarmcli.events import Noticed
-from swarmcli.network import Endpoint, PeerID
+from swarmcli.network import Endpoint
 from swarmcli.network.tasks import TaskOwner
 
 _PATIENCE = 2.0  # seconds for which a round waits until the one before has been written
@@ -44,6 +43,7 @@ class RoundArchive:
     def __init__(self, endpoint: Endpoint, prefix: str, keep: int = 2, directory: Path | None = None) -> None:
         """`directory` is for the files; None: the usual one."""
         self._endpoint, self._prefix, self._keep = endpoint, prefix, keep
+        self.fetch = partial(fetch_round, endpoint, prefix)  # of those who keep what this peer has missed
         self._directory = directory or usual_directory()
         self._donor = StateDonor(endpoint, replay_prefix(prefix), self._provide, max_downloads=_MOST_FETCHES)
         self._tasks = TaskOwner()
@@ -98,30 +98,6 @@ class RoundArchive:
     def group_ids(self) -> tuple[bytes, ...]:
         """Of the rounds that are kept, oldest first."""
         return tuple(stored.record.group_id for stored in self._rounds)
-
-    async def fetch(
-        self,
-        donors: Sequence[PeerID],
-        layout: Layout,
-        *,
-        group_id: bytes = b"",
-        tag: bytes = b"",
-        plan: Plan | None = None,
-        digest: bytes | None = None,
-        timeout: float,
-    ) -> KeptRound:
-        """See `fetch_round`."""
-        return await fetch_round(
-            self._endpoint,
-            self._prefix,
-            donors,
-            layout,
-            group_id=group_id,
-            tag=tag,
-            plan=plan,
-            digest=digest,
-            timeout=timeout,
-        )
 
     async def _store(self, record: RoundRecord, averages: Sequence[torch.Tensor]) -> None:
         file: RoundFile | None = None
