@@ -54,6 +54,7 @@ class EpochEnd:
         self._strayed = False  # they were kept out of the last round: they belong to other parameters than the others'
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self.left_behind = False
+        self._said_alone = False  # since the last round with others
 
     @property
     def has_enough(self) -> bool:
@@ -114,6 +115,7 @@ class EpochEnd:
         if self._group.begun:
             outcome = await self._average_together(resume)
         elif self.has_enough and await self._is_alone(patient=_now() - began < self._config.matchmaking_time / 2):
+            self._mention_the_unreachable()
             outcome = await self._average_alone(resume)
         else:
             return None
@@ -137,6 +139,7 @@ class EpochEnd:
         self._strayed = self._keeper.judge(self._group.gathered)
         outcome = await self._group.contribute(0 if self._strayed else weight)
         if isinstance(outcome, Committed):
+            self._said_alone = False
             self._account.ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
 
@@ -153,6 +156,16 @@ class EpochEnd:
         async with self._work.averager.tensors() as averages:
             await self._work.averager.archive.keep_alone(round_id, lineage, averages, samples)
         return Committed(round_id, samples, contributors=(self._own_id,))
+
+    def _mention_the_unreachable(self) -> None:
+        """Two peers behind firewalls, above all, would otherwise train apart without a word."""
+        others = len(self._presence.claims())
+        if others and not self._said_alone:
+            self._said_alone = True
+            self._account.warn(
+                f"this peer steps by itself: {others} in this run by their last reports, and none of them answers. "
+                "Peers that cannot be dialed reach each other through one that can: an auxiliary, or a monitor"
+            )
 
     async def _hand_in(self, resume: Callable[[], None]) -> int:
         """What is handed in stays the same over all attempts. A delayed trainer computes its next batches with the

@@ -118,6 +118,11 @@ class Story:
 
     # presence
 
+    unreachable = 0
+
+    def claims(self) -> list[object]:
+        return [object()] * self.unreachable
+
     def announce(self) -> None:
         pass
 
@@ -245,8 +250,10 @@ class Unanswered(Story):
     async def unless_begun(self, work: Coroutine[Any, Any, str]) -> str:
         return await work
 
+    around = "company"
+
     async def surroundings(self, standing: Standing) -> str:
-        return "company"
+        return self.around
 
     async def average_alone(self) -> None:
         self.told.append("average alone")
@@ -266,6 +273,26 @@ def test_without_a_round_a_peer_steps_by_itself_only_if_it_is_told_to(proceed_al
     assert ("advance" in story.told) == proceed_alone
     assert ("kept for others" in story.told) == proceed_alone
     assert any("no round came about within 15 s" in warning for warning in story.warnings) == proceed_alone
+
+
+def test_stepping_alone_beside_peers_that_do_not_answer_is_said_once() -> None:
+    story = Unanswered()
+    story.around, story.unreachable = "alone", 2
+
+    async def main() -> None:
+        for _ in range(3):
+            await story.run()
+
+    virtual_time.run(main())
+    assert story.told.count("average alone") == 3
+    assert len(story.warnings) == 1 and "2 in this run by their last reports" in story.warnings[0]
+
+
+def test_who_is_alone_needs_no_warning() -> None:
+    story = Unanswered()
+    story.around = "alone"
+    virtual_time.run(story.run())
+    assert story.warnings == []
 
 
 def test_who_has_strayed_takes_part_with_nothing_and_is_told_why() -> None:
