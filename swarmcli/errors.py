@@ -32,6 +32,7 @@ SwarmError
 │   └── StateDownloadError        no donor gave a complete state; `.attempts` says what failed with each
 ├── OptimizerError                the collaborative optimizer was used in a way that it refuses
 │   └── GradScalerError           a GradScaler was called in an order that would step with wrong gradients
+├── SiteError                     the processes of a site have lost each other, or one of them has failed
 ├── FingerprintError              the run refused this peer: its recipe differs; `.keys` says where
 ├── RecipeError                   a recipe that cannot be read; carries file, line and fix
 ├── DataError                     training data that is missing or cannot be read
@@ -212,6 +213,10 @@ class OptimizerError(SwarmError):
 
 class GradScalerError(OptimizerError, RuntimeError):
     """A GradScaler was called in an order that would step with wrongly scaled gradients; a RuntimeError as in torch."""
+
+
+class SiteError(SwarmError):
+    """The processes of a site have lost each other, or one of them has failed: all of them end, and start anew."""
 
 
 class FingerprintError(SwarmError):

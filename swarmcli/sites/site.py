@@ -1,0 +1,106 @@
+"""Site: the processes that are one peer together, and the groups in which their threads meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from swarmcli.errors import SiteError
+from swarmcli.sites.links import named, sever
+
+FORMING_SECONDS = 300.0  # until all processes of a site have started and found each other
+
+
+class Site:
+    """One process's place in its site: a torch.distributed world whose rank 0 is the swarm's peer.
+
+        pace     the main threads meet here: in every step, and for what changes the model
+        orders   rank 0's threads and the other ranks' followers, for what rank 0 needs meanwhile
+
+    Both are gloo groups of the whole world, so a group rank is a global rank. A wait in one of them that takes longer
+    than `timeout` seconds, where it has a limit, breaks the group for everyone: a site that has lost one of its
+    processes ends as a whole, with errors in all others, and is started anew from its last state.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        pace: dist.ProcessGroup,
+        orders: dist.ProcessGroup,
+        timeout: float,
+        device: torch.device,
+        owns_world: bool,
+    ) -> None:
+        """For `form`. `owns_world`: the world was made for this site and ends with it."""
+        self.rank, self.size = rank, size
+        self.pace, self.orders = pace, orders
+        self.timeout = timedelta(seconds=timeout)
+        self.device = device
+        self._owns_world = owns_world
+        self._closed = False
+
+    @classmethod
+    def form(cls, *, timeout: float = 60.0, device: torch.device | None = None) -> Site:
+        """Meets the other processes that the environment (torchrun's) tells of, or takes the world that there is.
+
+        All of them call this. `timeout`: seconds that one process waits for the others where nobody waits for the
+        swarm; `device`: where this process computes. Raises SiteError if they do not come together within
+        FORMING_SECONDS.
+        """
+        if timeout <= 0:
+            raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
+        owns_world = not dist.is_initialized()
+        with named("the processes of this site did not come together"):
+            if owns_world:
+                dist.init_process_group("gloo", timeout=timedelta(seconds=FORMING_SECONDS))
+            patience = timedelta(seconds=timeout)
+            pace, orders = (dist.new_group(backend="gloo", timeout=patience) for _ in range(2))
+        if pace is None or orders is None:
+            raise SiteError("torch.distributed gave this process no group")
+        return cls(
+            dist.get_rank(),
+            dist.get_world_size(),
+            pace=pace,
+            orders=orders,
+            timeout=timeout,
+            device=device or torch.device("cpu"),
+            owns_world=owns_world,
+        )
+
+    @property
+    def others(self) -> range:
+        """The ranks beside rank 0."""
+        return range(1, self.size)
+
+    def break_off(self) -> None:
+        """Every thread of every process that waits for this one gets an error now. For any thread; idempotent."""
+        if self.size > 1 and not self._closed:
+            sever(self.pace)
+            sever(self.orders)
+
+    def close(self) -> None:
+        """Leaves the groups; whoever waits for this process gets an error. No thread may be in them. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._owns_world:
+            dist.destroy_process_group()
+        else:
+            dist.destroy_process_group(self.pace)
+            dist.destroy_process_group(self.orders)
+
+    def __repr__(self) -> str:
+        return f"<rank {self.rank} of a site of {self.size}>"
+
+
+def launched_as_site(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun, or something like it, started this process as one of several."""
+    given = os.environ if environment is None else environment
+    count = given.get("WORLD_SIZE", "")
+    return "RANK" in given and count.isdecimal() and int(count) > 1
