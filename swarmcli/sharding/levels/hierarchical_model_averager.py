@@ -1,0 +1,142 @@
+"""HierarchicalModelAverager: parameters are averaged within small groups often and within large ones seldom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from swarmcli.averaging.checks import as_count
+from swarmcli.sharding.levels.level import LevelAverage, tensors_with_gradients, trainable_tensors
+from swarmcli.sharding.levels.plan import read_plan
+from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
+from swarmcli.sharding.levels.swarm_backend import SwarmBackend
+from swarmcli.sharding.levels.swarm_groups import SwarmGroups
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+class HierarchicalModelAverager:
+    """Hierarchical SGD (arXiv 2007.13819): every member steps its own model, and now and then they are averaged.
+
+        averager = HierarchicalModelAverager({4: 8, 16: 64})
+        for batch in data:
+            ...
+            optimizer.step()
+            averager.average_parameters(model.parameters())
+
+    averages groups of 8 at every fourth step, and all 64 at every sixteenth. With the same arguments it gives the same
+    parameters as torch's class of this name; unlike that one it changes them in place.
+
+    `step` counts the calls of `average_parameters`, from 0; it may be set, to the epoch of a swarm for example.
+    """
+
+    def __init__(
+        self,
+        period_group_size_dict: Mapping[int, int | None] | None = None,
+        warmup_steps: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        swarm: SwarmGroups | None = None,
+    ) -> None:
+        """`period_group_size_dict`: for each level, after how many steps it averages, and within groups of how many.
+        At most one level averages at a step: the last whose period divides it. The last group is the whole one.
+
+        Nothing is averaged at the first `warmup_steps` steps. `process_group`: of torch.distributed; None: all
+        processes. Every member of it makes the averager, at the same place in its program.
+
+        `swarm`: average with the peers of a swarm instead (see SwarmGroups). Sizes are upper bounds then, None is no
+        bound, and groups are filled with whoever is there.
+
+        Raises ValueError and TypeError, which name the argument and what to give instead, and RuntimeError if there
+        is neither a process group nor a running DHT.
+        """
+        levels = {} if period_group_size_dict is None else period_group_size_dict
+        self._plan = read_plan(levels, warmup_steps, swarm=swarm is not None)
+        self._step = 0
+        self._backend: ProcessGroupLevels | SwarmBackend
+        if swarm is None:
+            self._backend = ProcessGroupLevels(self._plan, process_group)
+        elif process_group is None:
+            self._backend = SwarmBackend(swarm, self._plan)
+        else:
+            raise ValueError("process_group and swarm are given; an averager is over one of them: make one for each")
+
+    @property
+    def step(self) -> int:
+        """That of the next call of `average_parameters`."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = as_count(step, "step")
+
+    @property
+    def warmup_steps(self) -> int:
+        return self._plan.warmup_steps
+
+    def average_parameters(
+        self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
+    ) -> LevelAverage | None:
+        """Counts one step, and averages if it is the turn of a level; None if it is not.
+
+        `params` are those of a model or the parameter groups of an optimizer; only parameters with a gradient are
+        averaged, in place, all or none. On a process group every rank of the level's group calls this at the same
+        step. In a swarm the call waits for the others up to `matchmaking_time`; if there is no average, the result says
+        why, and the parameters are as they were. Members that have counted fewer steps than others of the group catch
+        up with them.
+
+        Raises TypeError for what are no parameters, ValueError where the processes of a group average different
+        parameters, FingerprintError where the peers of a group do, and torch's RuntimeError where a process is lost.
+        The step is not counted then.
+        """
+        level = self._plan.due(self._step)
+        tensors = tensors_with_gradients(params)
+        if level is None:
+            self._step += 1
+            return None
+        average = self._backend.average(level, tensors, self._step)
+        self._step = average.step + 1
+        return average
+
+    def load_state_from_peers(
+        self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]], timeout: float | None = None
+    ) -> bool:
+        """For a newcomer to a swarm: the parameters that others have averaged last, and their step.
+
+        `params` as in `average_parameters`; those that are trained are replaced. False, and nothing has changed, if
+        nobody gave any within `timeout` seconds that fit. Raises RuntimeError on a process group.
+        """
+        if not isinstance(self._backend, SwarmBackend):
+            raise RuntimeError("load_state_from_peers needs swarm=...; processes of a group load a checkpoint")
+        step = self._backend.download(trainable_tensors(params), timeout)
+        if step is None:
+            return False
+        self._step = step + 1
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs, to go on at the same step of the same hierarchy."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on at the step of `state_dict`. Raises ValueError and TypeError for what is none."""
+        if "step" not in state_dict:
+            raise ValueError(f"state_dict has no step; its keys are {sorted(state_dict)}")
+        self.step = state_dict["step"]
+
+    def shutdown(self) -> None:
+        """Leaves the groups of the swarm, or destroys the process groups that were made here. Idempotent."""
+        self._backend.shutdown()
+
+    def __enter__(self) -> HierarchicalModelAverager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        levels = dict(zip(self._plan.periods, self._plan.group_sizes, strict=True))
+        return f"<HierarchicalModelAverager {levels} at step {self._step}>"

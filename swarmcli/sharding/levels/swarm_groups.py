@@ -1,0 +1,78 @@
+"""Where a peer is in a hierarchy of a swarm, and how it finds the others: the options of averaging there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
+from swarmcli.averaging.checks import check_text
+from swarmcli.compression import CompressionBase, NoCompression
+from swarmcli.sharding.levels.plan import LevelPlan
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHT
+
+EVERYONE = "everyone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmGroups:
+    """The groups of a peer: at the last level everyone, at the one before all whose place begins alike, and so on.
+
+        SwarmGroups(dht=dht, prefix="run", place="europe/paris")
+
+    is in a group with the others in europe/paris, in one with all of europe, and in one with everybody. Peers that
+    have fewer levels than others meet them at those that they have.
+    """
+
+    dht: DHT
+    prefix: str  # of the run: what all group keys begin with
+    place: str | Sequence[str] = ""  # this peer's groups from the widest to the narrowest: one name less than levels
+    matchmaking_time: float = 5.0  # seconds to look for others at most, while not everyone is there
+    averaging_timeout: float | None = None  # seconds that a round may take once the group is there; None: adaptive
+    compression: CompressionBase = field(default_factory=NoCompression)
+    bandwidth: float | None = None  # share of the reducing work; None: as measured in past rounds; 0: reduces nothing
+
+    def names(self, plan: LevelPlan) -> tuple[str, ...]:
+        """(levels,) what the groups of this peer are called, in the order of the plan. ValueError: not one for each."""
+        parts = _parts(self.place)
+        if len(parts) != len(plan) - 1:
+            raise ValueError(
+                f"place={self.place!r} has {len(parts)} names for {len(plan)} levels; give one for each level but the "
+                f"last, which is everyone, the widest first, as {_example(len(plan) - 1)!r}"
+            )
+        return tuple("/".join(parts[: len(plan) - 1 - level]) for level in range(len(plan)))
+
+    def configs(self, plan: LevelPlan) -> list[AveragerConfig]:
+        """(levels,) Raises ValueError and TypeError for options that make no sense. The last one shares the state."""
+        check_text(prefix=self.prefix)
+        names = self.names(plan)
+        shares = not self.dht.client_mode
+        return [
+            self._config(name, size, shares and not name) for name, size in zip(names, plan.group_sizes, strict=True)
+        ]
+
+    def _config(self, name: str, size: int | None, shares: bool) -> AveragerConfig:
+        return AveragerConfig(
+            prefix=f"{self.prefix}/{name}",
+            matchmaking=MatchmakingOptions(size, min_matchmaking_time=self.matchmaking_time),
+            allreduce=AllreduceOptions(self.compression, allreduce_timeout=self.averaging_timeout),
+            bandwidth=self.bandwidth,
+            share_state=shares,
+        )
+
+
+def _parts(place: str | Sequence[str]) -> list[str]:
+    parts = (place.split("/") if place else []) if isinstance(place, str) else list(place)
+    for part in parts:
+        if not isinstance(part, str):
+            raise TypeError(f"place={place!r}: expected names of groups, got a {type(part).__name__}")
+        if not part or "/" in part:
+            raise ValueError(f"place={place!r}: a name of a group is a text without slashes, not empty")
+    return parts
+
+
+def _example(names: int) -> str:
+    return "/".join(["europe", "paris", *(f"rack-{number}" for number in range(1, names))][:names])

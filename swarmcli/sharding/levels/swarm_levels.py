@@ -1,0 +1,163 @@
+"""Averaging within the groups of a swarm: whoever is there, up to the size of a group. Coroutines of one event loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeAlias
+
+import torch
+
+from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult
+from swarmcli.errors import AveragingError, RoundFailed, StateDownloadError
+from swarmcli.network.thread import offload
+from swarmcli.sharding.levels.level import LevelAverage
+from swarmcli.sharding.levels.plan import LevelPlan
+from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
+
+MAX_STEP = 1 << 40  # that anybody believes of another peer
+TRIES = 3  # a group whose members die in the middle of a round is formed again without them
+
+Signature: TypeAlias = list[tuple[torch.Size, torch.dtype]]
+
+logger = logging.getLogger(__name__)
+
+
+class SwarmLevels:
+    """One averager for each level, under a key of its own. They share one copy of the parameters in host memory.
+
+    The copy is what rounds average and what newcomers download, so the parameters themselves are free for training
+    at any time but inside `average`, and change only when a round has committed.
+    """
+
+    def __init__(self, groups: SwarmGroups, plan: LevelPlan) -> None:
+        """Raises ValueError and TypeError for groups that make no sense. Takes no part in anything yet."""
+        if any(size == 1 for size in plan.group_sizes):
+            raise ValueError(
+                "period_group_size_dict has groups of 1; a group of a swarm has at least 2 members, or None"
+            )
+        self._groups = groups
+        self._names = groups.names(plan)
+        self._configs = groups.configs(plan)
+        self._averagers: list[AveragerCore] = []
+        self._copies: list[torch.Tensor] = []
+        self._step = -1  # of what is in the copies; -1: nothing that anybody has trained
+
+    async def average(self, level: int, tensors: Sequence[torch.Tensor], step: int) -> LevelAverage:
+        """One round with the others of this level's group who look for one now; see LevelBackend.
+
+        A round that fails leaves the tensors as they are, and the result, an event and the log say why. Raises
+        FingerprintError if the others average other tensors.
+        """
+        group = self._names[level] or EVERYONE
+        if not tensors:
+            return LevelAverage(step, level, group, 0, "no parameter has a gradient")
+        await self._fit(tensors)
+        async with self._at_rest():
+            await offload(_copy, tensors, self._copies)
+            self._step = max(self._step, step)
+        try:
+            result = await self._round(self._averagers[level], step)
+        except AveragingError as error:
+            logger.warning("step %d: no average with %s: %s", step, group, error)
+            return LevelAverage(step, level, group, 0, str(error))
+        if result.total_weight == 0:
+            return LevelAverage(step, level, group, 0, "nobody in the group had parameters that can be averaged")
+        async with self._at_rest():
+            await offload(_copy, self._copies, tensors)
+            self._step = agreed = max(step, *(_read_step(told) for told in result.values()))
+        self._averagers[-1].declare_state(epoch=self._step)
+        return LevelAverage(agreed, level, group, len(result.contributors))
+
+    async def download(self, tensors: Sequence[torch.Tensor], timeout: float | None) -> int | None:
+        """Replaces the tensors by those that others have averaged last; the step at which they were.
+
+        None (logged) if nobody gave any, or what came does not fit; the tensors are as they were then.
+        """
+        await self._fit(tensors)
+        try:
+            state = await self._averagers[-1].load_state_from_peers(timeout)
+        except StateDownloadError as error:
+            logger.warning("no parameters from the others: %s", error)
+            return None
+        step = -1 if state is None else _read_state(state.metadata)
+        if state is None or step < 0:
+            logger.info("nobody has averaged parameters yet")
+            return None
+        arrived = list(state.tensors.values())
+        if (there := _signature(arrived)) != (here := _signature(tensors)):
+            logger.warning("the others average other parameters: %s there, %s here", _words(there), _words(here))
+            return None
+        async with self._at_rest():
+            await offload(_copy, arrived, tensors)
+            await offload(_copy, arrived, self._copies)
+            self._step = step
+        return step
+
+    async def shutdown(self) -> None:
+        """Leaves every group. Idempotent."""
+        averagers, self._averagers, self._copies = self._averagers, [], []
+        for averager in averagers:
+            await averager.shutdown()
+
+    async def _fit(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Averagers are made for the tensors that come, and made anew when others come."""
+        if self._averagers and _signature(self._copies) == _signature(tensors):
+            return
+        await self.shutdown()
+        self._copies = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        for config in self._configs:
+            averager = AveragerCore(self._copies, self._groups.dht.node, config, get_state=self._state)
+            await averager.start()
+            self._averagers.append(averager)
+
+    async def _round(self, averager: AveragerCore, step: int) -> RoundResult:
+        # Without retries of its own a search ends when time is up, and not in the middle of the next one.
+        request = RoundRequest(gather=step, allow_retries=False, epoch=step)
+        for remaining in reversed(range(TRIES)):
+            control = averager.begin_round(request)
+            try:
+                return await control
+            except RoundFailed as error:
+                if not remaining:
+                    raise
+                logger.info("step %d: the round failed and is tried again: %s", step, error)
+            finally:
+                control.cancel()  # without effect unless the waiting was interrupted
+        raise AssertionError("the last try returns or raises")
+
+    async def _state(self) -> tuple[Any, Sequence[torch.Tensor]]:
+        async with self._at_rest():
+            return {"step": self._step}, [copy.clone() for copy in self._copies]
+
+    @asynccontextmanager
+    async def _at_rest(self) -> AsyncIterator[None]:
+        """No round at any level, and nobody else, uses the copies."""
+        async with AsyncExitStack() as stack:
+            for averager in self._averagers:
+                await stack.enter_async_context(averager.tensors())
+            yield
+
+
+def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
+
+
+def _signature(tensors: Sequence[torch.Tensor]) -> Signature:
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def _words(signature: Signature) -> str:
+    return f"{len(signature)} of {sum(shape.numel() for shape, _ in signature)} elements"
+
+
+def _read_step(told: Any) -> int:
+    """What a member says its step is; -1 for what no honest one says."""
+    return told if type(told) is int and 0 <= told <= MAX_STEP else -1
+
+
+def _read_state(metadata: Any) -> int:
+    return _read_step(metadata.get("step")) if isinstance(metadata, dict) else -1

@@ -1,0 +1,103 @@
+"""Peers of a hierarchy on the memory network under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from swarmcli.clock import Clock
+from swarmcli.dht.node import DHTNode
+from swarmcli.events import Event, RoundFinished
+from swarmcli.network.identity import Identity
+from swarmcli.network.memory import MemoryNetwork
+from swarmcli.network.rpc import Endpoint
+from swarmcli.network.virtual_time import EPOCH
+from swarmcli.sharding.levels.level import LevelAverage
+from swarmcli.sharding.levels.plan import LevelPlan, read_plan
+from swarmcli.sharding.levels.swarm_groups import SwarmGroups
+from swarmcli.sharding.levels.swarm_levels import SwarmLevels
+
+
+@dataclass(eq=False)
+class Peer:
+    """Counts its steps as HierarchicalModelAverager does, which cannot wait on an event loop."""
+
+    node: DHTNode
+    groups: SwarmGroups
+    plan: LevelPlan
+    levels: SwarmLevels
+    tensors: list[torch.Tensor]
+    step: int = 0
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def value(self) -> float:
+        return self.tensors[0].flatten()[0].item()
+
+    @property
+    def rounds(self) -> list[RoundFinished]:
+        return [event for event in self.events if isinstance(event, RoundFinished)]
+
+    async def average(self) -> LevelAverage | None:
+        level = self.plan.due(self.step)
+        average = None if level is None else await self.levels.average(level, self.tensors, self.step)
+        self.step = (self.step if average is None else average.step) + 1
+        return average
+
+
+class Swarm:
+    """`async with Swarm(seed) as swarm: peer = await swarm.add({1: 4}, "")`. All leave at the end of the block."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.network = MemoryNetwork(seed=seed, latency=0.01)
+        self.peers: list[Peer] = []
+
+    async def __aenter__(self) -> Swarm:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(peer.levels.shutdown() for peer in self.peers))
+        await asyncio.gather(*(peer.node.shutdown() for peer in self.peers))
+
+    async def add(
+        self,
+        levels: Mapping[int, int | None],
+        place: str | Sequence[str] = "",
+        *,
+        value: float | None = None,
+        tensors: Sequence[torch.Tensor] | None = None,
+        listening: bool = True,
+        **options: Any,
+    ) -> Peer:
+        """A peer whose tensors are full of `value`, its number unless given."""
+        number = len(self.peers)
+        identity = Identity.from_seed(f"{self.seed}/{number}".encode())
+        loop = asyncio.get_running_loop()
+        clock = Clock(wall=lambda: EPOCH + loop.time(), monotonic=loop.time)
+        transport = self.network.transport(identity, listening=listening)
+        endpoint = Endpoint(transport, clock=clock, client_mode=not listening, seed=self.seed * 1000 + number)
+        events: list[Event] = []
+        endpoint.events.subscribe(events.append)
+        await endpoint.start()
+        contacts = [peer.node.endpoint.info.addresses[0] for peer in self.peers if peer.node.endpoint.info.addresses]
+        node = await DHTNode.create(endpoint, initial_peers=contacts[:1])
+        dht: Any = SimpleNamespace(node=node, client_mode=not listening)
+        plan = read_plan(dict(levels), 0, swarm=True)
+        groups = SwarmGroups(dht=dht, prefix="run", place=place, **options)
+        fill = float(number) if value is None else value
+        held = [torch.full((3,), fill), torch.full((2, 2), fill)] if tensors is None else list(tensors)
+        self.peers.append(Peer(node, groups, plan, SwarmLevels(groups, plan), held, events=events))
+        return self.peers[-1]
+
+    async def average(self, *peers: Peer) -> list[LevelAverage | None]:
+        """One step of all, or of these, at the same time."""
+        return list(await asyncio.gather(*(peer.average() for peer in peers or self.peers)))
+
+    def kill(self, peer: Peer) -> None:
+        self.network.kill(peer.node.peer_id)

@@ -1,0 +1,186 @@
+"""Levels of process groups: equal to torch's averager bit for bit, and what fails is named in every process."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.model_averaging import hierarchical_model_averager as torchs
+
+from swarmcli.sharding.levels import HierarchicalModelAverager
+from tests.sharding.processes import World, Worlds
+
+pytestmark = pytest.mark.processes
+
+HIERARCHIES: list[tuple[int, dict[int, int], int]] = [
+    (2, {2: 2}, 0),
+    (2, {1: 1, 3: 2}, 0),
+    (4, {2: 2, 4: 4}, 0),
+    (4, {1: 2, 5: 4}, 3),
+    (4, {2: 4, 3: 2, 4: 4}, 0),  # the large groups more often than the small ones
+    (4, {4: 2, 2: 4}, 1),  # the first level never has its turn
+    (4, {1: 1, 2: 2, 3: 2, 4: 4}, 2),
+]
+
+
+def model(*, mixed: bool) -> torch.nn.Module:
+    layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3, bias=False), torch.nn.Linear(3, 2))
+    layers[0].weight.data = layers[0].weight.data.t().contiguous().t()  # not contiguous
+    if mixed:
+        layers[1].to(torch.bfloat16)
+    layers[2].bias.requires_grad_(False)
+    return layers
+
+
+def train(params: list[torch.nn.Parameter], steps: int) -> None:
+    for param in params:
+        param.data += torch.randn(param.shape).to(param.dtype)
+        param.grad = torch.zeros_like(param) if param.requires_grad else None
+
+
+def beside_torch(levels: list[list[int]], warmup: int, mixed: bool, groups: bool) -> list[int]:
+    """The levels that averaged, by step, after it is checked that every step gave what torch's averager gives."""
+    mine, theirs = model(mixed=mixed), model(mixed=mixed)
+    theirs.load_state_dict(mine.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = torchs.HierarchicalModelAverager(dict(levels), warmup)
+        averager = HierarchicalModelAverager(dict(levels), warmup)
+    taken = []
+    places = [param.data_ptr() for param in mine.parameters()]
+    for step in range(12):
+        torch.manual_seed(100 * step + dist.get_rank())
+        train(list(mine.parameters()), step)
+        torch.manual_seed(100 * step + dist.get_rank())
+        train(list(theirs.parameters()), step)
+        assert averager.step == other.step == step
+        result = averager.average_parameters(given(mine, groups))
+        other.average_parameters(given(theirs, groups))
+        for own, expected in zip(mine.parameters(), theirs.parameters(), strict=True):
+            assert own.dtype == expected.dtype and own.stride() == own.stride()
+            assert torch.equal(own, expected), f"step {step}: {own} is not {expected}"
+        taken.append(-1 if result is None else result.level)
+    assert places == [param.data_ptr() for param in mine.parameters()]
+    averager.shutdown()
+    return taken
+
+
+def given(module: torch.nn.Module, groups: bool) -> Any:
+    if not groups:
+        return module.parameters()
+    return torch.optim.SGD([{"params": module[0].parameters()}, {"params": module[1:].parameters()}]).param_groups
+
+
+@pytest.mark.parametrize(("size", "levels", "warmup"), HIERARCHIES)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_equal_to_torch(worlds: Worlds, size: int, levels: dict[int, int], warmup: int, mixed: bool) -> None:
+    taken = worlds(size).run(beside_torch, list(levels.items()), warmup, mixed, mixed)
+    assert all(each == taken[0] for each in taken)
+    assert set(taken[0]) >= {-1, len(levels) - 1} - ({-1} if 1 in levels and not warmup else set())
+
+
+def in_a_part() -> list[Any]:
+    """Two halves of a world have hierarchies of their own; nobody else has to be there when groups are made."""
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    rank = dist.get_rank()
+    param = torch.nn.Parameter(torch.tensor([float(rank)]))
+    param.grad = torch.zeros(1)
+    results = []
+    if rank >= 2:
+        with HierarchicalModelAverager({1: 1, 2: 2}, process_group=halves[1]) as averager:
+            for _ in range(2):
+                average = averager.average_parameters([param])
+                assert average is not None and average.averaged
+                results += [average.step, average.level, average.group, average.members, param.item()]
+        with pytest.raises(ValueError, match=f"rank {rank}\\) is a member of"):
+            HierarchicalModelAverager({2: 2}, process_group=halves[0])
+    dist.barrier()
+    return results
+
+
+def test_a_part_of_the_processes(worlds: Worlds) -> None:
+    results = worlds(4).run(in_a_part)
+    assert results[0] == results[1] == []
+    assert results[2] == [0, 1, "ranks 2, 3", 2, 2.5, 1, 0, "ranks 2", 1, 2.5]
+    assert results[3] == [0, 1, "ranks 2, 3", 2, 2.5, 1, 0, "ranks 3", 1, 2.5]
+
+
+def what_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"ends with groups of 4, but the process group has 2 processes; .* must be 2"):
+        HierarchicalModelAverager({2: 2, 4: 4})
+    with pytest.raises(ValueError, match=r"groups of 3 at period 1 do not fit into 2 processes; .* divide 2"):
+        HierarchicalModelAverager({1: 3, 4: 2})
+    with pytest.raises(ValueError, match="is empty"):
+        HierarchicalModelAverager()
+    averager = HierarchicalModelAverager({2: 2})
+    with pytest.raises(RuntimeError, match="needs swarm"):
+        averager.load_state_from_peers([torch.nn.Parameter(torch.ones(1))])
+    for wrong in (torch.nn.Parameter(torch.ones(1)), torch.nn.Linear(1, 1), [torch.ones(1)], [{"lr": 1}], ["weight"]):
+        with pytest.raises(TypeError, match=r"give model.parameters\(\) or optimizer.param_groups"):
+            averager.average_parameters(wrong)
+    assert averager.step == 0
+
+
+def test_arguments_that_do_not_fit(worlds: Worlds) -> None:
+    worlds(2).run(what_is_refused)
+
+
+def test_without_process_groups() -> None:
+    with pytest.raises(RuntimeError, match=r"call torch.distributed.init_process_group\(\) first, or give swarm="):
+        HierarchicalModelAverager({2: 2})
+
+
+def other_parameters() -> list[Any]:
+    rank = dist.get_rank()
+    params = [torch.nn.Parameter(torch.full((2,), float(rank))) for _ in range(3)]
+    for param in params[: 3 - rank]:
+        param.grad = torch.zeros(2)
+    averager = HierarchicalModelAverager({2: 2})
+    with pytest.raises(
+        ValueError, match=f"ranks 0, 1 do not .*: {3 - rank} have a gradient here, between 2 and 3 else"
+    ):
+        averager.average_parameters(params)
+    before = [param.tolist() for param in params], averager.step
+    params[2].grad = None
+    averager.average_parameters(params)
+    return [*before, [param.tolist() for param in params], averager.step]
+
+
+def test_unlike_gradients_are_named_and_nothing_has_changed(worlds: Worlds) -> None:
+    for rank, (values, step, later, later_step) in enumerate(worlds(2).run(other_parameters)):
+        assert values == [[float(rank)] * 2] * 3
+        assert step == 0
+        assert later == [[0.5, 0.5], [0.5, 0.5], [float(rank)] * 2]
+        assert later_step == 1
+
+
+def nothing_to_average() -> bool:
+    result = HierarchicalModelAverager({2: 2}).average_parameters([torch.nn.Parameter(torch.ones(1))])
+    return result is not None and result.members == 2
+
+
+def test_no_gradients_at_all(worlds: Worlds) -> None:
+    assert worlds(2).run(nothing_to_average) == [True, True]
+
+
+def lose_a_process() -> list[Any]:
+    param = torch.nn.Parameter(torch.tensor([float(dist.get_rank())]))
+    param.grad = torch.zeros(1)
+    averager = HierarchicalModelAverager({2: 2})
+    if dist.get_rank() == 1:
+        raise SystemExit(1)
+    with pytest.raises(RuntimeError):
+        averager.average_parameters([param])
+    assert param.item() == 0.0
+    assert averager.step == 0
+    raise KeyError("as expected")
+
+
+def test_a_process_that_dies() -> None:
+    world = World(2)
+    survivor, _ = world.outcomes(lose_a_process)
+    world.close()
+    assert "as expected" in str(survivor.error)

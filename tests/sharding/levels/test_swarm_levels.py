@@ -1,0 +1,249 @@
+"""Levels of swarm groups: whoever is there, up to a size; what fails leaves everything as it was and is told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.averaging import AveragerCore, RoundRequest
+from swarmcli.errors import FingerprintError
+from swarmcli.network import virtual_time
+from swarmcli.sharding.levels.level import LevelAverage
+from tests.sharding.levels.swarm import Peer, Swarm
+
+PLACES = ["europe/paris", "europe/paris", "europe/rome", "asia/delhi"]
+
+
+def groups_of(results: list[LevelAverage | None]) -> list[tuple[str, int]]:
+    assert all(result is not None for result in results)
+    return [(result.group, result.members) for result in results if result is not None]
+
+
+def values_of(peers: list[Peer]) -> list[float]:
+    return [peer.value for peer in peers]
+
+
+def test_places_are_groups() -> None:
+    async def main() -> None:
+        async with Swarm(1) as swarm:
+            for place in PLACES:
+                await swarm.add({1: 4, 2: 8, 4: None}, place)
+            assert groups_of(await swarm.average()) == [("everyone", 4)] * 4
+            assert values_of(swarm.peers) == [1.5] * 4
+            for number, peer in enumerate(swarm.peers):
+                peer.tensors[0].fill_(number)
+            results = await swarm.average()
+            assert groups_of(results) == [("europe/paris", 2)] * 2 + [("europe/rome", 0), ("asia/delhi", 0)]
+            assert values_of(swarm.peers) == [0.5, 0.5, 2.0, 3.0]
+            assert groups_of(await swarm.average()) == [("europe", 3)] * 3 + [("asia", 0)]
+            assert values_of(swarm.peers) == [1.0, 1.0, 1.0, 3.0]
+            assert [peer.step for peer in swarm.peers] == [3] * 4
+
+    virtual_time.run(main(), seed=1)
+
+
+def test_who_is_alone_is_told_and_keeps_what_it_has() -> None:
+    async def main() -> None:
+        async with Swarm(2) as swarm:
+            peer = await swarm.add({1: 4, 4: 4}, "attic", value=7.0, matchmaking_time=3.0)
+            before = asyncio.get_running_loop().time()
+            (result,) = await swarm.average()
+            assert asyncio.get_running_loop().time() - before <= 3.5
+            assert result is not None and not result.averaged
+            assert "only 1 of at least 2 peers" in result.reason
+            assert peer.value == 7.0
+            assert peer.step == 1
+            assert [(event.outcome, event.epoch, event.purpose) for event in peer.rounds] == [("failed", 0, "run/")]
+
+    virtual_time.run(main(), seed=2)
+
+
+def test_sizes_are_upper_bounds() -> None:
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            for _ in range(7):
+                await swarm.add({1: 3})
+            results = groups_of(await swarm.average())
+            assert sorted(members for _, members in results) in ([2, 2, 2, 2, 3, 3, 3],)
+            assert sum(values_of(swarm.peers)) == pytest.approx(21.0)
+
+    virtual_time.run(main(), seed=3)
+
+
+def test_members_come_and_go() -> None:
+    async def main() -> None:
+        async with Swarm(4) as swarm:
+            first = await swarm.add({1: 8})
+            second = await swarm.add({1: 8})
+            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
+            third = await swarm.add({1: 8}, value=8.0)
+            assert groups_of(await swarm.average()) == [("everyone", 3)] * 3
+            assert values_of(swarm.peers) == [pytest.approx(3.0)] * 3
+            swarm.kill(first)
+            second.tensors[0].fill_(1.0)
+            third.tensors[0].fill_(2.0)
+            assert groups_of(await swarm.average(second, third)) == [("everyone", 2)] * 2
+            assert values_of([second, third]) == [1.5, 1.5]
+
+    virtual_time.run(main(), seed=4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_member_dies_during_a_round(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed) as swarm:
+            for number in range(4):
+                await swarm.add({1: 8}, tensors=[torch.full((300_000,), float(number))])
+            survivors = swarm.peers[:3]
+            await swarm.average()
+            for number, peer in enumerate(swarm.peers):
+                peer.tensors[0].fill_(float(number))
+            victim = asyncio.ensure_future(swarm.peers[3].average())
+            rounds = asyncio.gather(*(peer.average() for peer in survivors))
+            await asyncio.sleep(0.05 + 0.03 * seed)
+            swarm.kill(swarm.peers[3])
+            results = await rounds
+            victim.cancel()
+            await asyncio.wait([victim])
+            assert len({peer.value for peer in survivors}) == 1
+            assert groups_of(results) in ([("everyone", 3)] * 3, [("everyone", 4)] * 3)
+            assert survivors[0].value == pytest.approx(1.0 if results[0] and results[0].members == 3 else 1.5)
+
+    virtual_time.run(main(), seed=seed)
+
+
+def test_those_who_are_behind_catch_up_with_the_others() -> None:
+    async def main() -> None:
+        async with Swarm(6) as swarm:
+            ahead, behind = await swarm.add({2: 4, 6: 4}, "here"), await swarm.add({2: 4, 6: 4}, "here")
+            ahead.step, behind.step = 16, 4
+            results = await swarm.average()
+            assert [result and result.step for result in results] == [16, 16]
+            assert (ahead.step, behind.step) == (17, 17)
+            assert await swarm.average() == [None, None]
+            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
+
+    virtual_time.run(main(), seed=6)
+
+
+@pytest.mark.parametrize("claim", [-1, 1 << 60, True, "9", None, [9], 9.0])
+def test_steps_that_nobody_can_have_are_not_believed(claim: Any) -> None:
+    async def main() -> None:
+        async with Swarm(7) as swarm:
+            honest, liar = await swarm.add({1: 2}), await swarm.add({1: 2})
+            honest.step = 5
+            averager = AveragerCore(liar.tensors, liar.node, liar.groups.configs(liar.plan)[0])
+            await averager.start()
+            lying = averager.begin_round(RoundRequest(gather=claim))
+            result = await honest.average()
+            await lying
+            await averager.shutdown()
+            assert result is not None and result.averaged
+            assert (result.step, honest.step) == (5, 6)
+
+    virtual_time.run(main(), seed=7)
+
+
+def test_peers_with_fewer_levels_meet_the_others_at_those() -> None:
+    async def main() -> None:
+        async with Swarm(8) as swarm:
+            await swarm.add({1: 4, 2: 4, 4: None}, "europe/paris")
+            await swarm.add({2: 4, 4: None}, "europe")
+            for peer in swarm.peers:
+                peer.step = 2
+            assert groups_of(await swarm.average()) == [("europe", 2)] * 2
+
+    virtual_time.run(main(), seed=8)
+
+
+def test_other_parameters_are_refused_by_name() -> None:
+    async def main() -> None:
+        async with Swarm(9) as swarm:
+            veteran = await swarm.add({1: 4})
+            await veteran.average()
+            newcomer = await swarm.add({1: 4}, tensors=[torch.ones(5)])
+            alone = asyncio.ensure_future(veteran.average())
+            with pytest.raises(FingerprintError, match="averaging.tensors"):
+                await newcomer.average()
+            assert groups_of([await alone]) == [("everyone", 0)]
+            assert newcomer.step == 0
+            assert newcomer.tensors[0].tolist() == [1.0] * 5
+
+    virtual_time.run(main(), seed=9)
+
+
+def test_what_is_trained_may_change() -> None:
+    async def main() -> None:
+        async with Swarm(10) as swarm:
+            for _ in range(2):
+                await swarm.add({1: 4})
+            await swarm.average()
+            for peer in swarm.peers:
+                peer.tensors = [*peer.tensors, torch.full((4,), float(peer.value))]
+            swarm.peers[1].tensors[2].fill_(2.5)
+            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
+            assert [peer.tensors[2][0].item() for peer in swarm.peers] == [1.5, 1.5]
+
+    virtual_time.run(main(), seed=10)
+
+
+def test_nothing_with_a_gradient() -> None:
+    async def main() -> None:
+        async with Swarm(11) as swarm:
+            await swarm.add({1: 4}, tensors=[])
+            (result,) = await swarm.average()
+            assert result is not None and result.reason == "no parameter has a gradient"
+
+    virtual_time.run(main(), seed=11)
+
+
+def test_parameters_that_are_no_numbers_stay_out() -> None:
+    async def main() -> None:
+        async with Swarm(12) as swarm:
+            for _ in range(3):
+                await swarm.add({1: 4})
+            swarm.peers[2].tensors[0][1] = float("nan")
+            results = groups_of(await swarm.average())
+            assert results == [("everyone", 2)] * 3
+            assert values_of(swarm.peers) == [0.5] * 3
+            swarm.peers[0].tensors[0][1] = float("inf")
+            for peer in swarm.peers[1:]:
+                peer.tensors[1].fill_(float("nan"))
+            (result, *_) = await swarm.average()
+            assert result is not None and result.reason.startswith("nobody in the group had parameters")
+            assert swarm.peers[0].tensors[0][1].item() == float("inf")
+
+    virtual_time.run(main(), seed=12)
+
+
+def test_a_newcomer_downloads_what_the_others_averaged() -> None:
+    async def main() -> None:
+        async with Swarm(13) as swarm:
+            for place in ("paris", "paris", "rome"):
+                await swarm.add({1: 4, 4: 8}, place)
+            await swarm.average()
+            await swarm.average()
+            newcomer = await swarm.add({1: 4, 4: 8}, "rome", value=100.0)
+            assert await newcomer.levels.download(newcomer.tensors, 30.0) == 1
+            assert newcomer.value == 1.0
+            assert newcomer.tensors[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+    virtual_time.run(main(), seed=13)
+
+
+def test_a_first_peer_finds_nothing_to_download() -> None:
+    async def main() -> None:
+        async with Swarm(14) as swarm:
+            first, second = await swarm.add({1: 4}), await swarm.add({1: 4})
+            assert await first.levels.download(first.tensors, 30.0) is None
+            assert await second.levels.download(second.tensors, 30.0) is None
+            assert values_of(swarm.peers) == [0.0, 1.0]
+            other = await swarm.add({1: 4}, tensors=[torch.ones(5)])
+            await swarm.average(first, second)
+            assert await other.levels.download(other.tensors, 30.0) is None
+            assert other.tensors[0].tolist() == [1.0] * 5
+
+    virtual_time.run(main(), seed=14)
