@@ -1,0 +1,113 @@
+"""What may be handed to ZeroRedundancyOptimizer, and the errors for what may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from swarmcli.sharding.zero.partition import check_weights
+from swarmcli.sharding.zero.transfer import message_device
+
+
+def listed_params(params: Any) -> list[Any]:
+    """`params` as a list: tensors, (name, tensor) pairs or parameter groups, one kind only.
+
+    Raises TypeError (a tensor, something that cannot be iterated, kinds mixed) and ValueError (nothing in it, a group
+    without 'params').
+    """
+    if isinstance(params, torch.Tensor):
+        raise TypeError(f"params is one {torch.typename(params)}: pass an iterable of tensors, for example [tensor]")
+    try:
+        entries = list(params)
+    except TypeError as error:
+        raise TypeError(
+            f"params is a {torch.typename(params)}: pass an iterable of tensors or of dicts (parameter groups)"
+        ) from error
+    if not entries:
+        raise ValueError("params is empty: pass at least one tensor or parameter group")
+    kinds = {_kind(position, entry) for position, entry in enumerate(entries)}
+    if len(kinds) > 1:
+        raise TypeError(f"params mixes {' and '.join(sorted(kinds))}: pass an iterable of one kind")
+    return entries
+
+
+def _kind(position: int, entry: Any) -> str:
+    if isinstance(entry, torch.Tensor):
+        return "tensors"
+    if isinstance(entry, dict):
+        if "params" not in entry:
+            raise ValueError(
+                f"parameter group {position} has no 'params' (only {sorted(map(str, entry))}): "
+                "each group maps 'params' to its tensors"
+            )
+        return "dicts"
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], torch.Tensor):
+        return "(name, tensor) pairs"
+    raise TypeError(
+        f"params[{position}] is a {torch.typename(entry)}: pass an iterable of tensors or of dicts (parameter groups)"
+    )
+
+
+def check_parameters(parameters: Sequence[torch.Tensor], first: int = 0) -> None:
+    """Raises ValueError for a tensor that cannot be sharded; `first` is the index of the first one not yet checked."""
+    for index, parameter in enumerate(parameters[first:], start=first):
+        if parameter.layout is not torch.strided:
+            raise ValueError(
+                f"parameter {index} is sparse ({parameter.layout}), but its new values are sent to every rank as a "
+                "dense tensor: make it dense (a sparse gradient of a dense parameter is fine)"
+            )
+    seen: dict[torch.Tensor, int] = {}
+    for index, parameter in enumerate(parameters):
+        if parameter in seen:
+            raise ValueError(
+                f"parameters {seen[parameter]} and {index} are one tensor, which would be stepped twice: name it once"
+            )
+        seen[parameter] = index
+
+
+def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, by default all processes. Raises ValueError when there is none, or this process is not in it."""
+    group = process_group if process_group is not None else dist.group.WORLD
+    if group is None:
+        raise ValueError("there is no process group: call torch.distributed.init_process_group before, or hand one in")
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            f"process {dist.get_rank()} is no member of the process group: make this object in members only"
+        )
+    return group
+
+
+def agreed_weights(shares: Sequence[float] | float | None, group: dist.ProcessGroup) -> list[float]:
+    """The weight of each rank: equal ones, those given (the same at every rank), or everyone's own capacity.
+
+    With `shares` it is a collective call. Raises ValueError at every rank when any rank's are unusable or differ.
+    """
+    world_size = dist.get_world_size(group)
+    if shares is None:
+        return [1.0] * world_size
+    own = [float(weight) for weight in shares] if isinstance(shares, Iterable) else [float(shares)]
+    shapes = _gathered([float(isinstance(shares, Iterable)), float(len(own))], group)
+    if any(shape != shapes[0] for shape in shapes):
+        raise ValueError(
+            "the ranks give different kinds of shares: either every rank gives the weights of all "
+            f"({world_size} numbers), or every rank gives its own capacity (one number)"
+        )
+    if not isinstance(shares, Iterable):
+        return check_weights([capacity for (capacity,) in _gathered(own, group)], world_size)
+    weights = check_weights(own, world_size)
+    for rank, others in enumerate(_gathered(own, group)):
+        if others != weights:
+            raise ValueError(
+                f"shares differ: this rank has {weights}, rank {rank} has {others}; give all ranks the same"
+            )
+    return weights
+
+
+def _gathered(values: list[float], group: dist.ProcessGroup) -> list[list[float]]:
+    own = torch.tensor(values, dtype=torch.float64, device=message_device(group))
+    everyones = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyones, own, group=group)
+    return [tensor.tolist() for tensor in everyones]

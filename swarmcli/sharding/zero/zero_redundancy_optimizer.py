@@ -1,0 +1,319 @@
+"""Any optimizer with its state shared out over the ranks of a process group (ZeRO stage 1, arXiv 1910.02054, §5.1)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.optim import Optimizer
+
+from swarmcli.sharding.zero.arguments import agreed_weights, check_parameters, group_of, listed_params
+from swarmcli.sharding.zero.buckets import ParameterBuckets, broadcast_from_owners
+from swarmcli.sharding.zero.consolidation import State, consolidate
+from swarmcli.sharding.zero.functional import is_functional
+from swarmcli.sharding.zero.join import StepAlong
+from swarmcli.sharding.zero.local_state import copy_settings, own_entries, placed, settings_of
+from swarmcli.sharding.zero.partition import assign
+
+if TYPE_CHECKING:
+    from swarmcli.sharding.zero.overlap import Overlap
+
+logger = logging.getLogger(__name__)
+
+
+class ZeroRedundancyOptimizer(Optimizer, Joinable):
+    """Steps like `optimizer_class` would, with about 1/N of its state on each of the N ranks of `process_group`.
+
+    Every rank makes one with the same parameters in the same order and steps it when the others do. A step updates the
+    parameters that this rank owns and then takes those of the others from their owners, so that all ranks end with the
+    same parameters, those of an unsharded optimizer. Gradients are expected to be everyone's already
+    (DistributedDataParallel). `param_groups` are those of the whole model and drive the local optimizer, `.optim`;
+    `defaults` go to it as they are.
+
+    `parameters_as_bucket_view`: the parameters of each rank become views of one long tensor per device and type, which
+    is sent whole; otherwise they are sent one by one. They may be of several devices and types either way.
+    `overlap_with_ddp`: the step runs inside a DistributedDataParallel communication hook (see `overlap`).
+    `shares`: how much of the state each rank takes, either the weights of all ranks, the same everywhere (0 takes
+    nothing), or at each rank its own capacity in any common unit, which are then gathered (a collective call).
+
+    A rank that dies makes the others' next collective raise RuntimeError (after the group's timeout at the latest);
+    this object is then of no more use. Raises TypeError and ValueError for arguments that cannot work; the message
+    names which and the fix.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer_class: Any,
+        process_group: dist.ProcessGroup | None = None,
+        parameters_as_bucket_view: bool = False,
+        overlap_with_ddp: bool = False,
+        *,
+        shares: Sequence[float] | float | None = None,
+        **defaults: Any,
+    ) -> None:
+        self._ready = False  # the base class calls add_param_group before there is anything to share out
+        Optimizer.__init__(self, listed_params(params), defaults)
+        Joinable.__init__(self)
+        self.parameters: list[torch.Tensor] = list(chain.from_iterable(group["params"] for group in self.param_groups))
+        check_parameters(self.parameters)
+        if shares is not None and overlap_with_ddp:
+            raise ValueError("shares cannot be given with overlap_with_ddp=True: DDP's buckets decide who owns what")
+        if is_functional(optimizer_class) and not overlap_with_ddp:
+            raise ValueError(
+                f"{optimizer_class.__name__} is a functional optimizer, which only overlap_with_ddp=True can use: "
+                "pass the class from torch.optim"
+            )
+        self.process_group = group_of(process_group)
+        self.world_size = dist.get_world_size(self.process_group)
+        self.rank = dist.get_rank(self.process_group)
+        self.global_rank = dist.get_global_rank(self.process_group, self.rank)
+        self.parameters_as_bucket_view = parameters_as_bucket_view
+        self.optim: Any = None
+        self.overlap: Overlap | None = None
+        self._buckets = ParameterBuckets() if parameters_as_bucket_view and not overlap_with_ddp else None
+        self._trainable = [parameter.requires_grad for parameter in self.parameters]
+        self._owners: list[int] = []
+        self._loads = [0] * self.world_size  # bytes of parameters
+        self._consolidated: State | None = None
+        if overlap_with_ddp:
+            from swarmcli.sharding.zero.overlap import Overlap  # knows this class
+
+            self.overlap = Overlap(self, optimizer_class, defaults, parameters_as_bucket_view)
+        else:
+            self._weights = agreed_weights(shares, self.process_group)
+            for group in self.param_groups:
+                self._owners += self._assign(group)
+            self._use(
+                optimizer_class([self._own_part(position) for position in range(len(self.param_groups))], **defaults)
+            )
+            self._lay_out_buckets()
+        self._ready = True
+
+    # Who owns what
+
+    def owner_of(self, index: int) -> int:
+        """The rank that keeps the state of parameter `index` (its place in `param_groups`, as in a state dict)."""
+        self._require_initialized()
+        return self._owners[index]
+
+    def indices_of(self, rank: int) -> list[int]:
+        """The parameters whose state this rank keeps, ascending."""
+        self._require_initialized()
+        return [index for index, owner in enumerate(self._owners) if owner == rank]
+
+    def adopt(self, owners: Sequence[int], local: Any) -> None:
+        """Sets the owner of every parameter and this rank's optimizer of its own ones; what `overlap` does when ready.
+
+        `local` has `state` by parameter, `param_groups` and a `step`.
+        """
+        self._owners = list(owners)
+        self._use(local)
+
+    def _assign(self, group: Mapping[str, Any]) -> list[int]:
+        sizes = [parameter.numel() * parameter.element_size() for parameter in group["params"]]
+        return assign(sizes, self._loads, self._weights)
+
+    def _own_part(self, position: int) -> dict[str, Any]:
+        """The parameter group as the local optimizer has it; it may well be without parameters."""
+        group = self.param_groups[position]
+        first = sum(len(earlier["params"]) for earlier in self.param_groups[:position])
+        owned = [
+            parameter
+            for index, parameter in enumerate(group["params"], start=first)
+            if self._owners[index] == self.rank
+        ]
+        return {**settings_of(group), "params": owned}
+
+    def _use(self, local: Any) -> None:
+        self.optim = local
+        self.state = local.state
+        self.defaults = {**self.defaults, **getattr(local, "defaults", {})}
+        copy_settings(local.param_groups, self.param_groups)
+
+    def _require_initialized(self) -> None:
+        if self.overlap is not None:
+            self.overlap.require_initialized()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group and shares it out; nothing moves that was shared out before. To be called on all ranks alike.
+
+        Raises RuntimeError with overlap, which has one group only, and TypeError or ValueError for a group that cannot
+        be added; nothing is changed then.
+        """
+        if not self._ready:
+            super().add_param_group(param_group)
+            return
+        if self.overlap is not None:
+            raise RuntimeError(
+                "with overlap_with_ddp=True there is one parameter group only, that of the constructor: "
+                "name all parameters there, or train without overlap"
+            )
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            check_parameters([*self.parameters, *group["params"]], first=len(self.parameters))
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        self.parameters += group["params"]
+        self._owners += self._assign(group)
+        self.optim.add_param_group(self._own_part(len(self.param_groups) - 1))
+        copy_settings(self.optim.param_groups[-1:], self.param_groups[-1:])  # of the others the exposed ones are newer
+        self._trainable += [parameter.requires_grad for parameter in group["params"]]
+        self._lay_out_buckets()
+
+    # Stepping
+
+    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
+        """Steps this rank's share and takes everyone's; returns what the local optimizer's step returned.
+
+        A collective call. `closure` is run by the local optimizer, at every rank; `kwargs` are passed on to its step.
+        With overlap it does nothing but warn and return None, since the hook steps. Raises RuntimeError when a rank is
+        gone or the group's timeout has passed; parameters of several steps may then lie side by side.
+        """
+        if self.overlap is not None:
+            logger.warning("step() does nothing with overlap_with_ddp=True: the hook steps; leave the call out")
+            return None
+        loss = self.local_step(closure=closure, **kwargs)
+        self.broadcast_parameters()
+        return loss
+
+    def local_step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
+        """Steps this rank's own parameters only; `broadcast_parameters` must follow before they are used."""
+        self._require_initialized()
+        Join.notify_join_context(self)
+        self._follow_changes()
+        copy_settings(self.param_groups, self.optim.param_groups)
+        if closure is not None:  # some optimizers' step takes none
+            kwargs["closure"] = closure
+        loss: float | None = self.optim.step(**kwargs)
+        copy_settings(self.optim.param_groups, self.param_groups)
+        return loss
+
+    def broadcast_parameters(self) -> None:
+        """Sends this rank's parameters to all and takes everyone else's. A collective call; raises as `step` does."""
+        if self._buckets is not None:
+            by_rank = [self._buckets.of_rank(rank) for rank in range(self.world_size)]
+        else:
+            by_rank = self._parameters_by_rank()
+        broadcast_from_owners(by_rank, self.process_group)
+
+    def _parameters_by_rank(self) -> list[list[torch.Tensor]]:
+        by_rank: list[list[torch.Tensor]] = [[] for _ in range(self.world_size)]
+        for parameter, owner in zip(self.parameters, self._owners, strict=True):
+            by_rank[owner].append(parameter)
+        return by_rank
+
+    def _follow_changes(self) -> None:
+        if sum(len(group["params"]) for group in self.param_groups) != len(self.parameters):
+            raise RuntimeError("param_groups have other parameters than before: add them with add_param_group")
+        trainable = [parameter.requires_grad for parameter in self.parameters]
+        if trainable != self._trainable:
+            if self.overlap is not None:
+                raise RuntimeError(
+                    "the trainable parameters changed, which overlap_with_ddp=True does not allow: "
+                    "keep requires_grad as it was, or train without overlap"
+                )
+            logger.warning(
+                "the trainable parameters changed (%d of %d are now); rebuilding the buckets, if there are any",
+                sum(trainable),
+                len(trainable),
+            )
+            self._trainable = trainable
+            self._lay_out_buckets()
+        elif self._buckets is not None and not self._buckets.intact():
+            logger.warning("parameters were given other memory than their buckets; rebuilding the buckets")
+            self._lay_out_buckets()
+
+    def _lay_out_buckets(self) -> None:
+        if self._buckets is not None:
+            self._buckets.lay_out(self._parameters_by_rank())
+
+    # State
+
+    def local_state(self) -> dict[int, dict[str, Any]]:
+        """The live state of this rank's parameters by index, as far as they have any yet. Not a copy."""
+        state = self.optim.state if self.optim is not None else {}
+        return {index: values for index in self.indices_of(self.rank) if (values := state.get(self.parameters[index]))}
+
+    def install_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+        """Makes copies of these values the whole state of this rank; a parameter that is absent starts without any.
+
+        Tensors go to their parameter's device, zero-dimensional ones to the CPU (except for `capturable` and `fused`
+        groups). Raises ValueError, before anything changes, for a parameter of another rank.
+        """
+        foreign = sorted(set(state) - set(self.indices_of(self.rank)))
+        if foreign:
+            raise ValueError(f"state of parameters {foreign[:10]}, which rank {self.rank} does not own: see owner_of")
+        groups = [group for group in self.param_groups for _ in group["params"]]
+        copies = {
+            self.parameters[index]: placed(dict(values), self.parameters[index], groups[index])
+            for index, values in state.items()
+        }
+        self.optim.state.clear()
+        self.optim.state.update(copies)
+        self.state = self.optim.state
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Brings the whole state to the memory (CPU) of rank `to`, where `state_dict` then has it. A collective call.
+
+        Raises ValueError for a rank that is not there, TypeError for state that is not made of tensors and plain
+        values, RuntimeError when a rank is gone, could not send, or, with overlap, is not initialized yet.
+        """
+        self._require_initialized()
+        if not 0 <= to < self.world_size:
+            raise ValueError(f"there is no rank {to} to consolidate to: the group has ranks 0 to {self.world_size - 1}")
+        copy_settings(self.param_groups, self.optim.param_groups)
+        self._consolidated = None
+        whole = consolidate(self.local_state(), to, self.process_group, self._owners)
+        if self.rank == to:
+            self._consolidated = whole
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole optimizer's state dict as of the last `consolidate_state_dict` to this rank.
+
+        It is what an unsharded optimizer would give, may be loaded by one, and by any number of ranks. Raises
+        RuntimeError when nothing was consolidated to this rank since the last load.
+        """
+        self._require_initialized()
+        if self._consolidated is None:
+            raise RuntimeError(
+                "the optimizer state has not been consolidated on this rank: call "
+                f"consolidate_state_dict(to={self.rank}) on all ranks before"
+            )
+        return {**super().state_dict(), "state": dict(self._consolidated)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes this rank's share of a whole state dict (of any number of ranks, or unsharded) and all its settings.
+
+        The dict itself is left as it is. Raises ValueError, before anything changes, for one of other groups, and
+        RuntimeError with overlap before it is initialized.
+        """
+        self._require_initialized()
+        own = own_entries(state_dict, self.param_groups, self.indices_of(self.rank))
+        super().load_state_dict({**state_dict, "state": {}})
+        self.install_state(own)
+        copy_settings(self.param_groups, self.optim.param_groups)
+        self._consolidated = None
+
+    # Uneven inputs (torch.distributed.algorithms.Join)
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What this rank does in the steps of others after its inputs have ended; takes no options."""
+        return StepAlong(self.step)
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of the first parameter."""
+        return self.parameters[0].device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The group over which the state is shared out."""
+        return self.process_group

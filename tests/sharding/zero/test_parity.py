@@ -1,0 +1,61 @@
+"""The same parameters as torch's sharded optimizer, bit for bit, and as an unsharded one, whatever happens between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from tests.sharding.processes import Worlds
+from tests.sharding.zero.parity import (
+    OPTIMIZERS,
+    assert_bitwise,
+    assert_state_equal,
+    make_parameters,
+    makers,
+    set_gradients,
+)
+
+pytestmark = pytest.mark.processes
+
+
+def train_eventfully(name: str, bucket_view: bool) -> None:
+    """Groups, a schedule, a parameter frozen and thawed, a group added, the state saved and loaded."""
+    runs: dict[str, tuple[list[torch.nn.Parameter], Any]] = {}
+    for kind, make in makers(name, parameters_as_bucket_view=bucket_view).items():
+        if kind == "whole":
+            make = makers(name)["whole"]
+        parameters = make_parameters()
+        parameters[2].requires_grad = False
+        groups = [{"params": parameters[:3]}, {"params": parameters[3:6], "lr": 0.003, "weight_decay": 0.05}]
+        optimizer = make(groups)
+        schedule = LambdaLR(optimizer, lambda epoch: 0.7**epoch)
+        for step in range(8):
+            if step == 3:
+                optimizer.add_param_group({"params": parameters[6:], "initial_lr": 0.02})
+                schedule.base_lrs.append(0.02)
+                schedule.lr_lambdas.append(lambda epoch: 0.9**epoch)
+            if step == 5:
+                parameters[2].requires_grad = True
+                parameters[4].requires_grad = False
+            set_gradients(parameters, step)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        runs[kind] = (parameters, optimizer)
+    assert_bitwise(runs["ours"][0], runs["torch"][0])
+    assert_bitwise(runs["ours"][0], runs["whole"][0])
+    for kind in ("ours", "torch"):
+        runs[kind][1].consolidate_state_dict(to=1)
+    if runs["ours"][1].rank == 1:
+        assert_state_equal(runs["ours"][1].state_dict(), runs["torch"][1].state_dict())
+        assert_state_equal(runs["ours"][1].state_dict(), runs["whole"][1].state_dict())
+
+
+@pytest.mark.parametrize("bucket_view", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_same_as_torch_and_as_unsharded(worlds: Worlds, ranks: int, name: str, bucket_view: bool) -> None:
+    worlds(ranks).run(train_eventfully, name, bucket_view)
