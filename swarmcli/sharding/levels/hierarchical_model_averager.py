@@ -128,8 +128,9 @@ class HierarchicalModelAverager:
         self.step = state_dict["step"]
 
     def shutdown(self) -> None:
-        """Leaves the groups of the swarm, or destroys the process groups that were made here. Idempotent."""
-        self._backend.shutdown()
+        """Leaves the groups of the swarm; process groups last as long as torch.distributed does. Idempotent."""
+        if isinstance(self._backend, SwarmBackend):
+            self._backend.shutdown()
 
     def __enter__(self) -> HierarchicalModelAverager:
         return self

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+NOTHING = "no parameter has a gradient"  # the reason when there is nothing to average
+
 
 @dataclass(frozen=True, slots=True)
 class LevelAverage:
@@ -33,10 +35,6 @@ class LevelBackend(Protocol):
 
         Every member that averages at this level gives tensors of the same shapes and types, in the same order.
         """
-        ...
-
-    def shutdown(self) -> None:
-        """Leaves the groups. Idempotent."""
         ...
 
 

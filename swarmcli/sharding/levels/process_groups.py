@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from swarmcli.sharding.levels.level import LevelAverage
+from swarmcli.sharding.levels.level import NOTHING, LevelAverage
 from swarmcli.sharding.levels.plan import LevelPlan
 
 
@@ -16,7 +16,8 @@ class ProcessGroupLevels:
     """Each level cuts the ranks of the whole group into groups of its size, neighbours together.
 
     Groups are made here, so every rank of `process_group`, and nobody else, makes this object, at the same place in
-    its program.
+    its program. They last as long as torch.distributed does: one that is destroyed and made again would find the
+    addresses of the former one in the store.
     """
 
     def __init__(self, plan: LevelPlan, process_group: dist.ProcessGroup | None = None) -> None:
@@ -41,23 +42,19 @@ class ProcessGroupLevels:
             if size not in made:
                 made[size] = self._group_of(size or len(self._ranks))
         self._levels = [made[size] for size in plan.group_sizes]
-        self._own = [group for _, group in made.values() if group is not whole]
 
     def average(self, level: int, tensors: Sequence[torch.Tensor], step: int) -> LevelAverage:
         """See LevelBackend. Raises ValueError, in every member alike, if their tensors differ; the RuntimeError of
         torch.distributed if a process is lost. Tensors are untouched then."""
         name, group = self._levels[level]
-        size = group.size()
-        if size > 1:
+        if group.size() > 1:
             _check_alike(tensors, group, name)
+        if not tensors:
+            return LevelAverage(step, level, name, 0, NOTHING)
+        if group.size() > 1:
             with torch.no_grad():
                 _average(tensors, group)
-        return LevelAverage(step, level, name, size)
-
-    def shutdown(self) -> None:
-        for group in self._own:
-            dist.destroy_process_group(group)
-        self._own = []
+        return LevelAverage(step, level, name, group.size())
 
     def _group_of(self, size: int) -> tuple[str, dist.ProcessGroup]:
         """The group of this rank among groups of a size, and its name."""

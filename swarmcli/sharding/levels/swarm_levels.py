@@ -12,7 +12,7 @@ import torch
 from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult
 from swarmcli.errors import AveragingError, RoundFailed, StateDownloadError
 from swarmcli.network.thread import offload
-from swarmcli.sharding.levels.level import LevelAverage
+from swarmcli.sharding.levels.level import NOTHING, LevelAverage
 from swarmcli.sharding.levels.plan import LevelPlan
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
 
@@ -52,7 +52,7 @@ class SwarmLevels:
         """
         group = self._names[level] or EVERYONE
         if not tensors:
-            return LevelAverage(step, level, group, 0, "no parameter has a gradient")
+            return LevelAverage(step, level, group, 0, NOTHING)
         await self._fit(tensors)
         async with self._at_rest():
             await offload(_copy, tensors, self._copies)

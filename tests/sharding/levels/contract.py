@@ -1,0 +1,147 @@
+"""What averaging at levels promises, whoever the members are: cases that every member of a group of four runs.
+
+Neighbours (0 and 1, 2 and 3) are a group at level 0, all four are one at level 1. A case checks what its member sees
+and returns tensors, which must be equal in every bit at all members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from swarmcli.network import virtual_time
+from swarmcli.sharding.levels.level import LevelAverage
+from swarmcli.sharding.levels.plan import read_plan
+from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
+from tests.sharding.levels.swarm import Swarm
+
+SIZE = 4
+LEVELS = {2: 2, 4: 4}
+PLACES = ["left", "left", "right", "right"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the four, on its way of averaging."""
+
+    number: int
+    average: Callable[[int, Sequence[torch.Tensor], int], Awaitable[LevelAverage]]
+
+
+Case: TypeAlias = Callable[[Side], Awaitable[list[torch.Tensor]]]
+
+
+async def means_of_the_group(side: Side) -> list[torch.Tensor]:
+    tensor = torch.full((5,), float(side.number))
+    near = await side.average(0, [tensor], 2)
+    assert tensor.tolist() == [0.5 if side.number < 2 else 2.5] * 5
+    far = await side.average(1, [tensor], 4)
+    assert tensor.tolist() == [1.5] * 5
+    assert [(each.level, each.step, each.members, each.averaged) for each in (near, far)] == [
+        (0, 2, 2, True),
+        (1, 4, 4, True),
+    ]
+    assert near.group != far.group
+    return [tensor]
+
+
+async def shapes_and_types(side: Side) -> list[torch.Tensor]:
+    fill = float(side.number)
+    tensors = [
+        torch.full((2, 3), fill),
+        torch.full((), fill),
+        torch.full((7,), fill, dtype=torch.bfloat16),
+        torch.full((2, 2), fill, dtype=torch.float64),
+        torch.empty(0, 4),
+    ]
+    await side.average(1, tensors, 0)
+    assert all(torch.equal(tensor, torch.full_like(tensor, 1.5)) for tensor in tensors)
+    return tensors
+
+
+async def in_place(side: Side) -> list[torch.Tensor]:
+    layer = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        layer.weight.set_(torch.full((3, 2), float(side.number)).t())  # not contiguous
+        layer.bias.fill_(side.number)
+    before = [(param.data_ptr(), param.stride()) for param in layer.parameters()]
+    await side.average(1, list(layer.parameters()), 0)
+    assert [(param.data_ptr(), param.stride()) for param in layer.parameters()] == before
+    assert all(param.requires_grad and param.is_leaf for param in layer.parameters())
+    assert layer.weight.tolist() == [[1.5] * 3] * 2
+    return [param.detach() for param in layer.parameters()]
+
+
+async def equal_bits(side: Side) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(side.number)
+    tensor = torch.randn(10_001, generator=generator)
+    await side.average(1, [tensor], 0)
+    drawn = [torch.randn(10_001, generator=torch.Generator().manual_seed(number)) for number in range(SIZE)]
+    torch.testing.assert_close(tensor, torch.stack(drawn).mean(0))
+    return [tensor]
+
+
+async def means_of_equals_change_nothing(side: Side) -> list[torch.Tensor]:
+    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(5))
+    before = tensor.clone()
+    for step in range(4):
+        await side.average(step % 2, [tensor], step)
+    assert torch.equal(tensor, before)
+    return [tensor]
+
+
+async def nothing_with_a_gradient(side: Side) -> list[torch.Tensor]:
+    average = await side.average(1, [], 8)
+    assert not average.averaged
+    assert average.reason == "no parameter has a gradient"
+    return []
+
+
+async def other_parameters_later(side: Side) -> list[torch.Tensor]:
+    first, second = torch.full((3,), float(side.number)), torch.full((4, 4), float(side.number))
+    await side.average(1, [first], 0)
+    await side.average(1, [first, second], 4)
+    await side.average(1, [second], 8)
+    return [first, second]
+
+
+CASES: Mapping[str, Case] = {
+    case.__name__: case
+    for case in (
+        means_of_the_group,
+        shapes_and_types,
+        in_place,
+        equal_bits,
+        means_of_equals_change_nothing,
+        nothing_with_a_gradient,
+        other_parameters_later,
+    )
+}
+
+
+def in_process_group(name: str) -> list[torch.Tensor]:
+    """Runs a case in one rank of four."""
+    levels = ProcessGroupLevels(read_plan(LEVELS, 0))
+
+    async def average(*arguments: Any) -> LevelAverage:
+        return levels.average(*arguments)
+
+    return asyncio.run(CASES[name](Side(dist.get_rank(), average)))  # type: ignore[arg-type]
+
+
+def in_swarm(name: str) -> list[list[torch.Tensor]]:
+    """Runs a case with four peers of a swarm."""
+
+    async def main() -> list[list[torch.Tensor]]:
+        async with Swarm(1) as swarm:
+            peers = [await swarm.add(LEVELS, place) for place in PLACES]
+            return list(
+                await asyncio.gather(*(CASES[name](Side(n, peer.levels.average)) for n, peer in enumerate(peers)))
+            )
+
+    return virtual_time.run(main(), seed=1)

@@ -1,0 +1,29 @@
+"""One contract for averaging over process groups and over swarm groups."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.sharding.levels import contract
+from tests.sharding.processes import Worlds
+
+CASES = pytest.mark.parametrize("case", contract.CASES)
+
+
+@CASES
+@pytest.mark.processes
+def test_process_groups(worlds: Worlds, case: str) -> None:
+    assert_equal_bits(worlds(contract.SIZE).run(contract.in_process_group, case))
+
+
+@CASES
+def test_swarm_groups(case: str) -> None:
+    assert_equal_bits(contract.in_swarm(case))
+
+
+def assert_equal_bits(results: list[list[torch.Tensor]]) -> None:
+    assert len(results) == contract.SIZE
+    for tensors in results[1:]:
+        assert len(tensors) == len(results[0])
+        assert all(torch.equal(own, other) for own, other in zip(tensors, results[0], strict=True))

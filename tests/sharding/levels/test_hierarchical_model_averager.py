@@ -1,0 +1,140 @@
+"""HierarchicalModelAverager over a swarm, from programs without coroutines, on loopback."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli import DHT
+from swarmcli.sharding import HierarchicalModelAverager, SwarmGroups
+from tests.optim.shells import at_once, dhts
+
+LEVELS = {2: 4, 4: None}
+
+
+@pytest.fixture
+def tables() -> Iterator[list[DHT]]:
+    with dhts(2) as made:
+        yield made
+
+
+def over_swarm(dht: Any, levels: Any = None, **options: Any) -> HierarchicalModelAverager:
+    groups = SwarmGroups(**{"dht": dht, "prefix": "run", "place": "here", "matchmaking_time": 20.0, **options})
+    return HierarchicalModelAverager(LEVELS if levels is None else levels, swarm=groups)
+
+
+def layer(value: float, *, gradient: bool = True) -> torch.nn.Linear:
+    made = torch.nn.Linear(2, 1)
+    for param in made.parameters():
+        param.data.fill_(value)
+        param.grad = torch.zeros_like(param) if gradient else None
+    return made
+
+
+def values(module: torch.nn.Module) -> list[float]:
+    return [param.flatten()[0].item() for param in module.parameters()]
+
+
+def test_two_peers(tables: list[DHT]) -> None:
+    layers = [layer(1.0), layer(3.0)]
+    layers[0].bias.grad = layers[1].bias.grad = None
+    with over_swarm(tables[0]) as one, over_swarm(tables[1]) as two:
+        for step, group in enumerate(["everyone", None, "here", None, "everyone"]):
+            layers[0].weight.data.fill_(1.0)
+            layers[1].weight.data.fill_(3.0)
+            optimizer = torch.optim.SGD(layers[1].parameters(), lr=0.1)
+            results = at_once(
+                lambda: one.average_parameters(layers[0].parameters()),
+                lambda optimizer=optimizer: two.average_parameters(optimizer.param_groups),
+            )
+            assert [result and (result.group, result.members, result.step) for result in results] == [
+                group and (group, 2, step)
+            ] * 2
+            assert [values(each) for each in layers] == [[2.0, 1.0], [2.0, 3.0]] if group else [[1.0, 1.0], [3.0, 3.0]]
+        assert (one.step, two.step) == (5, 5)
+
+
+def test_a_newcomer_goes_on_where_the_others_are(tables: list[DHT]) -> None:
+    layers = [layer(1.0), layer(3.0)]
+    with over_swarm(tables[0]) as one:
+        with over_swarm(tables[1]) as two:
+            one.load_state_dict({"step": 8})
+            at_once(
+                *(
+                    lambda a=a, m=m: a.average_parameters(m.parameters())
+                    for a, m in zip((one, two), layers, strict=True)
+                )
+            )
+            assert one.state_dict() == two.state_dict() == {"step": 9}
+        newcomer = layer(50.0, gradient=False)
+        with over_swarm(tables[1]) as again:
+            assert again.load_state_from_peers(newcomer.parameters(), timeout=20.0)
+            assert again.step == 9
+            assert values(newcomer) == [2.0, 2.0]
+
+
+def test_nobody_there(tables: list[DHT]) -> None:
+    module = layer(5.0)
+    with over_swarm(tables[0], matchmaking_time=0.2) as averager:
+        assert not averager.load_state_from_peers(module.parameters(), timeout=1.0)
+        result = averager.average_parameters(module.parameters())
+        assert result is not None and not result.averaged and result.reason
+        assert averager.step == 1
+    assert values(module) == [5.0, 5.0]
+
+
+def test_what_is_no_state() -> None:
+    averager = over_swarm_without_network()
+    for wrong, kind in (({}, ValueError), ({"step": -1}, ValueError), ({"step": "4"}, TypeError)):
+        with pytest.raises(kind, match="step"):
+            averager.load_state_dict(wrong)
+    averager.step = 12
+    assert averager.step == 12
+    assert repr(averager) == "<HierarchicalModelAverager {2: 4, 4: None} at step 12>"
+    averager.shutdown()
+
+
+def over_swarm_without_network() -> HierarchicalModelAverager:
+    return over_swarm(SimpleNamespace(client_mode=False, is_alive=lambda: True))
+
+
+@pytest.mark.parametrize(
+    ("levels", "options", "words"),
+    [
+        ({2: 4}, {}, "place='here' has 1 names for 1 levels; give one for each level but the last"),
+        ({2: 4, 4: 8, 8: 9}, {}, "the widest first, as 'europe/paris'"),
+        (None, {"place": "a//b"}, "not empty"),
+        (None, {"place": ["a/b"]}, "place=['a/b']: a name of a group is a text without slashes"),
+        ({2: 1, 4: 4}, {}, "has groups of 1; a group of a swarm has at least 2 members"),
+        (None, {"prefix": "r" * 99}, "prefix"),
+        (None, {"matchmaking_time": 0}, "matchmaking_time"),
+        (None, {"bandwidth": -1}, "bandwidth"),
+    ],
+)
+def test_groups_that_make_no_sense(levels: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        over_swarm(SimpleNamespace(client_mode=False), levels, **options)
+
+
+def test_a_table_that_does_not_run() -> None:
+    with pytest.raises(RuntimeError, match="make it with start=True"):
+        over_swarm(DHT(start=False))
+
+
+def test_one_or_the_other(tables: list[DHT]) -> None:
+    groups = SwarmGroups(dht=tables[0], prefix="run")
+    with pytest.raises(ValueError, match="process_group and swarm are given"):
+        HierarchicalModelAverager({2: 4}, 0, object(), swarm=groups)  # type: ignore[arg-type]
+
+
+def test_after_the_end(tables: list[DHT]) -> None:
+    averager = over_swarm(tables[0])
+    averager.shutdown()
+    averager.shutdown()
+    with pytest.raises(RuntimeError, match="not running"):
+        averager.average_parameters(layer(1.0).parameters())
