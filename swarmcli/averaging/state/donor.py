@@ -10,16 +10,19 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Annotated
+from typing import Annotated, ParamSpec, TypeVar
 
 import msgspec
 
 from swarmcli.averaging.state.pins import Lend, Pin, Pins
 from swarmcli.averaging.state.snapshot import MAX_VERSION, PinnedState, Snapshot
 from swarmcli.averaging.tasks import Bell, beside
-from swarmcli.errors import CallRefused, EndOfStream
+from swarmcli.errors import CallRefused, EndOfStream, SiteError
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.thread import offload
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_CHUNKS_AT_ONCE = 64  # of one request
 MAX_DIGESTS_AT_ONCE = 64
@@ -206,10 +209,7 @@ class StateDonor:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_COURTESY):
                     await self._courtesy()
-        digest = state.known_digest(chunk)
-        if digest is None:
-            digest = await offload(state.digest, chunk)
-        pieces = state.chunk(chunk)
+        digest, pieces = await _read(state, chunk)
         async with asyncio.timeout(_PATIENCE):
             await stream.send(ChunkHeader(chunk, digest), pieces)
         return sum(len(piece) for piece in pieces)
@@ -218,11 +218,29 @@ class StateDonor:
         state = self._pins.by_token(question.pin)
         if question.first + question.count > state.layout.chunks:
             raise CallRefused("chunk", f"this state has {state.layout.chunks} chunks")
-        return DigestAnswer(await offload(state.digests, question.first, question.count))
+        return DigestAnswer(await _beside_the_loop(state.digests, question.first, question.count))
+
+
+async def _read(state: PinnedState, chunk: int) -> tuple[bytes, list[memoryview]]:
+    """Digest and pieces."""
+    if state.is_distant(chunk):
+        return await _beside_the_loop(state.read, chunk)
+    digest = state.known_digest(chunk)
+    if digest is None:
+        digest = await offload(state.digest, chunk)
+    return digest, state.chunk(chunk)
 
 
 async def _hash_ahead(state: PinnedState, request: ChunkRequest) -> None:
-    """Hashes the next chunks while the first ones are being encrypted and sent."""
+    """Hashes the next chunks while the first ones are being encrypted and sent; not those that would be read twice."""
     for chunk in range(request.first + 1, request.first + request.count):
-        if state.known_digest(chunk) is None:
+        if state.known_digest(chunk) is None and not state.is_distant(chunk):
             await offload(state.digest, chunk)
+
+
+async def _beside_the_loop(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Reads what may lie elsewhere. Raises CallRefused when it cannot be read any more."""
+    try:
+        return await offload(read, *args, **kwargs)
+    except (SiteError, OSError) as error:
+        raise CallRefused("gone", f"part of that state cannot be read any more: {error}") from error

@@ -11,7 +11,7 @@ the tensors, what lies in memory is what the codec made of them.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 from swarmcli.averaging.allreduce.lending import fresh_memory
+from swarmcli.averaging.state.distant import AnyTensor, DistantTensor
 from swarmcli.compression import (
     CompressionBase,
     CompressionInfo,
@@ -50,28 +51,34 @@ _MAX_CHUNKS = 1 << 15
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state that does not change any more. The tensors may lie on any device; they are read while others download.
+    """A state that does not change any more. The tensors may lie on any device, or elsewhere (DistantTensor); they are
+    read while others download.
 
     version   at most 64 bytes that tell states apart, b"" where nobody asks for a certain one
     metadata  whatever msgpack carries, at most MAX_METADATA bytes when encoded
-    codec     how the tensors travel; a lossy one gives up that the copy is bit-identical
+    codec     how the tensors travel; a lossy one gives up that the copy is bit-identical. Distant tensors travel as
+              they are: what a codec makes of one cannot be read in pieces without having all of it
     roles     what the tensors are, for codecs that care; by name
     """
 
     version: bytes
     metadata: Any
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, AnyTensor]
     codec: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
     roles: Mapping[str, TensorRole] = field(default_factory=dict)
 
-    def encode(self, name: str) -> TensorMessage:
+    def encode(self, name: str) -> tuple[TensorEntry, memoryview | DistantTensor]:
         """One tensor as it travels: unchanged if it holds NaN or infinity (as masks do) and the codec refuses those."""
         tensor, role = self.tensors[name], self.roles.get(name, TensorRole.UNSPECIFIED)
+        if isinstance(tensor, DistantTensor):
+            return TensorEntry.of(name, tensor), tensor
         key = int(name) if name.isdecimal() else name
         try:
-            return self.codec.compress(tensor, CompressionInfo.of(tensor, key, role))
+            message = self.codec.compress(tensor, CompressionInfo.of(tensor, key, role))
         except CompressionError:
-            return NoCompression().compress(tensor)
+            message = NoCompression().compress(tensor)
+        header, content = message.header, _joined(message)
+        return TensorEntry(name, header.codec, header.dtype, header.shape, len(content)), content
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +89,11 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
     nbytes: Annotated[int, msgspec.Meta(ge=0)]
+
+    @classmethod
+    def of(cls, name: str, tensor: AnyTensor) -> TensorEntry:
+        """Of one that travels as it is."""
+        return cls(name, NoCompression.name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
 
     @property
     def header(self) -> TensorHeader:
@@ -118,10 +130,7 @@ class ChunkLayout:
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> ChunkLayout:
         """Of tensors as they are."""
-        entries = tuple(
-            TensorEntry(name, NoCompression.name, dtype_name(each.dtype), tuple(each.shape), each.nbytes)
-            for name, each in tensors.items()
-        )
+        entries = tuple(TensorEntry.of(name, each) for name, each in tensors.items())
         return cls(entries, _chunk_size(sum(entry.nbytes for entry in entries)))
 
     @cached_property
@@ -164,20 +173,31 @@ class PinnedState:
         Raises ValueError for a state that cannot travel.
         """
         self.snapshot = snapshot
-        messages = {name: snapshot.encode(name) for name in snapshot.tensors}
-        self._pieces = [_joined(message) for message in messages.values()]
-        entries = tuple(
-            TensorEntry(name, message.header.codec, message.header.dtype, message.header.shape, len(piece))
-            for (name, message), piece in zip(messages.items(), self._pieces, strict=True)
-        )
-        self.layout = ChunkLayout(entries, _chunk_size(sum(len(piece) for piece in self._pieces)))
+        encoded = [snapshot.encode(name) for name in snapshot.tensors]
+        self._contents = [content for _, content in encoded]
+        entries = tuple(entry for entry, _ in encoded)
+        self.layout = ChunkLayout(entries, _chunk_size(sum(entry.nbytes for entry in entries)))
         self.manifest = _encode_manifest(snapshot, self.layout)
         self._digests: list[bytes | None] = list(digests) or [None] * self.layout.chunks
+
+    def is_distant(self, chunk: int) -> bool:
+        """Whether something of a chunk lies elsewhere, so that reading it blocks; see DistantTensor.read."""
+        begin, end = self.layout.bounds(chunk)
+        first, last = self._tensor_at(begin), bisect_left(self.layout.offsets, end)
+        return any(isinstance(content, DistantTensor) for content in self._contents[first:last])
 
     def chunk(self, chunk: int) -> list[memoryview]:
         """The pieces of a chunk, in order."""
         begin, end = self.layout.bounds(chunk)
         return list(self._between(begin, end))
+
+    def read(self, chunk: int) -> tuple[bytes, list[memoryview]]:
+        """The digest of a chunk and its pieces, for which it is read only once."""
+        pieces = self.chunk(chunk)
+        known = self._digests[chunk]
+        if known is None:
+            known = self._digests[chunk] = digest_of_chunk(*pieces)
+        return known, pieces
 
     def known_digest(self, chunk: int) -> bytes | None:
         """The SHA-256 of a chunk, if it has been computed before."""
@@ -186,25 +206,25 @@ class PinnedState:
     def digest(self, chunk: int) -> bytes:
         """The same; computes it the first time, at two gigabytes a second. May be called from several threads."""
         known = self._digests[chunk]
-        if known is None:
-            known = self._digests[chunk] = digest_of_chunk(*self.chunk(chunk))
-        return known
+        return self.read(chunk)[0] if known is None else known
 
     def digests(self, first: int, count: int) -> bytes:
         """Those of several chunks, one behind the other."""
         return b"".join(self.digest(chunk) for chunk in range(first, first + count))
 
     def _between(self, begin: int, end: int) -> Iterator[memoryview]:
-        offsets = self.layout.offsets
-        index = bisect_right(offsets, begin) - 1
+        offsets, index = self.layout.offsets, self._tensor_at(begin)
         while begin < end:
-            piece, stop = self._pieces[index], min(end, offsets[index + 1])
-            inside = piece[begin - offsets[index] : stop - offsets[index]]
+            stop = min(end, offsets[index + 1])
+            inside = _part(self._contents[index], begin - offsets[index], stop - offsets[index])
             if inside:
                 yield inside
             if (gap := stop - begin - len(inside)) > 0:
                 yield memoryview(bytes(gap))
             index, begin = index + 1, stop
+
+    def _tensor_at(self, place: int) -> int:
+        return bisect_right(self.layout.offsets, place) - 1
 
 
 def read_manifest(data: bytes | memoryview, max_bytes: int) -> tuple[ChunkLayout, StateOutline]:
@@ -257,6 +277,13 @@ def _joined(message: TensorMessage) -> memoryview:
     """A tensor's bytes in one piece; what a codec made of several parts is small."""
     pieces = [memoryview(piece).cast("B") for piece in message.payload]
     return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+
+def _part(content: memoryview | DistantTensor, begin: int, end: int) -> memoryview:
+    if isinstance(content, memoryview):
+        return content[begin:end]
+    end = min(end, content.nbytes)
+    return content.read(begin, end) if begin < end else memoryview(b"")
 
 
 def _chunk_size(nbytes: int) -> int:

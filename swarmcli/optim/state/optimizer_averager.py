@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swarmcli.averaging import DecentralizedAverager, RoundResult, StepControl
+from swarmcli.averaging.state.distant import loaded
 from swarmcli.errors import AveragingError
 from swarmcli.optim.state.residence import Residence
 from swarmcli.optim.state.state_buffers import Slot, StateBuffers
@@ -81,7 +82,8 @@ class OptimizerAverager(DecentralizedAverager):
         """The whole state, as newcomers download it."""
         with self._changing:
             captured = self._state.capture().clone()
-        return {"state": captured.metadata, "names": list(captured.tensors)}, list(captured.tensors.values())
+        here = [tensor if isinstance(tensor, torch.Tensor) else loaded(tensor) for tensor in captured.tensors.values()]
+        return {"state": captured.metadata, "names": list(captured.tensors)}, here
 
     def load_state_from_peers(self, timeout: float | None = None) -> bool:  # type: ignore[override]
         """Downloads the state of others and goes on from it; False (logged) if nobody gave one that fits."""

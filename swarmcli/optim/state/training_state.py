@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 import torch
 
+from swarmcli.averaging.state.distant import AnyTensor, fill
 from swarmcli.averaging.state.snapshot import copied
 from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors, is_count
 from swarmcli.optim.state.plain_values import fit, to_plain
+from swarmcli.optim.state.statistics import by_parameter, read_place, statistics_of
 
 logger = logging.getLogger(__name__)
 
-MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
 _STATISTIC = "statistic/"
 Parameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 OptimizerFactory = Callable[[Parameters], torch.optim.Optimizer]
@@ -48,11 +49,13 @@ class CapturedState:
     """A training state in pieces that travel: tensors by name, all else as plain values."""
 
     metadata: dict[str, Any]
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, AnyTensor]
 
     def clone(self) -> CapturedState:
-        """The same with tensors in host memory that later steps do not change."""
-        return CapturedState(self.metadata, copied(self.tensors))
+        """The same with tensors that later steps do not change: in host memory, but for distant ones, which are copies
+        already."""
+        here = {name: tensor for name, tensor in self.tensors.items() if isinstance(tensor, torch.Tensor)}
+        return CapturedState(self.metadata, {**self.tensors, **copied(here)})
 
 
 class TrainingState:
@@ -75,6 +78,7 @@ class TrainingState:
         is this peer's alone and only goes into its checkpoints.
         """
         self.optimizer = optimizer
+        self.statistics = statistics_of(optimizer)
         self.scheduler = scheduler
         self.extra_tensors = tuple(extra_tensors)
         self.shared, self.own = dict(shared or {}), dict(own or {})
@@ -108,21 +112,15 @@ class TrainingState:
 
     def capture(self) -> CapturedState:
         """The state as it is now. Its tensors are the live ones: clone before they may change."""
-        optimizer_state = self.optimizer.state_dict()
-        tensors: dict[str, torch.Tensor] = {}
-        numbers: dict[str, Any] = {}
-        for index, statistics in optimizer_state["state"].items():
-            for name, value in statistics.items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"statistic/{index}/{name}"] = value.detach()
-                else:
-                    numbers[f"{index}/{name}"] = to_plain(value)
+        groups = self.optimizer.state_dict()["param_groups"]
+        statistics, numbers = self.statistics.capture()
+        tensors: dict[str, AnyTensor] = {f"{_STATISTIC}{place}": tensor for place, tensor in statistics.items()}
         tensors.update({name: tensor.detach() for name, tensor in self._own_tensors().items()})
         metadata = {
             "epoch": self.standing.epoch,
             "samples_seen": self.standing.samples,
             "lineage": self.standing.lineage,
-            "groups": [to_plain(_settings(group)) for group in optimizer_state["param_groups"]],
+            "groups": [to_plain(_settings(group)) for group in groups],
             "numbers": numbers,
             "scheduler": to_plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
         }
@@ -134,16 +132,15 @@ class TrainingState:
         metadata = captured.metadata
         standing = read_standing(metadata)
         self.check_tensors(captured.tensors)
-        statistics = self._gather_statistics(captured)
-        optimizer_state = self.optimizer.state_dict()
-        groups = optimizer_state["param_groups"]
+        statistics, numbers = self._statistics_in(captured)
+        groups = self.optimizer.state_dict()["param_groups"]
         fitted = fit([_settings(group) for group in groups], metadata.get("groups"), "groups")
         schedule = self._fit_schedule(metadata.get("scheduler"))
 
-        for name, own in self._own_tensors().items():
-            own.copy_(captured.tensors[name])
         merged = [{**group, **new} for group, new in zip(groups, fitted, strict=True)]
-        self.optimizer.load_state_dict({**optimizer_state, "state": statistics, "param_groups": merged})
+        self.statistics.restore(statistics, numbers, merged)
+        for name, own in self._own_tensors().items():
+            fill(own, captured.tensors[name])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(schedule)
         self.standing = standing
@@ -200,12 +197,10 @@ class TrainingState:
     def check_tensors(self, tensors: Mapping[str, Shaped]) -> None:
         """Raises ValueError unless tensors of these names, types and shapes could be restored here."""
         own = self._own_tensors()
-        statistics: dict[int, dict[str, Any]] = {}
+        by_parameter({n.removeprefix(_STATISTIC): n for n in tensors if n.startswith(_STATISTIC)}, self.parameters)
         for name, tensor in tensors.items():
-            kind, _, place = name.partition("/")
-            if kind == "statistic":
-                index, statistic = _place(place)
-                _statistics_of(statistics, index, len(self.parameters))[statistic] = name
+            if name.startswith(_STATISTIC):
+                index, _ = read_place(name.removeprefix(_STATISTIC))
                 if math.prod(tensor.shape) > max(1, self.parameters[index].numel()):
                     raise ValueError(f"{name}: larger than its parameter")
             elif name not in own or (own[name].dtype, *own[name].shape) != (tensor.dtype, *tensor.shape):
@@ -214,21 +209,18 @@ class TrainingState:
         if missing:
             raise ValueError(f"{min(missing)} is missing")
 
-    def _gather_statistics(self, captured: CapturedState) -> dict[int, dict[str, Any]]:
-        """By parameter, as the optimizer keeps them; tensors of its own."""
-        statistics: dict[int, dict[str, Any]] = {}
-        values = {
-            name.removeprefix(_STATISTIC): tensor.clone()
+    def _statistics_in(self, captured: CapturedState) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
+        """Tensors and numbers by place. Raises ValueError for numbers that are none, or of no parameter here."""
+        tensors = {
+            name.removeprefix(_STATISTIC): tensor
             for name, tensor in captured.tensors.items()
             if name.startswith(_STATISTIC)
         }
         numbers = {
-            place: fit(None, value, str(place)) for place, value in _mapping(captured.metadata, "numbers").items()
+            str(place): fit(None, value, str(place)) for place, value in _mapping(captured.metadata, "numbers").items()
         }
-        for place, value in (values | numbers).items():
-            index, name = _place(place)
-            _statistics_of(statistics, index, len(self.parameters))[name] = value
-        return statistics
+        by_parameter(tensors | numbers, self.parameters)
+        return tensors, numbers
 
     def _fit_schedule(self, received: Any) -> dict[str, Any]:
         if self.scheduler is None:
@@ -271,19 +263,3 @@ def _mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{key}: expected a mapping, got {value!r:.60}")
     return value
-
-
-def _place(text: str) -> tuple[int, str]:
-    index, separator, name = str(text).partition("/")
-    if not separator or not index.isdecimal() or len(index) > 9 or not 0 < len(name) <= 64:
-        raise ValueError(f"{text!r:.80}: expected <parameter index>/<name of the statistic>")
-    return int(index), name
-
-
-def _statistics_of(statistics: dict[int, dict[str, Any]], index: int, parameters: int) -> dict[str, Any]:
-    if index >= parameters:
-        raise ValueError(f"statistics of parameter {index}: there are only {parameters} parameters")
-    of_parameter = statistics.setdefault(index, {})
-    if len(of_parameter) >= MAX_STATISTICS:
-        raise ValueError(f"statistics of parameter {index}: more than {MAX_STATISTICS}")
-    return of_parameter

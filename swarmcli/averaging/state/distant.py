@@ -1,0 +1,78 @@
+"""Tensors that are not in this process's memory, and are read in pieces by threads that may wait for them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import torch
+
+from swarmcli.compression import TensorDescriptor
+from swarmcli.compression.base import tensor_memory
+
+PIECE = 8 << 20  # bytes that are read at a time, and so in memory
+
+
+class DistantTensor(ABC):
+    """A tensor of a snapshot that lies elsewhere: in another process of a site, or in a file.
+
+    It does not change, and it can be read for as long as this object lives. Whoever keeps it there for a snapshot's
+    sake lets go of it when the last object is gone.
+    """
+
+    def __init__(self, descriptor: TensorDescriptor) -> None:
+        self.descriptor = descriptor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.descriptor.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.descriptor.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.descriptor.nbytes
+
+    def numel(self) -> int:
+        return self.descriptor.numel
+
+    @abstractmethod
+    def read(self, begin: int, end: int) -> memoryview:
+        """Bytes `begin` to `end` of its contiguous form. Blocks: never on an event loop; for several threads at once.
+
+        Raises SiteError when the process that has it is gone, OSError when the file cannot be read.
+        """
+
+
+AnyTensor: TypeAlias = torch.Tensor | DistantTensor
+
+
+def pieces(nbytes: int, most: int = PIECE) -> Iterator[tuple[int, int]]:
+    """`nbytes` cut into ranges of at most `most`."""
+    for begin in range(0, nbytes, most):
+        yield begin, min(begin + most, nbytes)
+
+
+@torch.no_grad()
+def fill(target: torch.Tensor, source: AnyTensor) -> None:
+    """Copies a tensor of the same type and shape into `target`; a distant one piece by piece. Blocks."""
+    if isinstance(source, torch.Tensor):
+        target.copy_(source)
+    elif target.device.type == "cpu" and target.is_contiguous():
+        memory = tensor_memory(target)
+        for begin, end in pieces(source.nbytes):
+            memory[begin:end] = source.read(begin, end)
+    else:
+        target.copy_(loaded(source))
+
+
+def loaded(source: AnyTensor) -> torch.Tensor:
+    """A copy in host memory of its own. Blocks."""
+    if isinstance(source, torch.Tensor):
+        return source.clone()
+    copy = torch.empty(source.shape, dtype=source.dtype)
+    fill(copy, source)
+    return copy

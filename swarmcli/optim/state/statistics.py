@@ -1,0 +1,163 @@
+"""An optimizer's statistics, wherever they are: in its own memory, or shared out among the processes of a site.
+
+A statistic's *place* is `<parameter index>/<name>`, parameters being counted in the order of the optimizer's groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from swarmcli.averaging.state.distant import AnyTensor, loaded
+from swarmcli.compression import TensorDescriptor
+from swarmcli.optim.state.plain_values import to_plain
+
+MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
+T = TypeVar("T")
+
+
+class Piece(NamedTuple):
+    """Elements `begin` to `end` of the flattened statistic at a place."""
+
+    place: str
+    begin: int
+    end: int
+
+
+@runtime_checkable
+class Statistics(Protocol):
+    """What a training state asks of the statistics. An optimizer that keeps them elsewhere has one as `.statistics`.
+
+    Every method may block where they lie in other processes (`waits`), so none is for an event loop then. While one
+    runs nobody steps the optimizer. SiteError: another process is gone.
+
+    waits  whether its methods wait for other processes
+    spool  the directory for the file that a downloaded state goes through; None: it fits into memory
+    """
+
+    waits: bool
+    spool: Path | None
+
+    def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
+        """By place: tensors, live ones or distant copies of this moment; and what is no tensor as plain values."""
+
+    def restore(
+        self, tensors: Mapping[str, AnyTensor], numbers: Mapping[str, Any], groups: Sequence[dict[str, Any]]
+    ) -> None:
+        """Replaces all of them, what is not named is dropped, and the options of the parameter groups; all or nothing.
+
+        What comes has been checked to be of parameters that there are.
+        """
+
+    def describe(self) -> dict[str, TensorDescriptor]:
+        """Of those that there are now, by place. An optimizer makes them when it first steps."""
+
+    def read(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Copies in host memory of what the pieces hold now, flat. They are of what `describe` names."""
+
+    def write(self, pieces: Sequence[Piece], values: Sequence[torch.Tensor]) -> None:
+        """The pieces hold these values from now on, flat and in host memory."""
+
+
+class OwnStatistics:
+    """Those of a plain torch optimizer."""
+
+    waits = False
+    spool: Path | None = None
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
+        tensors: dict[str, AnyTensor] = {}
+        numbers: dict[str, Any] = {}
+        for index, statistics in self._optimizer.state_dict()["state"].items():
+            for name, value in statistics.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{index}/{name}"] = value.detach()
+                else:
+                    numbers[f"{index}/{name}"] = to_plain(value)
+        return tensors, numbers
+
+    def restore(
+        self, tensors: Mapping[str, AnyTensor], numbers: Mapping[str, Any], groups: Sequence[dict[str, Any]]
+    ) -> None:
+        values: dict[str, Any] = {place: loaded(tensor) for place, tensor in tensors.items()}
+        statistics = by_parameter(values | dict(numbers), self._parameters())
+        self._optimizer.load_state_dict(
+            {**self._optimizer.state_dict(), "state": statistics, "param_groups": list(groups)}
+        )
+
+    def describe(self) -> dict[str, TensorDescriptor]:
+        return {
+            f"{index}/{name}": TensorDescriptor.of(value)
+            for index, parameter in enumerate(self._parameters())
+            for name, value in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    @torch.no_grad()
+    def read(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        parameters = self._parameters()
+        return [elements(self._find(piece, parameters), piece.begin, piece.end) for piece in pieces]
+
+    @torch.no_grad()
+    def write(self, pieces: Sequence[Piece], values: Sequence[torch.Tensor]) -> None:
+        parameters = self._parameters()
+        for piece, value in zip(pieces, values, strict=True):
+            put(self._find(piece, parameters), piece.begin, value)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _find(self, piece: Piece, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        index, name = read_place(piece.place)
+        found: torch.Tensor = self._optimizer.state[parameters[index]][name]
+        return found
+
+
+def statistics_of(optimizer: torch.optim.Optimizer) -> Statistics:
+    """The optimizer's own idea of where they are, if it has one."""
+    found = getattr(optimizer, "statistics", None)
+    return found if isinstance(found, Statistics) else OwnStatistics(optimizer)
+
+
+def read_place(text: object) -> tuple[int, str]:
+    """Parameter index and name. Raises ValueError."""
+    index, separator, name = str(text).partition("/")
+    if not separator or len(index) > 9 or not index.isdecimal() or index != str(int(index)) or not 0 < len(name) <= 64:
+        raise ValueError(f"{text!r:.80}: expected <parameter index>/<name of the statistic>")
+    return int(index), name
+
+
+def by_parameter(values: Mapping[str, T], parameters: Sequence[torch.Tensor]) -> dict[int, dict[str, T]]:
+    """Values by place as optimizers keep them. Raises ValueError for places that there are not, and for too many."""
+    statistics: dict[int, dict[str, T]] = {}
+    for place, value in values.items():
+        index, name = read_place(place)
+        if index >= len(parameters):
+            raise ValueError(f"statistics of parameter {index}: there are only {len(parameters)} parameters")
+        of_parameter = statistics.setdefault(index, {})
+        if len(of_parameter) >= MAX_STATISTICS:
+            raise ValueError(f"statistics of parameter {index}: more than {MAX_STATISTICS}")
+        of_parameter[name] = value
+    return statistics
+
+
+def elements(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """A copy in host memory of elements of the flattened tensor."""
+    return tensor.detach().reshape(-1)[begin:end].to("cpu", copy=True)
+
+
+def put(tensor: torch.Tensor, begin: int, values: torch.Tensor) -> None:
+    """Replaces elements of the flattened tensor."""
+    flat = tensor.detach()
+    if flat.is_contiguous():
+        flat.view(-1)[begin : begin + values.numel()].copy_(values)
+    else:
+        whole = flat.reshape(-1).clone()
+        whole[begin : begin + values.numel()].copy_(values)
+        flat.copy_(whole.view(flat.shape))
