@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.links import named, sever
+from swarmcli.sites.links import named, receive_bytes, send_bytes, sever
 
 FORMING_SECONDS = 300.0  # until all processes of a site have started and found each other
 
@@ -21,9 +21,12 @@ class Site:
         pace     the main threads meet here: in every step, and for what changes the model
         orders   rank 0's threads and the other ranks' followers, for what rank 0 needs meanwhile
 
-    Both are gloo groups of the whole world, so a group rank is a global rank. A wait in one of them that takes longer
-    than `timeout` seconds, where it has a limit, breaks the group for everyone: a site that has lost one of its
-    processes ends as a whole, with errors in all others, and is started anew from its last state.
+    Both are groups of the whole world, so a group rank is a global rank: gloo, and where every process has a CUDA
+    device of its own, NCCL for tensors there. A wait in one of them that takes longer than `timeout` seconds, where it
+    has a limit, breaks the group for everyone: a site that has lost one of its processes ends as a whole, with errors
+    in all others, and is started anew from its last state.
+
+    `carrier` is the type of device where tensors have to lie that are summed over the ranks.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Site:
         self.pace, self.orders = pace, orders
         self.timeout = timedelta(seconds=timeout)
         self.device = device
+        self.carrier = "cuda" if "nccl" in dist.get_backend_config(orders) else "cpu"
         self._owns_world = owns_world
         self._closed = False
 
@@ -59,8 +63,8 @@ class Site:
         with named("the processes of this site did not come together"):
             if owns_world:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=FORMING_SECONDS))
-            patience = timedelta(seconds=timeout)
-            pace, orders = (dist.new_group(backend="gloo", timeout=patience) for _ in range(2))
+            backend = "cpu:gloo,cuda:nccl" if _all_have_own(device) else "gloo"
+            pace, orders = (dist.new_group(backend=backend, timeout=timedelta(seconds=timeout)) for _ in range(2))
         if pace is None or orders is None:
             raise SiteError("torch.distributed gave this process no group")
         return cls(
@@ -77,6 +81,26 @@ class Site:
     def others(self) -> range:
         """The ranks beside rank 0."""
         return range(1, self.size)
+
+    def share(self, data: bytes | None = None) -> bytes:
+        """What rank 0 gives here, at every rank. All main threads call it; they wait for rank 0 as long as it lives.
+
+        Raises SiteError.
+        """
+        if self.rank:
+            return receive_bytes(self.pace, 0)
+        for rank in self.others:
+            send_bytes(self.pace, data or b"", rank)
+        return data or b""
+
+    def meet(self, seconds: float = FORMING_SECONDS) -> None:
+        """Returns when all main threads have called it. Raises SiteError if a rank takes longer than that."""
+        if self.rank:
+            send_bytes(self.pace, b"", 0)
+        else:
+            for rank in self.others:
+                receive_bytes(self.pace, rank, timedelta(seconds=seconds))
+        self.share()
 
     def break_off(self) -> None:
         """Every thread of every process that waits for this one gets an error now. For any thread; idempotent."""
@@ -97,6 +121,19 @@ class Site:
 
     def __repr__(self) -> str:
         return f"<rank {self.rank} of a site of {self.size}>"
+
+
+def _all_have_own(device: torch.device | None) -> bool:
+    """Whether each process computes on a CUDA device of its own, so that NCCL, which wants that, can be used."""
+    own = (
+        device is not None
+        and device.type == "cuda"
+        and dist.is_nccl_available()
+        and int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())) <= torch.cuda.device_count()
+    )
+    everyone = torch.tensor(int(own))
+    dist.all_reduce(everyone, op=dist.ReduceOp.MIN)
+    return bool(everyone)
 
 
 def launched_as_site(environment: Mapping[str, str] | None = None) -> bool:

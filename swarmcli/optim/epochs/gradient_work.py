@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.averaging.tasks import on_executor
+from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.averaging.threads import on_one_thread
 from swarmcli.events import Events, Noticed
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
@@ -47,6 +47,7 @@ class GradientWork:
         self._handed: int | None = None  # samples on their way; None: nothing is
         self.overflows = 0
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
+        self._hand_in_bytes = max(self._nbytes, OFFLOAD_FROM) if accumulator.waits else self._nbytes
 
     @property
     def samples(self) -> int:
@@ -65,7 +66,7 @@ class GradientWork:
         if self._handed is None:
             async with self.averager.tensors():
                 taken = self._gradients.samples
-                self._handed = await on_executor(self._nbytes, self._hand_in)
+                self._handed = await on_executor(self._hand_in_bytes, self._hand_in)
             if dropped := taken - self._handed:
                 self._give_up(dropped, "their gradients are not finite")
         return self._handed

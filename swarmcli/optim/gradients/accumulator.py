@@ -30,6 +30,8 @@ class GradientAccumulator:
     `take_back` and `settle` may be called beside `add`, from another thread; all other calls exclude each other.
     """
 
+    waits = False  # whether `hand_in` waits for other processes, so that it must not be called on an event loop
+
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],

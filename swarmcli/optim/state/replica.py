@@ -28,6 +28,8 @@ class Replica:
         self.state = state
         self.residence = residence
         self._nbytes = sum(parameter.nbytes for parameter in state.parameters)
+        if getattr(state.optimizer, "waits", False):  # for other processes, which hold a part of its statistics
+            self._nbytes = max(self._nbytes, OFFLOAD_FROM)
         self._lock = asyncio.Lock()  # held while the state changes or is copied
 
     @property

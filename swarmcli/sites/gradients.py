@@ -1,0 +1,288 @@
+"""How the gradients of a site's processes become those of one peer.
+
+Where gradients are averaged in the swarm, each rank sums its own over the epoch; only when rank 0 hands in are the sums
+added up there. With local updates the ranks' gradients are averaged in every step, and rank 0 steps with them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from swarmcli.errors import OptimizerError
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, sum_type
+from swarmcli.sharding.zero.transfer import PIECE_BYTES, pieces
+from swarmcli.sites.links import named
+from swarmcli.sites.orders import Order, OrderDesk
+from swarmcli.sites.pace import Report, Verdict
+from swarmcli.sites.site import Site
+
+
+class LeaderGradients(Protocol):
+    """Rank 0's side. In each step: `take`, the optimizer's step, the verdict, `finish`."""
+
+    @property
+    def generation(self) -> int:
+        """Of the others' sums that count."""
+
+    @property
+    def changes_parameters(self) -> bool:
+        """Whether the others need rank 0's parameters after every step with samples, not only after epochs."""
+
+    def take(self, samples: int, reports: Sequence[Report]) -> int:
+        """How many samples the optimizer is to step with: this rank's and, by their reports, the others'."""
+
+    def finish(self, verdict: Verdict) -> None:
+        """The step is over, and all ranks know the verdict."""
+
+
+class MemberGradients(Protocol):
+    """Another rank's side. In each step: `prepare`, its report, `contribute`, the verdict, `finish`."""
+
+    @property
+    def generation(self) -> int: ...
+    @property
+    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+        """For this rank's Follower."""
+
+    def prepare(self, samples: int) -> None:
+        """Before rank 0 may count on this rank's present gradients, means over so many samples."""
+
+    def contribute(self, samples: int) -> None:
+        """After it knows of them."""
+
+    def finish(self, verdict: Verdict) -> None: ...
+
+
+class GatherGradients(Order, frozen=True):
+    """All ranks' sums are added to rank 0's and begin anew; such of another generation count nothing."""
+
+    generation: int
+
+
+class SiteAccumulator(GradientAccumulator):
+    """Rank 0's: it counts the samples of all ranks, and `hand_in` fetches the sums of the others.
+
+    From then on, also if they are taken back, they are in this rank's. A `reset` voids theirs by beginning another
+    generation, which they learn of with the next verdict or order.
+    """
+
+    waits = True
+
+    def __init__(self, site: Site, desk: OrderDesk, parameters: Sequence[torch.Tensor], *, reuse: bool = False) -> None:
+        if reuse:
+            raise ValueError("reuse_grad_buffers=True: the processes of a site need sums beside their gradients")
+        super().__init__(parameters)
+        self._site, self._desk = site, desk
+        self.generation = 0
+        self._own = 0  # samples of the batch that comes next, at this rank
+        self._elsewhere = 0  # samples that are counted here and summed at other ranks
+
+    def expect(self, own: int) -> None:
+        """Of the batch that is added next, only so many samples are this rank's."""
+        self._own = own
+
+    def add(self, batch_size: int, scale: float | None = None) -> bool:
+        """Takes in this rank's gradients; the others have added theirs to their own sums before they reported."""
+        if scale is not None:
+            raise OptimizerError("a GradScaler has no place in a site, whose processes would scale by themselves")
+        own, self._own = self._own, 0
+        if own:
+            super().add(own)
+        else:
+            self._make_ready()
+            self.times += 1
+        self._summed += batch_size - own
+        self._elsewhere += batch_size - own
+        return True
+
+    def hand_in(self) -> int:
+        """As GradientAccumulator does, with the sums of all ranks. Raises SiteError. Never on the event loop."""
+        if self._elsewhere:
+            self._make_ready()
+            found = self._desk.order(GatherGradients(self.generation), self._fetch)
+            self._summed += found - self._elsewhere  # equal, unless a reset came between
+            self._elsewhere = 0
+        return super().hand_in()
+
+    def reset(self) -> None:
+        self.generation += 1
+        self._elsewhere = 0
+        super().reset()
+
+    def _fetch(self) -> int:
+        sum_over_ranks(self._site, self._site.orders, self.accumulators)
+        return _total(self._site, self._site.orders, 0)
+
+
+class LeaderSums:
+    """LeaderGradients where rank 0 sums and averages over epochs. `accumulate` is for the Optimizer."""
+
+    changes_parameters = False
+
+    def __init__(self, site: Site, desk: OrderDesk) -> None:
+        self._site, self._desk = site, desk
+        self._sums: SiteAccumulator | None = None
+
+    def accumulate(self, parameters: Sequence[torch.Tensor], *, reuse: bool) -> SiteAccumulator:
+        """What sums the gradients of these parameters, in the site. An AccumulatorFactory."""
+        self._sums = SiteAccumulator(self._site, self._desk, parameters, reuse=reuse)
+        return self._sums
+
+    @property
+    def sums(self) -> SiteAccumulator:
+        if self._sums is None:
+            raise RuntimeError("the Optimizer was made without accumulate=, or with local updates")
+        return self._sums
+
+    @property
+    def generation(self) -> int:
+        return self.sums.generation
+
+    def take(self, samples: int, reports: Sequence[Report]) -> int:
+        self.sums.expect(samples)
+        return samples + sum(each.samples for each in reports if each.generation == self.generation)
+
+    def finish(self, verdict: Verdict) -> None:
+        """Nothing is left to do."""
+
+
+class MemberSums:
+    """MemberGradients that are summed over the epoch, until rank 0 wants them."""
+
+    def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
+        """`parameters`: those that are trained, in the order in which rank 0's optimizer has them."""
+        self._site = site
+        self._parameters = list(parameters)
+        self._totals = [torch.zeros(p.shape, dtype=sum_type(p.dtype), device=p.device) for p in parameters]
+        self._samples = 0
+        self._lock = threading.Lock()  # the main thread adds, the Follower hands over
+        self.generation = 0
+
+    @property
+    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+        return {GatherGradients: self._hand_over}
+
+    @torch.no_grad()
+    def prepare(self, samples: int) -> None:
+        with self._lock:
+            for parameter, total in zip(self._parameters, self._totals, strict=True):
+                if samples and parameter.grad is not None:
+                    total.add_(parameter.grad, alpha=samples)
+            self._samples += samples
+
+    def contribute(self, samples: int) -> None:
+        """They are in the sums."""
+
+    def finish(self, verdict: Verdict) -> None:
+        with self._lock:
+            self._follow(verdict.generation)
+
+    def _hand_over(self, order: GatherGradients) -> None:
+        with self._lock:
+            self._follow(order.generation)
+            sum_over_ranks(self._site, self._site.orders, self._totals)
+            _total(self._site, self._site.orders, self._samples)
+            self._clear()
+
+    def _follow(self, generation: int) -> None:
+        if generation != self.generation:
+            self.generation = generation
+            self._clear()
+
+    def _clear(self) -> None:
+        self._samples = 0
+        for total in self._totals:
+            total.zero_()
+
+
+class LeaderMeans:
+    """LeaderGradients with local updates: rank 0's become the mean over the samples of all, in every step."""
+
+    generation = 0
+    changes_parameters = True
+
+    def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
+        """`parameters`: those that are trained, in the order of the optimizer."""
+        self._site, self._parameters = site, list(parameters)
+
+    def take(self, samples: int, reports: Sequence[Report]) -> int:
+        total = samples + sum(each.samples for each in reports)
+        present, sums = _weighted_gradients(self._site, self._parameters, samples)
+        for used, parameter, summed in zip(present, self._parameters, sums, strict=True):
+            if used and total:
+                parameter.grad = summed.div_(total).to(parameter.dtype)
+        return total
+
+    def finish(self, verdict: Verdict) -> None:
+        """Nothing is left to do."""
+
+
+class MemberMeans:
+    """MemberGradients with local updates: rank 0 gets them in every step."""
+
+    generation = 0
+    handlers: Mapping[type[Order], Callable[[Any], None]] = {}
+
+    def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
+        self._site, self._parameters = site, list(parameters)
+
+    def prepare(self, samples: int) -> None:
+        """Nothing is kept from step to step."""
+
+    def contribute(self, samples: int) -> None:
+        _weighted_gradients(self._site, self._parameters, samples)
+
+    def finish(self, verdict: Verdict) -> None:
+        """Nothing is left to do."""
+
+
+def sum_over_ranks(site: Site, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
+    """Adds up `tensors[i]` of all ranks in rank 0's, in place; the others' are of no use afterwards.
+
+    They are contiguous and of the same shapes and types everywhere, on any device. Raises SiteError.
+    """
+    flat = [tensor.detach().view(-1) for tensor in tensors]
+    for dtype in dict.fromkeys(each.dtype for each in flat):
+        alike = [each for each in flat if each.dtype is dtype]
+        for runs in pieces([each.numel() for each in alike], PIECE_BYTES // dtype.itemsize):
+            _sum_piece(site, group, [alike[run.tensor][run.start : run.stop] for run in runs])
+
+
+def _sum_piece(site: Site, group: dist.ProcessGroup, parts: list[torch.Tensor]) -> None:
+    in_place = len(parts) == 1 and parts[0].device.type == site.carrier
+    whole = parts[0] if in_place else torch.cat([part.to(site.carrier) for part in parts])
+    with named("the gradients of this site did not come together"):
+        dist.reduce(whole, dst=0, group=group)
+    if site.rank == 0 and not in_place:
+        for part, total in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
+            part.copy_(total)
+
+
+def _total(site: Site, group: dist.ProcessGroup, samples: int) -> int:
+    """The sum over all ranks, at rank 0."""
+    count = torch.tensor(samples)
+    with named("the samples of this site were not counted"):
+        dist.reduce(count, dst=0, group=group)
+    return int(count)
+
+
+@torch.no_grad()
+def _weighted_gradients(
+    site: Site, parameters: Sequence[torch.Tensor], samples: int
+) -> tuple[list[bool], list[torch.Tensor]]:
+    """At rank 0: which parameters have a gradient at any rank, and the sums of samples · gradient over the ranks."""
+    gradients = [parameter.grad if samples else None for parameter in parameters]
+    present = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
+    with named("the gradients of this site did not come together"):
+        dist.reduce(present, dst=0, op=dist.ReduceOp.MAX, group=site.pace)
+    sums = [torch.zeros(p.shape, dtype=sum_type(p.dtype), device=p.device) for p in parameters]
+    for total, gradient in zip(sums, gradients, strict=True):
+        if gradient is not None:
+            total.add_(gradient, alpha=samples)
+    sum_over_ranks(site, site.pace, sums)
+    return [bool(each) for each in present], sums
