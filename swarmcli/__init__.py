@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TrainingAverager,
         TrainingStateAverager,
     )
+    from swarmcli.sharding import HierarchicalModelAverager, ZeroRedundancyOptimizer
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _HOMES = {
     "Float16Compression": "swarmcli.compression",
     "GradScaler": "swarmcli.optim",
     "GradientAverager": "swarmcli.optim",
+    "HierarchicalModelAverager": "swarmcli.sharding",
     "NoCompression": "swarmcli.compression",
     "Optimizer": "swarmcli.optim",
     "PowerEFGradientAverager": "swarmcli.optim",
@@ -40,9 +42,10 @@ _HOMES = {
     "ProgressTracker": "swarmcli.optim",
     "TrainingAverager": "swarmcli.optim",
     "TrainingStateAverager": "swarmcli.optim",
+    "ZeroRedundancyOptimizer": "swarmcli.sharding",
     "get_dht_time": "swarmcli.clock",
 }
-_SUBPACKAGES = ("averaging", "compression", "dht", "optim")
+_SUBPACKAGES = ("averaging", "compression", "dht", "optim", "sharding")
 
 __all__ = [
     "DHT",
@@ -50,6 +53,7 @@ __all__ = [
     "Float16Compression",
     "GradScaler",
     "GradientAverager",
+    "HierarchicalModelAverager",
     "NoCompression",
     "Optimizer",
     "PowerEFGradientAverager",
@@ -57,6 +61,7 @@ __all__ = [
     "ProgressTracker",
     "TrainingAverager",
     "TrainingStateAverager",
+    "ZeroRedundancyOptimizer",
     "__version__",
     "get_dht_time",
 ]

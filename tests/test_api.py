@@ -109,6 +109,17 @@ CONTRACTS = {
     "PowerSGDGradientAverager": {"parameters": REQUIRED, "averager_rank": REQUIRED, "min_compression_ratio": 0.5},
     "PowerEFGradientAverager": {"parameters": REQUIRED, "averager_rank": REQUIRED},
     "TrainingStateAverager.step": STATE_STEP,
+    "HierarchicalModelAverager": {"period_group_size_dict": None, "warmup_steps": 0, "process_group": None},
+    "HierarchicalModelAverager.average_parameters": {"params": REQUIRED},
+    "ZeroRedundancyOptimizer": {
+        "params": REQUIRED,
+        "optimizer_class": REQUIRED,
+        "process_group": None,
+        "parameters_as_bucket_view": False,
+        "overlap_with_ddp": False,
+    },
+    "ZeroRedundancyOptimizer.step": {"closure": None},
+    "ZeroRedundancyOptimizer.consolidate_state_dict": {"to": 0},
 }
 MEMBERS = {
     "Optimizer": "local_epoch local_progress use_local_updates use_gradient_averaging state_dict load_state_dict state "
@@ -121,6 +132,8 @@ MEMBERS = {
     "get_factory",
     "GradScaler": "unscale_ step update scale are_grads_finite running_global_step",
     "TrainingAverager": "step",
+    "ZeroRedundancyOptimizer": "step add_param_group consolidate_state_dict state_dict load_state_dict join_hook "
+    "join_device join_process_group",
 }
 
 
