@@ -45,10 +45,12 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
 
-def setup_logging(verbose: bool = False) -> None:
-    """Sends this process's log to stderr: warnings, and with `verbose` all that swarm itself says."""
+def setup_logging(verbose: bool = False, who: str = "") -> None:
+    """Sends this process's log to stderr: warnings, and with `verbose` all that swarm itself says. `who` says which of
+    several processes on one terminal speaks."""
     handler = ConsoleHandler(err) if sys.stderr.isatty() else logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    who = f"[{who}] " if who else ""
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

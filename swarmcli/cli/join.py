@@ -19,11 +19,12 @@ def join(
     port: options.Port = None,
     client_mode: options.ClientMode = False,
     home: options.HomePath = None,
-    resume: Annotated[
-        str | None,
+    resume: options.Resume = None,
+    nproc: Annotated[
+        int | None,
         typer.Option(
-            metavar="PATH",
-            help="Begin from a checkpoint (a directory, or 'latest' for the newest below output_dir).",
+            metavar="N",
+            help="Train with so many processes of this machine as one peer, for example one for each device.",
             show_default=False,
         ),
     ] = None,
@@ -32,9 +33,24 @@ def join(
     verbose: options.Verbose = False,
 ) -> None:
     """Train with the others: compute gradients, average them, step together."""
+    from swarmcli.cli.site.part import Part, take_part
+    from swarmcli.cli.site.process import SiteProcess
+    from swarmcli.recipe import load_recipe
+
+    choices = options.LocalChoices(name, host, port, announce, client_mode, processes=nproc)
+    settings = [*overrides, *choices.overrides()]
+    process = SiteProcess.of_environment()
+    if process is not None:
+        take_part(process, Part(recipe, settings, peer, home, resume, web, web_host, verbose))
+        return
+    processes = load_recipe(recipe, settings).local.site.processes
+    if processes > 1:
+        from swarmcli.cli.site.launcher import start_site
+
+        raise typer.Exit(start_site(processes, verbose=verbose))
+
     from swarmcli.cli.session import Session
     from swarmcli.roles.trainer import run_trainer
 
-    choices = options.LocalChoices(name, host, port, announce, client_mode)
-    with Session("trainer", recipe, [*overrides, *choices.overrides()], peer, home, verbose=verbose) as session:
+    with Session("trainer", recipe, settings, peer, home, verbose=verbose) as session:
         run_trainer(session.peer, session.show(web, web_host), session.stop, resume=resume)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from enum import IntEnum
 from typing import Annotated
 
 import typer
@@ -12,23 +11,12 @@ import typer
 from swarmcli import __version__
 from swarmcli.cli.aux import aux
 from swarmcli.cli.demo import demo
+from swarmcli.cli.failures import ExitCode, exit_code, words
 from swarmcli.cli.join import join
 from swarmcli.cli.log import log
 from swarmcli.cli.monitor import monitor
 from swarmcli.cli.validate import validate
-from swarmcli.errors import AddressError, BootstrapError, FingerprintError, RecipeError, SwarmError
-
-
-class ExitCode(IntEnum):
-    """What the command says to the shell."""
-
-    DONE = 0
-    FAILURE = 1
-    USAGE = 2  # wrong arguments, or a recipe that cannot be used
-    NO_CONTACT = 3  # no first contact could be reached
-    REFUSED = 4  # the run refused this peer
-    INTERRUPTED = 130  # Ctrl-C
-
+from swarmcli.errors import SwarmError
 
 app = typer.Typer(
     name="swarm",
@@ -56,29 +44,6 @@ def _options(
     ] = False,
 ) -> None:
     """Train one neural network together on computers that strangers lend."""
-
-
-def exit_code(error: BaseException) -> ExitCode:
-    """The exit code that tells a script what kind of failure this was."""
-    match error:
-        case KeyboardInterrupt():
-            return ExitCode.INTERRUPTED
-        case RecipeError() | AddressError():
-            return ExitCode.USAGE
-        case BootstrapError():
-            return ExitCode.NO_CONTACT
-        case FingerprintError():
-            return ExitCode.REFUSED
-        case _:
-            return ExitCode.FAILURE
-
-
-def words(error: SwarmError) -> str:
-    """What to tell a person; failed first contacts get a line each."""
-    if not isinstance(error, BootstrapError) or not error.attempts:
-        return str(error)
-    lines = [f"{address}: {str(why).removeprefix(f'{address}: ')}" for address, why in error.attempts.items()]
-    return "\n  ".join(["no first contact could be reached", *lines])
 
 
 def main() -> None:

@@ -22,14 +22,7 @@ def monitor(
     port: options.Port = None,
     client_mode: options.ClientMode = False,
     home: options.HomePath = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Begin from a checkpoint (a directory, or 'latest' for the newest below output_dir).",
-            show_default=False,
-        ),
-    ] = None,
+    resume: options.Resume = None,
     web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = DEFAULT_WEB_PORT,
     web_host: options.WebHost = "127.0.0.1",
     verbose: options.Verbose = False,

@@ -60,6 +60,14 @@ HomePath = Annotated[
 ]
 Web = Annotated[int | None, typer.Option(metavar="PORT", help="Serve the dashboard here.", show_default=False)]
 WebHost = Annotated[str, typer.Option(help="The interface of the dashboard.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Begin from a checkpoint (a directory, or 'latest' for the newest below output_dir).",
+        show_default=False,
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the network and the averaging do.")]
 
 
@@ -72,6 +80,7 @@ class LocalChoices:
     port: int | None = None
     announce_addresses: Sequence[str] = ()
     client_mode: bool = False
+    processes: int | None = None
 
     def overrides(self) -> list[str]:
         """The same as `--set local.…` would say it."""
@@ -81,6 +90,7 @@ class LocalChoices:
             "port": self.port,
             "announce_addresses": list(self.announce_addresses) or None,
             "client_mode": self.client_mode or None,
+            "site.processes": self.processes,
         }
         return [f"local.{key}={dumps(value, ensure_ascii=False)}" for key, value in chosen.items() if value is not None]
 

@@ -14,18 +14,20 @@ from types import TracebackType
 import typer
 
 from swarmcli.cli.console import err, out, printable, setup_logging
+from swarmcli.cli.failures import ExitCode
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.options import claim_home
+from swarmcli.cli.site.process import INTERRUPTS, SiteProcess
 from swarmcli.events import Event, Noticed
 from swarmcli.network.address import parse_address
 from swarmcli.optim.membership.report import Role
-from swarmcli.recipe import load_recipe
+from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.roles.dashboard import dashboard
+from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
-from swarmcli.training.interrupt import stop_on_signals
+from swarmcli.training.interrupt import SIGNALS, stop_on_signals
 
-INTERRUPTED = 130
 OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # in which the peers of a run may differ
 
 
@@ -45,7 +47,9 @@ class Session:
         *,
         default_port: int = 0,
         verbose: bool = False,
+        process: SiteProcess | None = None,
     ) -> None:
+        """`process`: this one is rank 0 of a site, and asked to stop as such."""
         self._role = role
         self._recipe_path = recipe
         self._overrides = overrides
@@ -53,6 +57,7 @@ class Session:
         self._home = home
         self._default_port = default_port
         self._verbose = verbose
+        self._process = process
         self._interrupted = False
         self._watch: RunWatch | None = None
         self._exit = ExitStack()
@@ -66,15 +71,29 @@ class Session:
         for contact in self._contacts:
             parse_address(contact)
         with ExitStack() as undo:
-            home = undo.enter_context(claim_home(recipe, self._role, self._home))
-            err.print(f"joining the run {recipe.run_id} as {self._role}; my files are in {home.path}")
+            home = undo.enter_context(self._claim_home(recipe))
+            err.print(f"joining the run {recipe.run_id} as {self._as_what(recipe)}; my files are in {home.path}")
             self.peer = RunPeer(recipe, self._role, home, contacts=self._contacts, listener=self._say_at_start)
             undo.enter_context(self.peer)
             if not self.peer.contacts and self._role != "monitor":
                 err.print("no first contact is given, so this peer begins a network of its own; others join it")
-            undo.enter_context(stop_on_signals(self.stop, on_first=self._first_signal))
+            signals = self._process.signals if self._process else SIGNALS
+            undo.enter_context(stop_on_signals(self.stop, on_first=self._first_signal, signals=signals))
             self._exit = undo.pop_all()
+        if self._process:
+            self._process.heed(self.stop)
         return self
+
+    def _claim_home(self, recipe: Recipe) -> Home:
+        """A site that was started anew takes up the home of its life before, and with it the peer's identity."""
+        notes = self._process.notes if self._process else None
+        home = claim_home(recipe, self._role, self._home or (notes.home if notes else None))
+        if notes:
+            notes.home = home.path
+        return home
+
+    def _as_what(self, recipe: Recipe) -> str:
+        return f"a site of {recipe.local.site.processes} processes" if self._process else self._role
 
     def _say_at_start(self, event: Event) -> None:
         """What people should know before there is a view that shows it."""
@@ -82,7 +101,7 @@ class Session:
             err.print(printable(event.text), soft_wrap=True)
 
     def _first_signal(self, number: signal.Signals) -> None:
-        self._interrupted = number == signal.SIGINT
+        self._interrupted = number in INTERRUPTS
         self.peer.outcome = "stopped by Ctrl-C" if self._interrupted else "asked to stop"
         err.print("stopping after the current step; once more to stop at once")
 
@@ -121,4 +140,4 @@ class Session:
         if kind is None:
             err.print(self._farewell(), soft_wrap=True)
             if self._interrupted and not finished:
-                raise typer.Exit(INTERRUPTED)
+                raise typer.Exit(ExitCode.INTERRUPTED)

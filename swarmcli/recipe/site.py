@@ -40,7 +40,7 @@ class SiteSettings(Section):
     def _consistent(self) -> SiteSettings:
         if self.zero and self.processes == 1:
             raise Conflict(
-                "zero", "zero shares the optimizer among the processes of a site; set processes to 2 or more"
+                "zero", "zero shares the optimizer among a site's processes; set processes to 2 or more"
             )
         if self.hierarchy:
             check_hierarchy(self.hierarchy, self.processes)

@@ -51,27 +51,37 @@ LINGER_SECONDS = 30.0  # at the end of a run, for peers that are still behind
 class Collaboration:
     """A peer's model, task and collaborative optimizer. Made in the main thread; `close` says goodbye to the run."""
 
-    def __init__(self, peer: RunPeer, *, resume: str | None = None, auxiliary: bool = False) -> None:
+    def __init__(
+        self,
+        peer: RunPeer,
+        *,
+        resume: str | None = None,
+        auxiliary: bool = False,
+        compute: Compute | None = None,
+        further: Callable[[nn.Module], dict[str, Any]] = lambda model: {},
+    ) -> None:
         """Builds the model (from the checkpoint `resume`, if given) and makes the peer known to the run.
 
-        Raises RecipeError, DataError or CheckpointError with the fix, before anything is told to others.
+        `compute`: None is what the recipe says. `further` arguments of the Optimizer that depend on the model win
+        over the recipe's. Raises RecipeError, DataError or CheckpointError with the fix, before anything is told to
+        others.
         """
         recipe = peer.recipe
         self.peer = peer
-        self.compute: Compute = choose_compute(recipe)
+        self.compute: Compute = compute or choose_compute(recipe)
         self.task: Task = build_task(recipe)
         checkpoint = find_resumed(recipe, resume) if resume else None
         self.model: nn.Module = self.task.build_model()
         if checkpoint is not None:
             checkpoint.restore_model(self.model)
         self.model.to(self.compute.device)
-        self.optimizer = self._collaborate(recipe, auxiliary)
+        self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
         if checkpoint is not None:
             self.optimizer.load_state_dict(checkpoint.optimizer)
 
-    def _collaborate(self, recipe: Recipe, auxiliary: bool) -> Optimizer:
+    def _options(self, recipe: Recipe, auxiliary: bool) -> dict[str, Any]:
         averaging = recipe.averaging
-        return Optimizer(
+        return dict(
             dht=self.peer.dht,
             run_id=recipe.run_id,
             target_batch_size=recipe.target_batch_size,
@@ -83,7 +93,7 @@ class Collaboration:
             load_state_timeout=averaging.load_state_timeout,
             auxiliary=auxiliary,
             averager_opts=averager_options(recipe),
-            description=replace(self.peer.description, device=str(self.compute)),
+            description=replace(self.peer.description, device=device_in_words(recipe, self.compute)),
             fingerprint=recipe.fingerprint(),
             **mode_options(recipe),
             **timing_options(recipe, computes=self.peer.role == "trainer"),
@@ -91,6 +101,12 @@ class Collaboration:
 
     def close(self) -> None:
         self.optimizer.shutdown()
+
+
+def device_in_words(recipe: Recipe, compute: Compute) -> str:
+    """What others see of the devices of this peer, for example "4 × cuda (bfloat16)"."""
+    count = recipe.local.site.processes
+    return str(compute) if count == 1 else f"{count} × {compute.kind}"
 
 
 def averager_options(recipe: Recipe) -> dict[str, Any]:

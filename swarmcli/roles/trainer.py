@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from swarmcli.events import Noticed
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
 from swarmcli.training import CheckpointStore, LoopResult, LoopSettings, TrainingLoop, stream_seed
+
+
+class Steps(Protocol):
+    """What takes the loop's steps: the Optimizer itself, or a site around it."""
+
+    @property
+    def local_epoch(self) -> int: ...
+    def step(self, *, batch_size: int) -> Any: ...
+    def zero_grad(self) -> Any: ...
+    def note_loss(self, loss: float, samples: int) -> None: ...
+    def load_state_from_peers(self) -> bool: ...
 
 
 def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: str | None = None) -> LoopResult:
@@ -18,29 +31,48 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
     those who missed the last round.
     """
     collaboration = Collaboration(peer, resume=resume)
-    optimizer, recipe = collaboration.optimizer, peer.recipe
+    optimizer = collaboration.optimizer
     watch.follow(optimizer)
     try:
-        loop = TrainingLoop(
-            collaboration.task,
-            collaboration.model,
-            optimizer,
-            LoopSettings(stream_seed(recipe.seed, peer.peer_id), recipe.accumulation_steps, recipe.max_epochs),
-            compute=collaboration.compute,
-            on_loss=optimizer.note_loss,
-        )
-        optimizer.load_state_from_peers()
-        if recipe.max_epochs is not None and optimizer.local_epoch >= recipe.max_epochs:
-            peer.events.emit(Noticed("info", f"this run has reached its last epoch, {recipe.max_epochs}, already"))
-        result = loop.run(stop)
+        result = train(collaboration, optimizer, stop)
         if result.reason == "max_epochs":
             watch.state = "finished"
-            store = CheckpointStore(
-                peer.home.path / "checkpoints", recipe.run_id, keep=recipe.checkpoint.keep, events=peer.events
-            )
-            store.write(collaboration.model, optimizer.state_dict(), optimizer.local_epoch)
+            final_checkpoint(collaboration)
             optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
         return result
     finally:
         peer.leave_summary(optimizer)
         collaboration.close()
+
+
+def train(
+    collaboration: Collaboration,
+    steps: Steps,
+    stop: threading.Event,
+    *,
+    on_step: Callable[[object], object] | None = None,
+) -> LoopResult:
+    """Comes into step with the run, and computes until `stop` is set, the run has ended or the data has."""
+    peer, recipe = collaboration.peer, collaboration.peer.recipe
+    loop = TrainingLoop(
+        collaboration.task,
+        collaboration.model,
+        steps,
+        LoopSettings(stream_seed(recipe.seed, peer.peer_id), recipe.accumulation_steps, recipe.max_epochs),
+        compute=collaboration.compute,
+        on_loss=steps.note_loss,
+        on_step=on_step,
+    )
+    steps.load_state_from_peers()
+    if recipe.max_epochs is not None and steps.local_epoch >= recipe.max_epochs:
+        peer.events.emit(Noticed("info", f"this run has reached its last epoch, {recipe.max_epochs}, already"))
+    return loop.run(stop)
+
+
+def final_checkpoint(collaboration: Collaboration) -> None:
+    """Into the peer's home, as the last word of a run that has ended."""
+    peer, optimizer = collaboration.peer, collaboration.optimizer
+    store = CheckpointStore(
+        peer.home.path / "checkpoints", peer.recipe.run_id, keep=peer.recipe.checkpoint.keep, events=peer.events
+    )
+    store.write(collaboration.model, optimizer.state_dict(), optimizer.local_epoch)

@@ -30,26 +30,51 @@ class Compute:
         """The batch on the device. From pinned memory a copy to CUDA would not wait; batches are too small for that."""
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
+    @property
+    def kind(self) -> str:
+        """The same for all devices of a kind: "cuda (bfloat16)"."""
+        return f"{self.device.type} ({'bfloat16' if self.autocast_dtype is not None else 'float32'})"
+
     def __str__(self) -> str:
-        return f"{self.device} ({'bfloat16' if self.autocast_dtype is not None else 'float32'})"
+        return self.kind.replace(self.device.type, str(self.device), 1)
 
 
-def choose_compute(recipe: Recipe) -> Compute:
+def choose_compute(recipe: Recipe, process: int = 0) -> Compute:
     """What `local.device`, `local.dtype` and `local.threads` ask for; sets torch's number of threads.
 
-    Raises RecipeError when this machine has no such device.
+    `process` counts those of a site on this machine, each of which takes the CUDA device of its number. Raises
+    RecipeError when this machine has no such device.
     """
     local = recipe.local
     if local.threads is not None:
         torch.set_num_threads(local.threads)
     device = torch.device(_best_device() if local.device == "auto" else local.device)
+    if device.type == "cuda" and local.site.processes > 1:
+        return _compute_of_process(recipe, process)
     missing = _what_is_missing(device)
     if missing:
         raise RecipeError(
             f"{recipe.origin('local', 'device')}: local.device is {local.device}, but {missing}; "
             "set it to auto, or to cpu"
         )
-    wants_bfloat16 = local.dtype == "bfloat16" or (local.dtype == "auto" and _is_fast_in_bfloat16(device))
+    return _in_its_precision(recipe, device)
+
+
+def _compute_of_process(recipe: Recipe, process: int) -> Compute:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if process >= count:
+        raise RecipeError(
+            f"{recipe.origin('local', 'site', 'processes')}: process {process} of this machine finds no CUDA device of "
+            f"its own, there are {count}; start as many processes as there are devices, or set local.device to cpu"
+        )
+    device = torch.device("cuda", process)
+    torch.cuda.set_device(device)
+    return _in_its_precision(recipe, device)
+
+
+def _in_its_precision(recipe: Recipe, device: torch.device) -> Compute:
+    dtype = recipe.local.dtype
+    wants_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and _is_fast_in_bfloat16(device))
     return Compute(device, torch.bfloat16 if wants_bfloat16 else None)
 
 

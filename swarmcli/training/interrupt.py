@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,8 +19,10 @@ def stop_on_signals(
     *,
     on_first: Callable[[signal.Signals], None] | None = None,
     end_process: Callable[[int], object] = os._exit,
+    signals: Sequence[signal.Signals] = SIGNALS,
 ) -> Iterator[None]:
-    """Within this block the first signal sets `stop` and calls `on_first`; the second ends the process at once.
+    """Within this block the first of the `signals` sets `stop` and calls `on_first`; the second ends the process at
+    once.
 
     For the main thread only (Python gives signals to no other). The handlers of before are put back at the end.
     """
@@ -37,7 +39,7 @@ def stop_on_signals(
         if on_first is not None:
             on_first(signal.Signals(number))
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    before = {number: signal.signal(number, handle) for number in signals}
     try:
         yield
     finally:

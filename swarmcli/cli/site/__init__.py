@@ -1,0 +1,1 @@
+"""Several processes behind one peer: who starts them, and how each of them behaves."""

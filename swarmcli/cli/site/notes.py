@@ -1,0 +1,90 @@
+"""What the launcher of a site and its processes on this machine tell each other: small files in one directory.
+
+The launcher makes the directory and removes it; processes find it through the environment. A process that is killed
+at any moment leaves nothing half: files appear whole, or mean something by being there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "SWARM_SITE_NOTES"
+
+
+class Notes:
+    """The notes of one site on this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @classmethod
+    def found(cls) -> Notes | None:
+        """Those of the launcher that started this process; None: it was not `swarm` that did."""
+        place = os.environ.get(VARIABLE)
+        return cls(Path(place)) if place else None
+
+    def begin(self) -> None:
+        """The processes are about to be started, perhaps again."""
+        for name in ("told", "broken"):
+            (self.directory / name).unlink(missing_ok=True)
+
+    # from the processes
+
+    @property
+    def epoch(self) -> int:
+        """The last that the site has ended; 0 before the first."""
+        return int(self._read("epoch") or 0)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._write("epoch", str(epoch))
+
+    @property
+    def home(self) -> Path | None:
+        """The peer's directory, which it takes up again when the site is started anew."""
+        text = self._read("home")
+        return Path(text) if text else None
+
+    @home.setter
+    def home(self, home: Path) -> None:
+        self._write("home", str(home))
+
+    def first_to_tell(self) -> bool:
+        """Whether no other process has told its failure: one of them is enough to read."""
+        try:
+            (self.directory / "told").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    @property
+    def broken(self) -> bool:
+        """Whether a process has found that the site cannot go on."""
+        return (self.directory / "broken").exists()
+
+    def break_up(self) -> None:
+        (self.directory / "broken").touch()
+
+    # from the launcher
+
+    @property
+    def stop(self) -> int | None:
+        """The signal with which the launcher was asked to stop."""
+        text = self._read("stop")
+        return int(text) if text else None
+
+    @stop.setter
+    def stop(self, number: int) -> None:
+        self._write("stop", str(number))
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self.directory / name).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def _write(self, name: str, text: str) -> None:
+        partial = self.directory / f"{name}.{os.getpid()}"
+        partial.write_text(text)
+        partial.replace(self.directory / name)

@@ -1,0 +1,66 @@
+"""`swarm join` in one process of a site: rank 0 is the peer, the others work for it and stay quiet."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmcli.cli.console import setup_logging
+from swarmcli.cli.session import Session
+from swarmcli.cli.site.process import SiteProcess
+from swarmcli.recipe import Recipe, load_recipe
+from swarmcli.roles.site import form_site, run_site_leader, run_site_member
+from swarmcli.sites.site import Site
+from swarmcli.training import Compute
+from swarmcli.training.interrupt import stop_on_signals
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the command line says, the same for all processes of a site."""
+
+    recipe: Path
+    settings: Sequence[str]
+    contacts: Sequence[str]
+    home: Path | None
+    resume: str | None
+    web: int | None
+    web_host: str
+    verbose: bool
+
+
+def take_part(process: SiteProcess, part: Part) -> None:
+    """Trains as the process of a site that `process` is, until the site ends or breaks."""
+    place = process.place
+    setup_logging(part.verbose, who=f"process {place.rank}" if place.rank else "")
+    if not part.verbose:
+        # A broken site is told of once, by its launcher or as the error that ends this process.
+        logging.getLogger("swarmcli.sites").setLevel(logging.CRITICAL)
+    with process.running():
+        settings = [*part.settings, f"local.site.processes={place.size}"]
+        recipe = load_recipe(part.recipe, settings)
+        with form_site(recipe, place.local_rank) as (site, compute):
+            if site.rank == 0:
+                _lead(process, part, settings, site, compute)
+            else:
+                _follow(process, part, recipe, site, compute)
+
+
+def _lead(process: SiteProcess, part: Part, settings: Sequence[str], site: Site, compute: Compute) -> None:
+    with Session(
+        "trainer", part.recipe, settings, part.contacts, part.home, verbose=part.verbose, process=process
+    ) as session:
+        watch = session.show(part.web, part.web_host)
+        run_site_leader(
+            session.peer, watch, session.stop, site, compute, resume=part.resume, on_epoch=process.note_epoch
+        )
+
+
+def _follow(process: SiteProcess, part: Part, recipe: Recipe, site: Site, compute: Compute) -> None:
+    stop = threading.Event()
+    with stop_on_signals(stop, signals=process.signals):
+        process.heed(stop)
+        run_site_member(recipe, site, compute, stop, home=part.home)

@@ -1,0 +1,106 @@
+"""How a process of a site behaves towards whoever started it: it ends with its launcher, tells a failure once, and
+says by its exit code whether starting anew makes sense."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import typer
+
+from swarmcli.cli.failures import ExitCode, exit_code
+from swarmcli.cli.site.notes import Notes
+from swarmcli.cli.site.place import Place, place_of_process
+from swarmcli.errors import SiteError, SwarmError
+from swarmcli.training.interrupt import SIGNALS
+
+PARENT_SECONDS = 0.5  # between two looks whether the launcher is still there
+INTERRUPTS = (signal.SIGINT, signal.SIGUSR1)  # of which a person's Ctrl-C is the cause
+
+
+class SiteProcess:
+    """This process as one of a site. Use `running` around all that it does."""
+
+    def __init__(self, place: Place, notes: Notes | None) -> None:
+        self.place = place
+        self.notes = notes  # None under the volunteer's own torchrun
+
+    @classmethod
+    def of_environment(cls) -> SiteProcess | None:
+        """What a launcher made of this process; None: no part of a site."""
+        place = place_of_process()
+        return cls(place, Notes.found()) if place is not None else None
+
+    @property
+    def signals(self) -> Sequence[signal.Signals]:
+        """Those that ask this process to stop after its current step.
+
+        `swarm` sends signals of its own, so that SIGTERM, with which torch's launcher ends the survivors of a failure,
+        ends them at once. Under torchrun the same SIGTERM may be a person's wish.
+        """
+        return (signal.SIGUSR1, signal.SIGUSR2) if self.notes is not None else SIGNALS
+
+    def heed(self, stop: threading.Event) -> None:
+        """Called when the handlers are in place: hears of a signal that came before."""
+        if self.notes is not None and (number := self.notes.stop) is not None and not stop.is_set():
+            signal.raise_signal(number)
+
+    def note_epoch(self, epoch: int) -> None:
+        """Tells the launcher that this life of the site was of use."""
+        if self.notes is not None:
+            self.notes.epoch = epoch
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Whatever goes wrong inside of it is told by one process of the site, and ends in an exit code."""
+        with ends_with_parent():
+            if self.notes is None:
+                yield
+                return
+            try:
+                yield
+            except SiteError:
+                # Somebody else has failed, or is silent; the launcher, who sees the exit codes, says who.
+                raise self._again() from None
+            except SwarmError as error:
+                if self.notes.first_to_tell():
+                    raise
+                raise typer.Exit(exit_code(error)) from None
+            except Exception:
+                if self.notes.first_to_tell():
+                    traceback.print_exc()
+                    typer.echo(
+                        f"swarm: this is a fault in swarm itself, in process {self.place.rank} of the site; please "
+                        "report it with the lines above",
+                        err=True,
+                    )
+                raise self._again() from None
+
+    def _again(self) -> typer.Exit:
+        assert self.notes is not None
+        self.notes.break_up()
+        return typer.Exit(ExitCode.START_AGAIN)
+
+
+@contextmanager
+def ends_with_parent(end_process: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """Within this block the process ends when its parent is gone, whatever it does: nobody else would end it then."""
+    parent, over = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(PARENT_SECONDS):
+            if os.getppid() != parent:
+                end_process(ExitCode.FAILURE)
+                return
+
+    thread = threading.Thread(target=watch, name="swarm-parent-watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import typer
+
+from swarmcli.cli.site import process as module
+from swarmcli.cli.site.notes import Notes
+from swarmcli.cli.site.place import Place
+from swarmcli.cli.site.process import SiteProcess, ends_with_parent
+from swarmcli.errors import DataError, FingerprintError, SiteError
+from swarmcli.training import stop_on_signals
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> SiteProcess:
+    return SiteProcess(Place(1, 2, 1), Notes(tmp_path))
+
+
+def end_of(process: SiteProcess, error: Exception) -> int:
+    with pytest.raises(typer.Exit) as end, process.running():
+        raise error
+    return end.value.exit_code
+
+
+def test_a_broken_site_is_started_again_and_told_of_by_the_launcher(
+    process: SiteProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert end_of(process, SiteError("rank 0 is gone")) == 75
+    assert process.notes is not None and process.notes.broken
+    assert capsys.readouterr().err == ""
+
+
+def test_one_process_tells_what_no_new_start_would_change(process: SiteProcess) -> None:
+    with pytest.raises(FingerprintError), process.running():
+        raise FingerprintError("another recipe")
+    assert end_of(process, FingerprintError("another recipe")) == 4
+    assert end_of(process, DataError("no data")) == 1
+
+
+def test_a_fault_of_our_own_shows_where_once_and_the_site_is_started_again(
+    process: SiteProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert end_of(process, ZeroDivisionError("oops")) == 75
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError: oops" in said and "in process 1 of the site" in said
+    assert end_of(process, ZeroDivisionError("oops")) == 75
+    assert capsys.readouterr().err == ""
+
+
+def test_under_torchrun_errors_go_their_way() -> None:
+    with pytest.raises(SiteError), SiteProcess(Place(1, 2, 1), None).running():
+        raise SiteError("rank 0 is gone")
+
+
+def test_swarm_sends_signals_that_nobody_else_sends(process: SiteProcess) -> None:
+    assert set(process.signals).isdisjoint(SiteProcess(Place(1, 2, 1), None).signals)
+
+
+def test_a_signal_from_before_the_handlers_is_heard(process: SiteProcess) -> None:
+    stop, heard = threading.Event(), []
+    assert process.notes is not None
+    with stop_on_signals(stop, on_first=heard.append, signals=process.signals):
+        process.heed(stop)
+        assert not stop.is_set()
+        process.notes.stop = signal.SIGUSR2
+        process.heed(stop)
+        assert stop.wait(10) and heard == [signal.SIGUSR2]
+
+
+def test_an_orphan_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PARENT_SECONDS", 0.01)
+    ended, codes = threading.Event(), []
+    parents = iter([1, 1, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    with ends_with_parent(end):
+        assert ended.wait(10)
+    assert codes == [1]
+    with ends_with_parent(end):
+        pass
+    assert codes == [1]
+
+
+def test_epochs_are_noted_for_the_launcher(process: SiteProcess) -> None:
+    process.note_epoch(4)
+    assert process.notes is not None and process.notes.epoch == 4
+    SiteProcess(Place(0, 2, 0), None).note_epoch(4)
