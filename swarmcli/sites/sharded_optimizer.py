@@ -1,0 +1,152 @@
+"""SiteOptimizer: rank 0's inner optimizer where every rank of a site keeps the statistics of its share.
+
+rank 0    step ── settings, a share of the gradients each ──▶ all ranks step their shares
+          all parameters ◀── all ranks broadcast theirs ──▶ everywhere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from swarmcli.errors import SiteError
+from swarmcli.optim.state.plain_values import fit, to_plain
+from swarmcli.sharding.zero.local_state import settings_of
+from swarmcli.sharding.zero.transfer import receive_tensors, send_tensors
+from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+from swarmcli.sites.links import named
+from swarmcli.sites.orders import Order, OrderDesk
+from swarmcli.sites.pace import SharedModel
+from swarmcli.sites.site import Site
+
+
+class StepShares(Order, frozen=True):
+    """All ranks step their shares; rank 0 sends each of them the gradients that it needs first."""
+
+    groups: list[dict[str, Any]]  # the settings of each parameter group
+    present: list[int]  # parameters that have a gradient, by their places in the groups
+
+
+class SiteOptimizer(torch.optim.Optimizer):
+    """At rank 0: an optimizer like any other, whose `step` is that of all ranks with the gradients of this one.
+
+    Afterwards all ranks hold the same parameters. Schedulers change the settings here; they go out with every step.
+    `state` and `state_dict` have the statistics of this rank's share alone, `zero` says which that is.
+    """
+
+    waits = True  # for the other ranks: `step` is never to be called on an event loop
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer_class: type[torch.optim.Optimizer],
+        *,
+        site: Site,
+        desk: OrderDesk,
+        shared: SharedModel,
+        shares: Sequence[float] | float | None = None,
+        **defaults: Any,
+    ) -> None:
+        """All ranks make theirs at the same time, the others by ShareOfOptimizer with equal arguments; `shares` as in
+        ZeroRedundancyOptimizer. `shared` and the SiteLeader's are one. Raises SiteError if a rank does not come."""
+        self.zero = _share(site, params, optimizer_class, shares, defaults)
+        super().__init__(self.zero.param_groups, self.zero.defaults)
+        self._site, self._desk, self._shared = site, desk, shared
+        self._use_those_of_zero()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Raises SiteError; the parameters of some shares may then be a step ahead of others'."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = [to_plain(settings_of(group)) for group in self.param_groups]
+        present = [index for index, parameter in enumerate(self.zero.parameters) if parameter.grad is not None]
+        self._desk.order(StepShares(groups, present), lambda: self._step_all(present))
+        self._shared.note_equal()
+        return loss
+
+    def _step_all(self, present: Sequence[int]) -> None:
+        for rank in self._site.others:
+            gradients = [self._gradient(index) for index in present if self.zero.owner_of(index) == rank]
+            with named(f"rank {rank} did not take the gradients of its share"):
+                send_tensors(gradients, rank, self._site.orders)
+        with named("not every rank of the site has stepped its share"):
+            self.zero.step()
+
+    def _gradient(self, index: int) -> torch.Tensor:
+        gradient = self.zero.parameters[index].grad
+        if gradient is None:
+            raise SiteError(f"the gradient of parameter {index} has gone while all ranks were to step with it")
+        return gradient
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """All settings, and of the statistics those of this rank's share; the other ranks' stay as they are."""
+        self.zero.load_state_dict(state_dict)
+        self._use_those_of_zero()
+
+    def _use_those_of_zero(self) -> None:
+        self.param_groups = self.zero.param_groups
+        self.state = self.zero.state
+
+
+class ShareOfOptimizer:
+    """At the other ranks: their share of rank 0's SiteOptimizer, stepped by its orders while main threads wait."""
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer_class: type[torch.optim.Optimizer],
+        *,
+        site: Site,
+        shares: Sequence[float] | float | None = None,
+        **defaults: Any,
+    ) -> None:
+        self.zero = _share(site, params, optimizer_class, shares, defaults)
+        self._site = site
+
+    @property
+    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+        """For this rank's Follower."""
+        return {StepShares: self._step}
+
+    def _step(self, order: StepShares) -> None:
+        for position, (group, settings) in enumerate(zip(self.zero.param_groups, order.groups, strict=True)):
+            own = settings_of(group)  # schedulers leave notes of their own at rank 0
+            group.update(fit(own, {name: settings[name] for name in own if name in settings}, f"groups[{position}]"))
+        gradients: dict[int, torch.Tensor | None] = dict.fromkeys(self.zero.indices_of(self._site.rank))
+        for index in gradients.keys() & set(order.present):
+            parameter = self.zero.parameters[index]
+            gradients[index] = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        with named("rank 0 did not send the gradients of this rank's share"):
+            receive_tensors([each for each in gradients.values() if each is not None], 0, self._site.orders)
+        lent = _lent({self.zero.parameters[index]: each for index, each in gradients.items()})
+        with lent, named("not every rank of the site has stepped its share"):
+            self.zero.step()
+
+
+def _share(
+    site: Site,
+    params: Any,
+    optimizer_class: type[torch.optim.Optimizer],
+    shares: Sequence[float] | float | None,
+    defaults: Mapping[str, Any],
+) -> ZeroRedundancyOptimizer:
+    site.meet()
+    return ZeroRedundancyOptimizer(params, optimizer_class, process_group=site.orders, shares=shares, **defaults)
+
+
+@contextmanager
+def _lent(gradients: Mapping[torch.Tensor, torch.Tensor | None]) -> Iterator[None]:
+    """Inside the block these are the parameters' gradients; then those of this rank's own last batch are back."""
+    own = {parameter: parameter.grad for parameter in gradients}
+    try:
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+        yield
+    finally:
+        for parameter, gradient in own.items():
+            parameter.grad = gradient
