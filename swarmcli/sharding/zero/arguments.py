@@ -97,13 +97,11 @@ def agreed_weights(shares: Sequence[float] | float | None, group: dist.ProcessGr
         )
     if not isinstance(shares, Iterable):
         return check_weights([capacity for (capacity,) in _gathered(own, group)], world_size)
-    weights = check_weights(own, world_size)
-    for rank, others in enumerate(_gathered(own, group)):
-        if others != weights:
-            raise ValueError(
-                f"shares differ: this rank has {weights}, rank {rank} has {others}; give all ranks the same"
-            )
-    return weights
+    everyones = [check_weights(weights, world_size) for weights in _gathered(own, group)]
+    for rank, weights in enumerate(everyones):
+        if weights != everyones[0]:
+            raise ValueError(f"shares differ: rank 0 has {everyones[0]}, rank {rank} has {weights}; give all the same")
+    return everyones[0]
 
 
 def _gathered(values: list[float], group: dist.ProcessGroup) -> list[list[float]]:

@@ -1,0 +1,99 @@
+"""What the constructor refuses, and that its words say what, where and how to mend it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.optim.functional_adam import _FunctionalAdam
+from torch.optim import SGD
+
+from swarmcli.sharding.zero import ZeroRedundancyOptimizer
+from swarmcli.sharding.zero.arguments import agreed_weights, check_parameters, listed_params
+from tests.sharding.processes import Worlds
+
+ONE, TWO = torch.zeros(2), torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        (ONE, TypeError, "one torch.FloatTensor: pass an iterable"),
+        (1.2, TypeError, "params is a float: pass an iterable"),
+        ([], ValueError, "params is empty"),
+        (iter(()), ValueError, "params is empty"),
+        ([ONE, {"params": [TWO]}], TypeError, "mixes dicts and tensors"),
+        ([{"params": [TWO]}, ONE], TypeError, "mixes dicts and tensors"),
+        ([ONE, ("two", TWO)], TypeError, r"mixes \(name, tensor\) pairs and tensors"),
+        ([ONE, 42], TypeError, r"params\[1\] is a int"),
+        ([{"params": [ONE]}, {"parameters": [TWO]}], ValueError, r"group 1 has no 'params' \(only \['parameters'\]\)"),
+    ],
+)
+def test_params_that_are_none(params: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        listed_params(params)
+
+
+@pytest.mark.parametrize(
+    "params", [[ONE, TWO], iter([ONE]), [{"params": iter([ONE])}], [("one", ONE), ("two", TWO)], {ONE: 1}]
+)
+def test_params_that_are_some(params: Any) -> None:
+    assert len(listed_params(params)) in (1, 2)
+
+
+def test_tensors_that_cannot_be_sharded() -> None:
+    sparse = torch.sparse_coo_tensor(size=(2, 3))
+    with pytest.raises(ValueError, match="parameter 1 is sparse"):
+        check_parameters([ONE, sparse])
+    with pytest.raises(ValueError, match="parameters 0 and 2 are one tensor"):
+        check_parameters([ONE, TWO, ONE])
+    with pytest.raises(ValueError, match="parameters 0 and 1 are one tensor"):
+        check_parameters([ONE, ONE], first=1)
+
+
+def test_without_a_process_group() -> None:
+    with pytest.raises(ValueError, match=r"no process group: call .*init_process_group"):
+        ZeroRedundancyOptimizer([ONE], SGD, lr=0.1)
+
+
+def refuse_in_the_constructor() -> None:
+    only_zero = dist.new_group([0])
+    if dist.get_rank() == 1:
+        with pytest.raises(ValueError, match="process 1 is no member"):
+            ZeroRedundancyOptimizer([ONE], SGD, only_zero, lr=0.1)
+    for params, error in [(ONE, TypeError), ([], ValueError), ([torch.sparse_coo_tensor(size=(2, 3))], ValueError)]:
+        with pytest.raises(error):
+            ZeroRedundancyOptimizer(params, SGD, lr=0.1)
+    with pytest.raises(ValueError, match="_FunctionalAdam is a functional optimizer, which only overlap_with_ddp"):
+        ZeroRedundancyOptimizer([ONE], _FunctionalAdam, lr=0.1)
+    with pytest.raises(ValueError, match="shares cannot be given with overlap_with_ddp"):
+        ZeroRedundancyOptimizer([ONE], SGD, shares=[1, 2], overlap_with_ddp=True, lr=0.1)
+
+
+@pytest.mark.processes
+def test_the_constructor_refuses(worlds: Worlds) -> None:
+    worlds(2).run(refuse_in_the_constructor)
+
+
+def agree() -> list[list[float]]:
+    group = dist.group.WORLD
+    assert group is not None
+    rank = dist.get_rank()
+    with pytest.raises(ValueError, match=r"shares differ: rank 0 has \[1.0, 3.0\], rank 1 has \[1.0, 1.0\]"):
+        agreed_weights([1.0, float(rank)] if rank else [1.0, 3.0], group)
+    with pytest.raises(ValueError, match="different kinds of shares"):
+        agreed_weights([1.0, 2.0] if rank else 7.0, group)
+    with pytest.raises(ValueError, match="3 weights for 2 ranks"):
+        agreed_weights([1.0, 2.0, 3.0], group)
+    with pytest.raises(ValueError, match=r"share of rank 0 is -1\.0"):
+        agreed_weights([1.0, 2.0] if rank else [-1.0, 2.0], group)
+    with pytest.raises(ValueError, match="share of rank 1 is nan"):
+        agreed_weights(float("nan") if rank else 1.0, group)
+    return [agreed_weights(None, group), agreed_weights((3, 1), group), agreed_weights(10 + rank, group)]
+
+
+@pytest.mark.processes
+def test_all_ranks_agree_on_their_shares_or_fail_together(worlds: Worlds) -> None:
+    assert worlds(2).run(agree) == [[[1.0, 1.0], [3.0, 1.0], [10.0, 11.0]]] * 2

@@ -1,0 +1,72 @@
+"""Tensors from rank to rank in pieces: every byte once, bounded messages, any type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.sharding.zero import transfer
+from swarmcli.sharding.zero.transfer import message_device, pieces, receive_tensors, send_tensors
+from tests.sharding.processes import Worlds
+
+LENGTHS = st.lists(st.integers(0, 50), max_size=12)
+
+
+@given(LENGTHS, st.integers(1, 40))
+def test_pieces_cover_every_byte_once_and_in_order(lengths: list[int], piece_bytes: int) -> None:
+    seen = []
+    for runs in pieces(lengths, piece_bytes):
+        in_piece = [
+            (run.offset + position, (run.tensor, run.start + position))
+            for run in runs
+            for position in range(run.stop - run.start)
+        ]
+        assert [place for place, _ in in_piece] == list(range(len(in_piece)))  # no gaps in the piece
+        assert 0 < len(in_piece) <= piece_bytes
+        seen += [byte for _, byte in in_piece]
+    assert seen == [(tensor, byte) for tensor, length in enumerate(lengths) for byte in range(length)]
+
+
+@given(LENGTHS, st.integers(1, 40))
+def test_all_pieces_but_the_last_are_full(lengths: list[int], piece_bytes: int) -> None:
+    filled = [sum(run.stop - run.start for run in runs) for runs in pieces(lengths, piece_bytes)]
+    assert all(each == piece_bytes for each in filled[:-1])
+
+
+def everything() -> list[torch.Tensor]:
+    values = torch.arange(24, dtype=torch.float64).reshape(2, 3, 4) - 5
+    dtypes = [torch.float64, torch.bfloat16, torch.float8_e5m2, torch.int16, torch.bool, torch.complex128]
+    return [
+        *(values.to(dtype) for dtype in dtypes),
+        torch.tensor(7.5),
+        torch.empty(0, 3),
+        torch.randn(10_000, generator=torch.Generator().manual_seed(3)),
+    ]
+
+
+def send_from_last_to_first(piece_bytes: int) -> bool | None:
+    transfer.PIECE_BYTES = piece_bytes
+    group = dist.group.WORLD
+    assert group is not None and message_device(group) == torch.device("cpu")
+    if dist.get_rank() == dist.get_world_size() - 1:
+        crooked = [tensor.transpose(0, -1) if tensor.dim() > 1 else tensor for tensor in everything()]
+        send_tensors([*everything(), *crooked], 0, group)
+    elif dist.get_rank() == 0:
+        expected = [*everything(), *(t.transpose(0, -1) if t.dim() > 1 else t for t in everything())]
+        received = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in expected]
+        receive_tensors(received, dist.get_world_size() - 1, group)
+        return all(
+            torch.equal(one.double(), other.double())
+            for one, other in zip(received, expected, strict=True)
+            if not one.is_complex()
+        ) and torch.equal(received[5], expected[5])
+    return None
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("piece_bytes", [37, 4096, 2**20])
+def test_arrives_byte_for_byte(worlds: Worlds, piece_bytes: int) -> None:
+    assert worlds(2).run(send_from_last_to_first, piece_bytes)[0] is True
