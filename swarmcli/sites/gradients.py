@@ -29,9 +29,12 @@ class LeaderGradients(Protocol):
     def generation(self) -> int:
         """Of the others' sums that count."""
 
-    @property
-    def changes_parameters(self) -> bool:
-        """Whether the others need rank 0's parameters after every step with samples, not only after epochs."""
+    def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
+        """Whether rank 0's parameters are to be those of all ranks now.
+
+        `stepped`: the optimizer was given samples; `written`: by what tensors tell, their values have changed. Kernels
+        such as torch's fused optimizers do not let them tell.
+        """
 
     def take(self, samples: int, reports: Sequence[Report]) -> int:
         """How many samples the optimizer is to step with: this rank's and, by their reports, the others'."""
@@ -122,8 +125,6 @@ class SiteAccumulator(GradientAccumulator):
 class LeaderSums:
     """LeaderGradients where rank 0 sums and averages over epochs. `accumulate` is for the Optimizer."""
 
-    changes_parameters = False
-
     def __init__(self, site: Site, desk: OrderDesk) -> None:
         self._site, self._desk = site, desk
         self._sums: SiteAccumulator | None = None
@@ -146,6 +147,9 @@ class LeaderSums:
     def take(self, samples: int, reports: Sequence[Report]) -> int:
         self.sums.expect(samples)
         return samples + sum(each.samples for each in reports if each.generation == self.generation)
+
+    def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
+        return new_epoch or written
 
     def finish(self, verdict: Verdict) -> None:
         """Nothing is left to do."""
@@ -204,7 +208,6 @@ class LeaderMeans:
     """LeaderGradients with local updates: rank 0's become the mean over the samples of all, in every step."""
 
     generation = 0
-    changes_parameters = True
 
     def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
         """`parameters`: those that are trained, in the order of the optimizer."""
@@ -217,6 +220,9 @@ class LeaderMeans:
             if used and total:
                 parameter.grad = summed.div_(total).to(parameter.dtype)
         return total
+
+    def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
+        return new_epoch or stepped or written
 
     def finish(self, verdict: Verdict) -> None:
         """Nothing is left to do."""

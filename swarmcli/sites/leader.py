@@ -15,6 +15,7 @@ from swarmcli.optim import Optimizer
 from swarmcli.sites.gradients import LeaderGradients
 from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.pace import Pace, Report, SharedModel, Verdict
+from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import FORMING_SECONDS, Site
 
 logger = logging.getLogger(__name__)
@@ -39,15 +40,14 @@ class SiteLeader:
         gradients: LeaderGradients,
         *,
         wants_to_stop: threading.Event | None = None,
-        shared: SharedModel | None = None,
     ) -> None:
-        """`gradients` fits what the Optimizer was made with; `wants_to_stop` is set when this rank's user wants that;
-        `shared` is for a SiteOptimizer, which tells it that it gave everyone the parameters itself."""
+        """`gradients` fits what the Optimizer was made with; `wants_to_stop` is set when this rank's user wants to."""
         self._site, self._desk = site, desk
         self._optimizer = optimizer
         self._gradients = gradients
         self._wants_to_stop = wants_to_stop or threading.Event()
-        self._shared = shared or SharedModel(site, model)
+        self._sharded = optimizer.opt if isinstance(optimizer.opt, SiteOptimizer) else None
+        self._shared = self._sharded.shared if self._sharded is not None else SharedModel(site, model)
         self._pace = Pace(site)
         self._told: Verdict | None = None
         self._noted = (0.0, 0)  # loss and samples of the step that comes
@@ -100,8 +100,7 @@ class SiteLeader:
         if kind is None:
             self.close()
         else:
-            self._site.break_off()
-            self._site.close()
+            self._site.close(broken=True)
 
     def _step(self, samples: int, *, ended: bool) -> None:
         with self._all_or_none():
@@ -127,7 +126,10 @@ class SiteLeader:
     def _announce(self, *, stop: bool, stepped: bool = False) -> None:
         epoch, told = self._optimizer.local_epoch, self._told
         new_epoch = told is None or epoch != told.epoch
-        changed = self._shared.has_changed or (stepped and self._gradients.changes_parameters)
+        written = self._shared.written
+        changed = not self._shared.equal and self._gradients.are_news(
+            new_epoch=new_epoch, stepped=stepped, written=written
+        )
         verdict = Verdict(
             epoch,
             new_parameters=changed,

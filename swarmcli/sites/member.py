@@ -87,8 +87,7 @@ class SiteMember:
         if kind is None:
             self.close()
         else:
-            self._site.break_off()
-            self._site.close()
+            self._site.close(broken=True)
 
     def _step(self, samples: int, *, ended: bool) -> None:
         with self._all_or_none():

@@ -82,21 +82,27 @@ class SharedModel:
         self._site = site
         self._parameters = list(model.parameters())
         self._buffers = list(model.buffers())
-        self._known: list[int] | None = None  # versions of the parameters that all ranks have
+        self._equal_at: list[int] | None = None  # versions of the parameters when all ranks had the same
+        self._equal = False
 
     @property
     def has_buffers(self) -> bool:
         return bool(self._buffers)
 
     @property
-    def has_changed(self) -> bool:
-        """Whether parameters were written to since all ranks had the same. Not every kernel tells: torch's fused
-        optimizers do not."""
-        return self._known != self._versions()
+    def written(self) -> bool:
+        """Whether parameters were written to since all ranks had the same, as far as they tell; at first they were."""
+        return self._equal_at != self._versions()
+
+    @property
+    def equal(self) -> bool:
+        """Whether they have been made equal at all ranks since the last transfer, and not been written to again."""
+        return self._equal and not self.written
 
     def note_equal(self) -> None:
-        """All ranks have rank 0's parameters now."""
-        self._known = self._versions()
+        """What the optimizer steps is rank 0's at all ranks now; before the first transfer the rest may not be."""
+        if self._equal_at is not None:
+            self._equal_at, self._equal = self._versions(), True
 
     def transfer(self, verdict: Verdict) -> None:
         """What the verdict announces, from rank 0 to all others; all call it. Raises SiteError."""
@@ -106,8 +112,9 @@ class SharedModel:
         by_rank: Sequence[Sequence[torch.Tensor]] = [tensors, *([] for _ in self._site.others)]
         with named("the model did not get from rank 0 to the other ranks"), torch.no_grad():
             broadcast_from_owners(by_rank, self._site.pace)
+        self._equal = False
         if verdict.new_parameters:
-            self.note_equal()
+            self._equal_at = self._versions()
 
     def _versions(self) -> list[int]:
         return [parameter._version for parameter in self._parameters]

@@ -51,10 +51,11 @@ class SiteOptimizer(torch.optim.Optimizer):
         **defaults: Any,
     ) -> None:
         """All ranks make theirs at the same time, the others by ShareOfOptimizer with equal arguments; `shares` as in
-        ZeroRedundancyOptimizer. `shared` and the SiteLeader's are one. Raises SiteError if a rank does not come."""
+        ZeroRedundancyOptimizer. `shared`: the site's
+        model, of which these are the parameters. Raises SiteError if a rank does not come."""
         self.zero = _share(site, params, optimizer_class, shares, defaults)
         super().__init__(self.zero.param_groups, self.zero.defaults)
-        self._site, self._desk, self._shared = site, desk, shared
+        self._site, self._desk, self.shared = site, desk, shared
         self._use_those_of_zero()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -66,7 +67,7 @@ class SiteOptimizer(torch.optim.Optimizer):
         groups = [to_plain(settings_of(group)) for group in self.param_groups]
         present = [index for index, parameter in enumerate(self.zero.parameters) if parameter.grad is not None]
         self._desk.order(StepShares(groups, present), lambda: self._step_all(present))
-        self._shared.note_equal()
+        self.shared.note_equal()
         return loss
 
     def _step_all(self, present: Sequence[int]) -> None:

@@ -108,16 +108,21 @@ class Site:
             sever(self.pace)
             sever(self.orders)
 
-    def close(self) -> None:
-        """Leaves the groups; whoever waits for this process gets an error. No thread may be in them. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._owns_world:
-            dist.destroy_process_group()
-        else:
-            dist.destroy_process_group(self.pace)
-            dist.destroy_process_group(self.orders)
+    def close(self, *, broken: bool = False) -> None:
+        """Leaves the groups, when no thread is in them. `broken`: before its time, so whoever waits for this process
+        gets an error at once. Idempotent."""
+        if broken:
+            self.break_off()
+        if not self._closed:
+            self._closed = True
+            for group in [None] if self._owns_world else [self.pace, self.orders]:
+                dist.destroy_process_group(group)
+
+    def __enter__(self) -> Site:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self.close(broken=kind is not None)
 
     def __repr__(self) -> str:
         return f"<rank {self.rank} of a site of {self.size}>"

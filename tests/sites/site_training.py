@@ -165,7 +165,7 @@ def _leader(
             **options,
         )
         gradients = LeaderMeans(site, trained) if plan.local_updates else sums
-        with SiteLeader(site, desk, optimizer, net, gradients, wants_to_stop=wants_to_stop, shared=shared) as leader:
+        with SiteLeader(site, desk, optimizer, net, gradients, wants_to_stop=wants_to_stop) as leader:
             try:
                 yield Rank(site, net, leader, dht, optimizer, desk)
             finally:
