@@ -25,7 +25,8 @@ from swarmcli.averaging.state.kept_round import (
     version_of_tag,
 )
 from swarmcli.averaging.state.snapshot import Snapshot
-from swarmcli.averaging.state.stored_round import RoundFile, StoredRound, usual_directory
+from swarmcli.averaging.state.stored_round import StoredRound
+from swarmcli.averaging.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.averaging.tasks import forget
 from swarmcli.events import Noticed
 from swarmcli.network import Endpoint
@@ -48,8 +49,8 @@ class RoundArchive:
         self._donor = StateDonor(endpoint, replay_prefix(prefix), self._provide, max_downloads=_MOST_FETCHES)
         self._tasks = TaskOwner()
         self._rounds: deque[StoredRound] = deque()  # oldest first
-        self._spare: list[RoundFile] = []
-        self._writing: RoundFile | None = None
+        self._spare: list[UnnamedFile] = []
+        self._writing: UnnamedFile | None = None
         self._said = False  # that rounds are not kept
 
     def start(self) -> None:
@@ -100,9 +101,9 @@ class RoundArchive:
         return tuple(stored.record.group_id for stored in self._rounds)
 
     async def _store(self, record: RoundRecord, averages: Sequence[torch.Tensor]) -> None:
-        file: RoundFile | None = None
+        file: UnnamedFile | None = None
         try:
-            file = self._writing = self._spare.pop() if self._spare else RoundFile(self._directory)
+            file = self._writing = self._spare.pop() if self._spare else UnnamedFile(self._directory)
             self._rounds.append(await StoredRound.write(record, averages, file))
             file = None
         except OSError as error:
@@ -118,7 +119,7 @@ class RoundArchive:
         while len(self._rounds) > self._keep:
             self._recycle(self._rounds.popleft().file)
 
-    def _recycle(self, file: RoundFile) -> None:
+    def _recycle(self, file: UnnamedFile) -> None:
         if file.in_use:
             file.close()  # the mapping of whoever is still being served outlives that
         else:

@@ -1,29 +1,24 @@
-"""A state in the making: the memory for it, and which chunks nobody has fetched yet. No network in here."""
+"""A state in the making: the place for it, and which chunks nobody has fetched yet. No network in here."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-import torch
-
-from swarmcli.averaging.allreduce.lending import fresh_memory
+from swarmcli.averaging.state.distant import AnyTensor
+from swarmcli.averaging.state.slots import FileSlots, MemorySlots, Slots
 from swarmcli.averaging.state.snapshot import ChunkLayout, StateOutline, digest_of_chunk
 from swarmcli.averaging.tasks import Bell
-from swarmcli.compression.base import tensor_memory
 
 
 class Assembly:
     """Fetchers take chunks, read them into their slots, and either mark them as arrived or put them back."""
 
-    def __init__(self, layout: ChunkLayout, outline: StateOutline) -> None:
-        """Allocates the memory. Raises ValueError if there is not enough."""
+    def __init__(self, layout: ChunkLayout, outline: StateOutline, spool: Path | None = None) -> None:
+        """Makes room for it: in memory, or in a file in the directory `spool`. Raises ValueError if there is none."""
         self.layout, self.outline = layout, outline
-        try:
-            self._memory = fresh_memory(layout.nbytes)
-        except (RuntimeError, OSError) as error:
-            raise ValueError(f"no memory for a state of {layout.nbytes} bytes") from error
-        self._bytes = tensor_memory(self._memory)
+        self._slots: Slots = MemorySlots(layout) if spool is None else FileSlots(layout, spool)
         self._open = deque(range(layout.chunks))  # nobody fetches these
         self._arrived: dict[int, bytes] = {}  # chunk → its digest
         self._changed = Bell()
@@ -53,13 +48,14 @@ class Assembly:
         return self.take_nowait(most)
 
     def slot(self, chunk: int) -> memoryview:
-        """Where the content of a chunk belongs."""
-        begin, end = self.layout.bounds(chunk)
-        return self._bytes[begin:end]
+        """Where the content of a chunk that was taken is to be written."""
+        return self._slots.slot(chunk)
 
-    def digest(self, chunk: int) -> bytes:
-        """The SHA-256 of what its slot holds."""
-        return digest_of_chunk(self.slot(chunk))
+    def settle(self, chunk: int) -> bytes:
+        """Keeps what the slot holds, and returns its SHA-256. For an executor. Raises OSError if there is no room."""
+        digest = digest_of_chunk(self._slots.slot(chunk))
+        self._slots.settle(chunk)
+        return digest
 
     def add(self, chunk: int, digest: bytes) -> None:
         """A chunk that was taken is there, and what it should be."""
@@ -72,9 +68,10 @@ class Assembly:
         back = list(chunks)
         for chunk in back:
             self._arrived.pop(chunk, None)
+            self._slots.drop(chunk)
         self._open = deque(sorted([*self._open, *back]))
         self._changed.ring()
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Raises CompressionError for what no codec makes."""
-        return self.layout.tensors(self._memory)
+    def tensors(self) -> dict[str, AnyTensor]:
+        """For an executor. Raises CompressionError for what no codec makes, and OSError."""
+        return self._slots.tensors()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from swarmcli.averaging.group import check_addresses
 from swarmcli.averaging.state.assembly import Assembly
 from swarmcli.averaging.state.collection import Collection, Unequal
+from swarmcli.averaging.state.distant import AnyTensor, loaded
 from swarmcli.averaging.state.donor import Holder
 from swarmcli.averaging.state.snapshot import StateOutline, read_manifest
 from swarmcli.averaging.state.visit import Busy, Visit
@@ -38,8 +40,10 @@ Raw: TypeAlias = bytes
 
 @dataclass(frozen=True)
 class DownloadedState:
-    """A whole state. Its tensors share one memory: copy those that are to outlive the others.
+    """A whole state.
 
+    contents  its tensors by name. They share one memory: copy those that are to outlive the others. Those of a state
+              that went through a file lie there
     exact     every bit as the donor has it; False where tensors travelled with a lossy codec
     donors    who gave something of it
     bytes     of all chunks that came, those included that had to be fetched again
@@ -48,12 +52,18 @@ class DownloadedState:
 
     version: bytes
     metadata: Any
-    tensors: dict[str, torch.Tensor]
+    contents: Mapping[str, AnyTensor]
     donors: tuple[PeerID, ...]
     bytes: int
     manifest: Raw = field(repr=False, default=b"")
     digests: tuple[Raw, ...] = field(repr=False, default=())
     exact: bool = True
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of it in memory."""
+        here = self.contents.items()
+        return {name: tensor if isinstance(tensor, torch.Tensor) else loaded(tensor) for name, tensor in here}
 
 
 async def download_state(
@@ -65,14 +75,17 @@ async def download_state(
     timeout: float,
     max_bytes: int = 1 << 40,
     check: Check | None = None,
+    spool: Path | None = None,
 ) -> DownloadedState:
     """Downloads the state `version` (b"": the one that the first donor to answer has), from several at a time.
 
     `donors` come best first. `check` raises ValueError for an outline that does not fit here, before memory is
-    allocated for it. Where donors let this peer wait in line, it waits until `timeout`, which bounds the whole in
-    seconds. Raises StateDownloadError, whose `attempts` say what happened with each donor.
+    allocated for it. With `spool`, a directory, the state is put together in a file there, which has no name and is
+    gone with the last tensor: only the chunks on their way are in memory. Where donors let this peer wait in line, it
+    waits until `timeout`, which bounds the whole in seconds. Raises StateDownloadError, whose `attempts` say what
+    happened with each donor.
     """
-    download = _Download(endpoint, prefix, version, max_bytes, check)
+    download = _Download(endpoint, prefix, version, max_bytes, check, spool)
     try:
         async with asyncio.timeout(timeout):
             return await download.run(donors)
@@ -81,9 +94,17 @@ async def download_state(
 
 
 class _Download:
-    def __init__(self, endpoint: Endpoint, prefix: str, version: bytes, max_bytes: int, check: Check | None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prefix: str,
+        version: bytes,
+        max_bytes: int,
+        check: Check | None,
+        spool: Path | None,
+    ) -> None:
         self._endpoint, self._prefix, self._version = endpoint, prefix, version
-        self._max_bytes, self._check = max_bytes, check
+        self._max_bytes, self._check, self._spool = max_bytes, check, spool
         self._attempts: dict[str, str] = {}
         self._known: set[PeerID] = set()
         self._waiting: deque[PeerID] = deque()  # to be visited
@@ -111,6 +132,8 @@ class _Download:
                     return await offload(_finish, collection)
                 except CompressionError as error:
                     self._reject(collection, str(error))
+                except OSError as error:
+                    raise self.failure(f"the state that came cannot be kept here: {error}") from error
             await self._think_again()
         raise self.failure("no donor gave a complete state")
 
@@ -167,6 +190,8 @@ class _Download:
             if visit.gave and donor not in self._second_chance:
                 self._second_chance.add(donor)
                 self._busy.append(donor)
+        except OSError as error:
+            self._attempts[donor.text] = f"what it gives cannot be kept here: {error}"
         except ValueError as error:
             self._attempts[donor.text] = str(error)
             self._endpoint.events.emit(PeerRefused(donor.text, str(error), "state"))
@@ -197,7 +222,7 @@ class _Download:
             raise ValueError("a state of another version than the one that was asked for")
         if self._check is not None:
             self._check(outline)
-        self._collection, self._settled = Collection(manifest, Assembly(layout, outline)), True
+        self._collection, self._settled = Collection(manifest, Assembly(layout, outline, self._spool)), True
         return self._collection
 
 
@@ -206,7 +231,7 @@ def _finish(collection: Collection) -> DownloadedState:
     return DownloadedState(
         version=assembly.outline.version,
         metadata=assembly.outline.metadata,
-        tensors=assembly.tensors(),
+        contents=assembly.tensors(),
         donors=collection.donors,
         bytes=collection.received,
         manifest=collection.manifest,

@@ -51,7 +51,7 @@ class Visit:
         """Fetches whatever is missing, until nothing is. `changed` is called whenever somebody may want to know.
 
         Raises what it failed with (Busy, Unequal, ValueError for what no honest donor sends, NetworkError and
-        TimeoutError); what the donor gave until then is kept.
+        TimeoutError, OSError when what comes cannot be kept here); what the donor gave until then is kept.
         """
         collection: Collection | None = None
         request, method = StateRequest(self._version), state_method(self._prefix)
@@ -115,8 +115,9 @@ class Visit:
         assembly = collection.assembly
         while True:
             chunk, named = await arrived.get()
-            collection.received += len(assembly.slot(chunk))
-            digest = await offload(assembly.digest, chunk)
+            begin, end = assembly.layout.bounds(chunk)
+            collection.received += end - begin
+            digest = await offload(assembly.settle, chunk)
             if digest != named:
                 raise ValueError(f"chunk {chunk} of its state does not have the hash that it names")
             self._digests.said(chunk, digest)

@@ -17,7 +17,8 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 from swarmcli.averaging.state.kept_round import KeptRound
-from swarmcli.averaging.state.stored_round import RoundFile, StoredRound, usual_directory
+from swarmcli.averaging.state.stored_round import StoredRound
+from swarmcli.averaging.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.averaging.tasks import beside
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Events, RoundsReplayed
@@ -122,7 +123,7 @@ class Collection:
 
     async def add(self, kept: KeptRound) -> None:
         """The next round. Raises OSError if it cannot be written."""
-        file = RoundFile(usual_directory())
+        file = UnnamedFile(usual_directory())
         try:
             stored = await StoredRound.write(kept.record, kept.averages, file)
         except (OSError, asyncio.CancelledError):

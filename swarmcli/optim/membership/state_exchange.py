@@ -9,7 +9,7 @@ from swarmcli.averaging.state.donor import StateDonor
 from swarmcli.averaging.state.download import DownloadedState, download_state
 from swarmcli.averaging.state.snapshot import Snapshot, StateOutline
 from swarmcli.compression import CompressionBase, NoCompression, TensorRole
-from swarmcli.errors import StateDownloadError
+from swarmcli.errors import CallRefused, SiteError, StateDownloadError
 from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.rpc import Endpoint
@@ -61,11 +61,17 @@ class StateExchange:
         began = asyncio.get_running_loop().time()
         with self._donor.expecting(wanted.lineage) as lend:  # newcomers often come together
             state = await download_state(
-                self._endpoint, self._prefix, donors, version=wanted.lineage, timeout=timeout, check=self._check
+                self._endpoint,
+                self._prefix,
+                donors,
+                version=wanted.lineage,
+                timeout=timeout,
+                check=self._check,
+                spool=self._replica.state.statistics.spool,
             )
             await self._restore(wanted, state)
             if state.exact:
-                lend(Snapshot(state.version, state.metadata, state.tensors), state.manifest, state.digests)
+                lend(Snapshot(state.version, state.metadata, state.contents), state.manifest, state.digests)
             else:
                 self._endpoint.events.emit(Noticed("warning", LOSSY))
         self._endpoint.events.emit(
@@ -89,7 +95,7 @@ class StateExchange:
             standing = read_standing(state.metadata)
             if standing != wanted:
                 raise ValueError(f"it was asked for as epoch {wanted.epoch} and says epoch {standing.epoch}")
-            await self._replica.restore(CapturedState(state.metadata, state.tensors))
+            await self._replica.restore(CapturedState(state.metadata, state.contents))
         except ValueError as error:
             attempts = {donor.text: f"its state does not fit: {error}" for donor in state.donors}
             for donor, reason in attempts.items():
@@ -99,7 +105,10 @@ class StateExchange:
     async def _provide(self, version: bytes) -> Snapshot | None:
         if version != self._replica.standing.lineage:
             return None
-        captured = await self._replica.capture()
+        try:
+            captured = await self._replica.capture()
+        except SiteError as error:
+            raise CallRefused("gone", f"this peer's state cannot be read: {error}") from error
         lineage = captured.metadata["lineage"]
         if lineage != version:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.averaging.threads import on_all_threads, on_one_thread
@@ -17,6 +17,16 @@ from swarmcli.optim.state.training_state import CapturedState, TrainingState
 T = TypeVar("T")
 
 
+class Companions(Protocol):
+    """Other processes that are one peer with this one, and learn with parameters of their own beside it."""
+
+    def gather(self) -> None:
+        """Brings what all of them have learned into the parameters here. Waits for them: never on the event loop."""
+
+    def note_replaced(self) -> None:
+        """The parameters here are another peer's now, or a checkpoint's; what the others have learned is void."""
+
+
 class Replica:
     """A training state whose changes exclude each other and run beside the loop; nobody sees it half changed.
 
@@ -24,10 +34,13 @@ class Replica:
     which only change by `publish`.
     """
 
-    def __init__(self, state: TrainingState, residence: Residence) -> None:
+    def __init__(self, state: TrainingState, residence: Residence, companions: Companions | None = None) -> None:
         self.state = state
         self.residence = residence
+        self._companions = companions
         self._nbytes = sum(parameter.nbytes for parameter in state.parameters)
+        if state.statistics.waits:  # for other processes: then nothing is small enough for the loop
+            self._nbytes = max(self._nbytes, OFFLOAD_FROM)
         if getattr(state.optimizer, "waits", False):  # for other processes, which hold a part of its statistics
             self._nbytes = max(self._nbytes, OFFLOAD_FROM)
         self._lock = asyncio.Lock()  # held while the state changes or is copied
@@ -46,6 +59,17 @@ class Replica:
             if self._nbytes < OFFLOAD_FROM:
                 return on_one_thread(action)
             return await offload(lambda: on_all_threads(action))
+
+    async def gather(self) -> None:
+        """Before the parameters are averaged with other peers', or moved by an average: they become those of all
+        processes of this peer."""
+        if self._companions is not None:
+            await self.alone(self._companions.gather)
+
+    async def alone(self, action: Callable[[], T]) -> T:
+        """Runs `action` while nobody else reads or changes the state. It may wait: it is never on the event loop."""
+        async with self._lock:
+            return await offload(action)
 
     async def pass_by(self, wanted: Standing, following: Callable[[Standing], Standing]) -> bool:
         """Ends epochs up to `wanted` without a step; False, and nothing changed, if `following` leads elsewhere."""
@@ -78,9 +102,15 @@ class Replica:
         async with self._lock:
             await on_executor(self._nbytes, self.state.restore, captured)
             await on_executor(self._nbytes, self.residence.publish)
+            self._note_replaced()
 
     async def load_checkpoint(self, state_dict: Mapping[str, Any]) -> None:
         """See TrainingState.load_checkpoint; the model's parameters are those of the checkpoint."""
         async with self._lock:
             await on_executor(self._nbytes, self.residence.adopt)
             await on_executor(self._nbytes, self.state.load_checkpoint, state_dict)
+            self._note_replaced()
+
+    def _note_replaced(self) -> None:
+        if self._companions is not None:
+            self._companions.note_replaced()

@@ -18,7 +18,7 @@ from swarmcli.averaging.allreduce.layout import Layout, Plan
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.averaging.state import archive as archive_module
-from swarmcli.averaging.state import stored_round as stored_round_module
+from swarmcli.averaging.state import unnamed_file as unnamed_file_module
 from swarmcli.averaging.state.archive import RoundArchive
 from swarmcli.averaging.state.kept_round import KeptRound, replay_prefix
 from swarmcli.averaging.state.snapshot import Snapshot
@@ -169,7 +169,7 @@ def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.M
                 raise OSError(errno.ENOSPC, "No space left on device")
 
             with monkeypatch.context() as patch:
-                patch.setattr(stored_round_module.os, "pwrite", full)
+                patch.setattr(unnamed_file_module.os, "pwrite", full)
                 await keepers.round()
                 await keepers.round()
             assert keepers.archives[0].group_ids == ()
@@ -184,9 +184,9 @@ def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.M
 def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In real time, with a write that hangs until it has been given up."""
     hanging, go_on = threading.Event(), threading.Event()
-    pwrite, give_up = stored_round_module.os.pwrite, stored_round_module.RoundFile.give_up
+    pwrite, give_up = unnamed_file_module.os.pwrite, unnamed_file_module.UnnamedFile.give_up
 
-    def given_up(file: stored_round_module.RoundFile) -> None:
+    def given_up(file: unnamed_file_module.UnnamedFile) -> None:
         give_up(file)
         go_on.set()
 
@@ -199,9 +199,9 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPat
         endpoint = Endpoint(MemoryNetwork().transport(Identity.from_seed(1)))
         archive = RoundArchive(endpoint, "test", directory=tmp_path)
         monkeypatch.setattr(archive_module, "_PATIENCE", 0.01)
-        monkeypatch.setattr(stored_round_module, "_WRITE", 1000)
-        monkeypatch.setattr(stored_round_module.os, "pwrite", slow)
-        monkeypatch.setattr(stored_round_module.RoundFile, "give_up", given_up)
+        monkeypatch.setattr(unnamed_file_module, "_WRITE", 1000)
+        monkeypatch.setattr(unnamed_file_module.os, "pwrite", slow)
+        monkeypatch.setattr(unnamed_file_module.UnnamedFile, "give_up", given_up)
         archive.keep(bytes(32), TAG, result)
         await asyncio.to_thread(hanging.wait)
         await archive.written()
@@ -223,7 +223,7 @@ async def one_result() -> AllreduceResult:
 def test_the_disk_is_not_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with Keepers() as keepers:
-            monkeypatch.setattr(stored_round_module, "_LEAVE_FREE", 1 << 60)
+            monkeypatch.setattr(unnamed_file_module, "_LEAVE_FREE", 1 << 60)
             await keepers.round()
             assert keepers.archives[0].group_ids == ()
 
@@ -334,7 +334,7 @@ def test_a_round_that_cannot_be_written_is_not_kept_in_memory_either(monkeypatch
 
     async def main() -> None:
         async with Keepers() as keepers:
-            monkeypatch.setattr(stored_round_module.os, "pwrite", full)
+            monkeypatch.setattr(unnamed_file_module.os, "pwrite", full)
             result = await keepers.round()
             memory = weakref.ref(result.averages[0])
             gc.collect()

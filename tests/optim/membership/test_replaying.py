@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from swarmcli.averaging.state import stored_round
+from swarmcli.averaging.state import unnamed_file
 from swarmcli.averaging.state.donor import state_method
 from swarmcli.averaging.state.kept_round import KeptRound, replay_prefix
 from swarmcli.errors import StateDownloadError
@@ -143,7 +143,7 @@ def test_a_full_disk_during_the_download_costs_only_the_replays(monkeypatch: pyt
             await together(*(trainer.train(3) for trainer in veterans))
             newcomer = await swarm.trainer(seed=2, extra_tensors=[torch.ones(BULK // 4)])
             swarm.network.set_bandwidth(newcomer.node.peer_id, BULK / 10)
-            monkeypatch.setattr(stored_round, "_LEAVE_FREE", 1 << 60)
+            monkeypatch.setattr(unnamed_file, "_LEAVE_FREE", 1 << 60)
             replays = record(newcomer.node, RoundsReplayed)
             joining = asyncio.create_task(newcomer.core.join())
             await together(*(trainer.train(8) for trainer in veterans))

@@ -1,0 +1,87 @@
+"""Temporary files that have no name any more: a process that is killed leaves nothing behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import IO
+
+import torch
+
+_WRITE = 8 << 20  # bytes in one call of the system
+_LEAVE_FREE = 1 << 30  # bytes of the disk that are not ours to take
+
+
+class UnnamedFile:
+    """A temporary file without a name; gone with its last user, or when it is closed."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises OSError."""
+        self._directory = directory
+        self._file: IO[bytes] = tempfile.TemporaryFile("w+b", 0, dir=directory)  # noqa: SIM115  # closed by `close`
+        self.close = weakref.finalize(self, self._file.close)
+        self._mapping: weakref.ref[mmap.mmap] | None = None
+        self._given_up = False
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody reads what is in it."""
+        return self._mapping is not None and self._mapping() is not None
+
+    def resize(self, nbytes: int) -> None:
+        """Raises OSError if the disk is too full for that."""
+        more = nbytes - os.fstat(self._file.fileno()).st_size
+        if more > 0 and shutil.disk_usage(self._directory).free < more + _LEAVE_FREE:
+            raise OSError(f"{self._directory} has no room for another {more >> 20} MiB")
+        if more != 0:
+            os.ftruncate(self._file.fileno(), nbytes)
+
+    def write(self, offset: int, content: memoryview) -> None:
+        """Raises OSError, also when it is given up in another thread."""
+        while content:
+            if self._given_up:
+                raise OSError(f"{self._directory} is too slow: the next round is waiting")
+            written = os.pwrite(self._file.fileno(), content[:_WRITE], offset)
+            content, offset = content[written:], offset + written
+
+    def give_up(self) -> None:
+        """Ends the writing that is under way."""
+        self._given_up = True
+
+    def renew(self) -> bool:
+        """Whether writing was given up, and may now begin anew."""
+        given_up, self._given_up = self._given_up, False
+        return given_up
+
+    def map(self, nbytes: int) -> torch.Tensor:
+        """What is in it, as bytes that nobody changes while the tensor is alive."""
+        mapping = self._mapping() if self._mapping is not None else None
+        if mapping is None:
+            # Private and writable only because torch warns of memory that is read-only; nobody writes there.
+            mapping = mmap.mmap(self._file.fileno(), nbytes, access=mmap.ACCESS_COPY)
+            self._mapping = weakref.ref(mapping)
+        return torch.frombuffer(mapping, dtype=torch.uint8)
+
+    def read(self, offset: int, count: int) -> memoryview:
+        """A copy of what has been written there. Raises OSError. For several threads at once."""
+        content = memoryview(bytearray(count))
+        filled = 0
+        while filled < count:
+            got = os.preadv(self._file.fileno(), [content[filled:]], offset + filled)
+            if not got:
+                raise OSError(f"a temporary file in {self._directory} ends before byte {offset + count}")
+            filled += got
+        return content
+
+
+def usual_directory() -> Path:
+    """TMPDIR if that is set, or /var/tmp: /tmp is memory on many machines."""
+    named = os.environ.get("TMPDIR")
+    usual = Path("/var/tmp")
+    if not named and usual.is_dir() and os.access(usual, os.W_OK):
+        return usual
+    return Path(tempfile.gettempdir())
