@@ -1,6 +1,14 @@
 """Optimizers and models spread over several processes: sharded optimizer states, averaging at several levels."""
 
+from swarmcli.sharding.files import ShardedStateStore, lay_out_anew
 from swarmcli.sharding.levels import HierarchicalModelAverager, LevelAverage, SwarmGroups
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 
-__all__ = ["HierarchicalModelAverager", "LevelAverage", "SwarmGroups", "ZeroRedundancyOptimizer"]
+__all__ = [
+    "HierarchicalModelAverager",
+    "LevelAverage",
+    "ShardedStateStore",
+    "SwarmGroups",
+    "ZeroRedundancyOptimizer",
+    "lay_out_anew",
+]

@@ -1,0 +1,34 @@
+"""Files that are there whole, or not at all, also after a power cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_file(file: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Writes beside the place, flushes to the disk, and renames. OSError, and no such file is new, if that fails.
+
+    Processes on several machines may do this to the same file of a shared directory: the last one's stays.
+    """
+    partial = file.with_name(f".{file.name}.{os.uname().nodename}-{os.getpid()}")
+    try:
+        with partial.open("wb") as stream:
+            fill(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    flush(file.parent)
+
+
+def flush(path: Path) -> None:
+    """A file's content, or a directory's entries, are on the disk when it returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

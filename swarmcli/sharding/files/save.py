@@ -1,0 +1,220 @@
+"""A sharded optimizer state in one directory: a file per rank, and a manifest that makes it whole.
+
+    rank-00000.safetensors      tensors of rank 0's share, by parameter index and name
+    rank-00000.msgpack          what they belong to, numbers and None among them, and digests
+    rank-00001.safetensors ...
+    complete.msgpack            the manifest, written when all ranks' files are on their disks
+
+Ranks on several machines without a shared directory write into a directory of the same name each; every one of them
+then has its own ranks' files and the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+
+from swarmcli.errors import CheckpointError
+from swarmcli.network import wire
+from swarmcli.sharding.files.exchange import agree, exchange
+from swarmcli.sharding.files.layout import unsupplied
+from swarmcli.sharding.files.manifest import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    ParameterForm,
+    ShardRecord,
+    read_sealed,
+    write_sealed,
+)
+from swarmcli.sharding.files.moving import ShardedOptimizer, move_state
+from swarmcli.sharding.files.settings import apply_settings, describe_settings
+from swarmcli.sharding.files.shard import Shard, State, shard_file, write_shard
+
+
+class Report(msgspec.Struct, frozen=True):
+    """How a rank fared with its file."""
+
+    record: ShardRecord | None
+    problem: str = ""
+
+
+def try_to_write(directory: Path, rank: int, epoch: int, state: State) -> Report:
+    """This rank's part of a save; a full disk and its like are reported, not raised."""
+    try:
+        return Report(write_shard(directory, rank, epoch, state))
+    except (OSError, TypeError, SafetensorError) as error:
+        return Report(None, f"rank {rank} could not write {shard_file(directory, rank)}: {error}")
+
+
+def complete(directory: Path, epoch: int, own: Report, optimizer: ShardedOptimizer, group: dist.ProcessGroup) -> None:
+    """Makes what all ranks have written a whole save. A collective call.
+
+    Raises CheckpointError at all ranks if one has not written, or none could write the manifest; the save is then
+    none. RuntimeError when a rank is gone.
+    """
+    reports = [wire.decode(Report, data) for data in exchange(wire.encode(own), group)]
+    problems = [report.problem for report in reports if report.record is None]
+    if problems:
+        raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(problems)}")
+    records = [report.record for report in reports if report.record is not None]
+    try:
+        write_sealed(directory / MANIFEST, _manifest(epoch, records, optimizer))
+        problem = ""
+    except OSError as error:
+        problem = f"{directory / MANIFEST} could not be written: {error}"
+    told = exchange(wire.encode(problem), group)
+    unwritten = [text for text in (wire.decode(str, data) for data in told) if text]
+    if len(unwritten) == len(told):  # one manifest anywhere is enough: it says what belongs to the save
+        raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(unwritten)}")
+
+
+def read_manifest(directory: Path) -> tuple[Manifest, bytes]:
+    """The manifest in a directory and its SHA-256. CheckpointError when there is none, or it is damaged."""
+    manifest, digest = read_sealed(Manifest, directory / MANIFEST)
+    if manifest.format != FORMAT:
+        raise CheckpointError(f"{directory / MANIFEST} is of format {manifest.format}; this version reads {FORMAT}")
+    return manifest, digest
+
+
+def read_whole(directory: Path, parameters: Sequence[torch.Tensor]) -> dict[int, dict[str, object]]:
+    """The state of all ranks' files, for a process that holds it alone; tensors in CPU memory.
+
+    Raises CheckpointError that names every file that is missing or damaged.
+    """
+    manifest, _ = read_manifest(directory)
+    _check_model(manifest, parameters, directory)
+    with _seen(directory, manifest) as (shards, problems):
+        for shard in shards:
+            shard.check_fit(parameters)
+            shard.check_content(shard.state)
+        missing = unsupplied(_expected(manifest), [shard.state for shard in shards])
+        if missing or problems:
+            raise CheckpointError(_describe_missing(manifest, missing, problems))
+        return {index: dict(values) for shard in shards for index, values in shard.state.items()}
+
+
+def load_save(
+    directory: Path | None, manifest: Manifest, optimizer: ShardedOptimizer, group: dist.ProcessGroup
+) -> None:
+    """Lays the state of a save out over the optimizer's ranks, whoever wrote it. A collective call.
+
+    `directory`: where this rank sees files of the save, None if nowhere. Each rank reads what it owns from the files
+    that it sees; what it does not see, one sends that does. Everything that will be used is checked first: either all
+    ranks have their share and the settings afterwards, or CheckpointError is raised at all and nothing has changed.
+    RuntimeError when a rank is gone.
+    """
+    with ExitStack() as stack:
+        problems: list[str] = []
+        shards: list[Shard] = []
+        try:
+            if directory is not None:
+                shards, problems = stack.enter_context(_seen(directory, manifest))
+                _check_model(manifest, optimizer.parameters, directory)
+                for shard in shards:
+                    shard.check_fit(optimizer.parameters)
+            _check_groups(manifest, optimizer)
+            unfit = None
+        except CheckpointError as error:
+            unfit = str(error)
+        agree(unfit, group)
+        by_index = {index: shard for shard in shards for index in shard.state}
+        _check_complete(manifest, by_index, problems, group)
+
+        def check(indices: Collection[int]) -> str | None:
+            try:
+                for index in indices:
+                    by_index[index].check_content([index])
+            except CheckpointError as error:
+                return f"{error}; use an older save"
+            return None
+
+        held = {index: shard.state[index] for index, shard in by_index.items()}
+        state = move_state(held, optimizer.indices_of(optimizer.rank), group, check=check)
+        apply_settings(optimizer.param_groups, manifest.settings)
+        optimizer.install_state(state)
+
+
+def _manifest(epoch: int, records: list[ShardRecord], optimizer: ShardedOptimizer) -> Manifest:
+    return Manifest(
+        FORMAT,
+        epoch,
+        records,
+        [_form(parameter) for parameter in optimizer.parameters],
+        [len(group["params"]) for group in optimizer.param_groups],
+        describe_settings(optimizer.param_groups),
+    )
+
+
+def _form(parameter: torch.Tensor) -> ParameterForm:
+    return ParameterForm(str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
+
+
+def _check_model(manifest: Manifest, parameters: Sequence[torch.Tensor], directory: Path) -> None:
+    if len(manifest.parameters) != len(parameters):
+        raise CheckpointError(
+            f"{directory} is of another model: it has {len(manifest.parameters)} parameters, this one {len(parameters)}"
+        )
+    for index, (there, parameter) in enumerate(zip(manifest.parameters, parameters, strict=True)):
+        if there != _form(parameter):
+            raise CheckpointError(
+                f"{directory} is of another model: parameter {index} is {there.dtype} {tuple(there.shape)} there, "
+                f"{parameter.dtype} {tuple(parameter.shape)} here"
+            )
+
+
+def _check_groups(manifest: Manifest, optimizer: ShardedOptimizer) -> None:
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != manifest.group_sizes:
+        raise CheckpointError(
+            f"the save of epoch {manifest.epoch} is of parameter groups with {manifest.group_sizes} parameters, this "
+            f"optimizer's have {sizes}: make the same groups in the same order before loading"
+        )
+
+
+@contextmanager
+def _seen(directory: Path, manifest: Manifest) -> Iterator[tuple[list[Shard], list[str]]]:
+    """The files of the save that are in order here, and what is wrong with the others."""
+    shards, problems = [], []
+    with ExitStack() as stack:
+        for record in manifest.shards:
+            try:
+                shards.append(stack.enter_context(Shard(directory, record)))
+            except CheckpointError as error:
+                problems.append(str(error))
+        yield shards, problems
+
+
+def _check_complete(
+    manifest: Manifest, available: Collection[int], problems: list[str], group: dist.ProcessGroup
+) -> None:
+    """CheckpointError at all ranks if nobody sees a piece. A file that one rank misses another may see."""
+    told = [wire.decode(_Sight, data) for data in exchange(wire.encode(_Sight(list(available), problems)), group)]
+    missing = unsupplied(_expected(manifest), [each.indices for each in told])
+    if missing:
+        raise CheckpointError(_describe_missing(manifest, missing, [text for each in told for text in each.problems]))
+
+
+class _Sight(msgspec.Struct, frozen=True):
+    indices: list[int]
+    problems: list[str]
+
+
+def _expected(manifest: Manifest) -> set[int]:
+    return {index for record in manifest.shards for index in record.indices}
+
+
+def _describe_missing(manifest: Manifest, missing: Collection[int], problems: Sequence[str]) -> str:
+    lost = [record for record in manifest.shards if set(record.indices) & set(missing)]
+    files = ", ".join(f"{shard_file(Path(), record.rank)} (written on {record.host})" for record in lost)
+    why = f": {'; '.join(dict.fromkeys(problems))}" if problems else ""
+    return (
+        f"of the save of epoch {manifest.epoch}, nobody can use {files}, with the state of {len(missing)} of "
+        f"{len(manifest.parameters)} parameters{why}; bring the files to where a rank sees them, or use an older save"
+    )

@@ -1,0 +1,67 @@
+"""The arithmetic of laying a state out anew, for any number of ranks before and after."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.sharding.files.layout import Move, plan_moves, unclaimed, unsupplied
+
+SIZES = st.lists(st.integers(0, 1000), min_size=1, max_size=40)
+
+
+@st.composite
+def relayouts(draw: st.DrawFn) -> tuple[list[dict[int, int]], list[list[int]], list[int]]:
+    """What each rank sees of files by N ranks, perhaps none and some several times; what each of M ranks will own."""
+    sizes = draw(SIZES)
+    ranks = draw(st.integers(1, 8))
+    holders = draw(st.lists(st.sets(st.integers(0, ranks - 1)), min_size=len(sizes), max_size=len(sizes)))
+    owners = draw(st.lists(st.integers(0, ranks - 1), min_size=len(sizes), max_size=len(sizes)))
+    held = [{i: sizes[i] for i, at in enumerate(holders) if rank in at} for rank in range(ranks)]
+    wanted = [[i for i, owner in enumerate(owners) if owner == rank] for rank in range(ranks)]
+    return held, wanted, sizes
+
+
+@given(relayouts())
+def test_everyone_gets_exactly_what_it_wants_of_what_there_is(
+    case: tuple[list[dict[int, int]], list[list[int]], list[int]],
+) -> None:
+    held, wanted, _ = case
+    moves = plan_moves(held, wanted)
+    there = set().union(*held)
+    for rank, indices in enumerate(wanted):
+        assert sorted(move.parameter for move in moves if move.target == rank) == sorted(there & set(indices))
+    assert all(move.parameter in held[move.source] for move in moves)
+
+
+@given(relayouts())
+def test_what_a_rank_has_it_does_not_ask_for(case: tuple[list[dict[int, int]], list[list[int]], list[int]]) -> None:
+    held, wanted, _ = case
+    for move in plan_moves(held, wanted):
+        assert (move.source == move.target) == (move.parameter in held[move.target])
+
+
+@given(SIZES, st.integers(2, 8))
+def test_files_that_all_can_see_are_sent_by_all_alike(sizes: list[int], ranks: int) -> None:
+    # One more rank than see the files joins and owns everything: those who see them share the sending.
+    everything = dict(enumerate(sizes))
+    held = [everything] * ranks + [{}]
+    moves = plan_moves(held, [[]] * ranks + [list(everything)])
+    sent = [sum(sizes[move.parameter] for move in moves if move.source == rank) for rank in range(ranks)]
+    assert sum(sent) == sum(sizes)
+    assert max(sent) <= sum(sizes) / ranks + max(sizes)
+
+
+@given(relayouts())
+def test_what_is_lost_and_what_is_missing_are_told_apart(
+    case: tuple[list[dict[int, int]], list[list[int]], list[int]],
+) -> None:
+    held, wanted, sizes = case
+    assert set(unsupplied(range(len(sizes)), held)) == set(range(len(sizes))) - set().union(*held)
+    assert unclaimed(held, wanted) == []
+    assert unclaimed(held, [[] for _ in wanted]) == sorted(set().union(*held))
+
+
+def test_the_moves_of_a_job_that_grows_from_two_to_three() -> None:
+    held = [{0: 8, 3: 1}, {1: 4, 2: 4}, {}]
+    assert plan_moves(held, [[0], [1], [2, 3]]) == [Move(0, 0, 0), Move(0, 2, 3), Move(1, 1, 1), Move(1, 2, 2)]

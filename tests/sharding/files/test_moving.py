@@ -1,0 +1,121 @@
+"""Laying the state of a living job out anew: ranks that leave, ranks that join, other shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from swarmcli.errors import CheckpointError
+from swarmcli.sharding import ZeroRedundancyOptimizer, lay_out_anew
+from swarmcli.sharding.files.moving import move_state
+from swarmcli.sharding.zero import transfer
+from tests.sharding.files.jobs import differing, parameters, plain, reference, sharded, train, whole
+from tests.sharding.processes import Worlds
+
+pytestmark = pytest.mark.processes
+
+
+def change_ranks(before: list[int], after: list[int], steps: int) -> dict[str, Any]:
+    """Trains on some ranks of the world, lays out on others, trains there."""
+    groups = {tuple(ranks): dist.new_group(ranks) for ranks in (before, after)}
+    rank = dist.get_rank()
+    old = sharded(groups[tuple(before)]) if rank in before else None
+    if old is not None:
+        train(old, steps)
+        old.param_groups[0]["lr"] = 0.3
+    new = sharded(groups[tuple(after)]) if rank in after else None
+    if new is not None and old is not None:
+        copy_parameters(old, new)
+    lay_out_anew(old, new)
+    if new is None:
+        return {"state": {}, "rate": 0.3}
+    return {"state": plain(new.local_state()), "rate": new.param_groups[0]["lr"]}
+
+
+def copy_parameters(old: ZeroRedundancyOptimizer, new: ZeroRedundancyOptimizer) -> None:
+    for theirs, own in zip(old.parameters, new.parameters, strict=True):
+        own.data.copy_(theirs)
+
+
+def change_shares(steps: int) -> list[Any]:
+    old = sharded()
+    train(old, steps)
+    new = sharded(shares=[1.0, 5.0])
+    copy_parameters(old, new)
+    lay_out_anew(old, new)
+    state = plain(new.local_state())
+    train(new, 1, first=steps)
+    return [state, list(new.parameters)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [([0, 1], [0, 1, 2, 3]), ([0, 1, 2, 3], [1]), ([0, 1, 2], [2, 3]), ([0, 1], [2, 3])]
+)
+def test_ranks_come_and_go_and_no_statistic_is_lost(worlds: Worlds, before: list[int], after: list[int]) -> None:
+    told = worlds(4).run(change_ranks, before, after, 2)
+    assert differing(whole([each["state"] for each in told]), reference(2).state_dict()["state"]) == []
+    assert all(each["rate"] == 0.3 for each in told)
+
+
+def test_a_job_goes_on_with_other_shares_as_if_nothing_had_happened(worlds: Worlds) -> None:
+    told = worlds(2).run(change_shares, 2)
+    assert differing(whole([state for state, _ in told]), reference(2).state_dict()["state"]) == []
+    expected = [parameter for group in reference(3).param_groups for parameter in group["params"]]
+    for _, found in told:
+        assert all(torch.equal(own, other) for own, other in zip(found, expected, strict=True))
+
+
+def lose_a_parameter() -> str:
+    old = sharded()
+    train(old, 1)
+    new = ZeroRedundancyOptimizer(parameters()[:3], torch.optim.AdamW)
+    with pytest.raises(ValueError, match=r"state of parameters \[3, 5, 6\], which no rank"):
+        lay_out_anew(old, new)
+    return "refused" if not new.local_state() else "changed"
+
+
+def test_a_layout_that_would_lose_statistics_is_refused_at_all_ranks(worlds: Worlds) -> None:
+    assert worlds(2).run(lose_a_parameter) == ["refused", "refused"]
+
+
+ODD = {
+    "tensor": torch.arange(5),
+    "scalar": torch.tensor(2.5),
+    "number": 3,
+    "nothing": None,
+    "pair": (1, [torch.ones(2)]),
+}
+
+
+def pass_on(check: str | None) -> dict[str, Any]:
+    """Rank 0 has it, rank 1 wants it; with pieces so small that tensors are cut."""
+    transfer.PIECE_BYTES, piece = 16, transfer.PIECE_BYTES
+    try:
+        rank = dist.get_rank()
+        held = {4: ODD, 9: {}} if rank == 0 else {}
+        refuse: Callable[[Any], str | None] = lambda indices: check if indices else None  # noqa: E731
+        return plain(move_state(held, [4, 9] if rank == 1 else [], dist.group.WORLD, check=refuse))
+    finally:
+        transfer.PIECE_BYTES = piece
+
+
+def refuse_to_pass_on() -> str:
+    with pytest.raises(CheckpointError) as caught:
+        pass_on("it is damaged")
+    return str(caught.value)
+
+
+def test_state_of_every_kind_arrives_in_pieces(worlds: Worlds) -> None:
+    nothing, received = worlds(2).run(pass_on, None)
+    assert nothing == {}
+    received[4]["pair"] = tuple(received[4]["pair"])  # the harness makes a list of it
+    assert differing(received[4].pop("pair")[1][0], torch.ones(2)) == []
+    assert differing(received, {4: {key: value for key, value in ODD.items() if key != "pair"}, 9: {}}) == []
+
+
+def test_a_problem_of_the_sender_is_raised_at_all_ranks_before_anything_moves(worlds: Worlds) -> None:
+    assert worlds(2).run(refuse_to_pass_on) == ["it is damaged", "it is damaged"]

@@ -1,0 +1,121 @@
+"""One rank's files: what goes in comes out, and what was harmed is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swarmcli.errors import CheckpointError
+from swarmcli.sharding.files.manifest import read_sealed, seal, unseal, write_sealed
+from swarmcli.sharding.files.shard import Shard, description_file, shard_file, write_shard
+from tests.sharding.files.jobs import differing
+
+STATE: dict[int, dict[str, Any]] = {
+    3: {"step": torch.tensor(7.0), "exp_avg": torch.randn(4, 5), "max_exp_avg_sq": None, "eta": 0.125, "count": 3},
+    10: {
+        "momentum_buffer": torch.randn(6).to(torch.bfloat16),
+        "name": "late",
+        "prev": [torch.ones(2), (torch.zeros(()),)],
+    },
+    11: {},
+}
+PARAMETERS = [torch.zeros(4, 5)] * 10 + [torch.zeros(6)] * 2
+
+
+def test_state_of_every_kind_comes_back(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, 2, 5, STATE)
+    assert (record.rank, record.indices) == (2, [3, 10, 11])
+    assert sorted(load_file(shard_file(tmp_path, 2))) == [
+        "10/momentum_buffer", "10/prev/0", "10/prev/1", "3/exp_avg", "3/step",
+    ]  # fmt: skip
+    with Shard(tmp_path, record) as shard:
+        shard.check_fit(PARAMETERS)
+        shard.check_content(shard.state)
+        prev = shard.state[10]["prev"]
+        assert isinstance(prev[1], tuple)
+        assert torch.equal(prev[0], torch.ones(2))
+        found = {i: {k: v for k, v in values.items() if k != "prev"} for i, values in shard.state.items()}
+        expected = {i: {k: v for k, v in values.items() if k != "prev"} for i, values in STATE.items()}
+        assert differing(found, expected) == []
+
+
+def test_a_value_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"state\[0\]\['hook'\] is a builtin"):
+        write_shard(tmp_path, 0, 0, {0: {"hook": print}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_flipped_bit_of_the_tensors_is_noticed_where_it_lies(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, 0, 0, STATE)
+    file = shard_file(tmp_path, 0)
+    tensors = load_file(file)
+    tensors["3/exp_avg"].view(-1)[7] += 1
+    save_file(tensors, file)
+    record = msgspec.structs.replace(record, nbytes=file.stat().st_size)
+    with Shard(tmp_path, record) as shard:
+        shard.check_content([10, 11])
+        with pytest.raises(CheckpointError, match=rf"{file} is damaged: 3/exp_avg is not what was written"):
+            shard.check_content([3])
+
+
+def test_tensors_of_other_forms_than_described_are_refused(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, 0, 0, STATE)
+    file = shard_file(tmp_path, 0)
+    tensors = load_file(file)
+    save_file({**tensors, "3/exp_avg": tensors["3/exp_avg"].reshape(5, 4)}, file)
+    with pytest.raises(CheckpointError, match=r"3/exp_avg is not float32 \(4, 5\)"):
+        Shard(tmp_path, msgspec.structs.replace(record, nbytes=file.stat().st_size))
+    save_file({name: tensor for name, tensor in tensors.items() if name != "3/step"}, file)
+    with pytest.raises(CheckpointError, match="has no tensor 3/step"):
+        Shard(tmp_path, msgspec.structs.replace(record, nbytes=file.stat().st_size))
+
+
+def test_a_file_of_another_length_than_recorded_is_refused(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, 0, 0, STATE)
+    with pytest.raises(CheckpointError, match="is not of the 1 bytes that were written"):
+        Shard(tmp_path, msgspec.structs.replace(record, nbytes=1))
+
+
+def test_statistics_larger_than_their_parameter_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, 0, 0, STATE)
+    with Shard(tmp_path, record) as shard:
+        with pytest.raises(CheckpointError, match="3/exp_avg is larger than its parameter"):
+            shard.check_fit([torch.zeros(2, 2)] * 12)
+        with pytest.raises(CheckpointError, match="state of parameter 3 of only 2"):
+            shard.check_fit(PARAMETERS[:2])
+
+
+class Words(msgspec.Struct, frozen=True):
+    text: str
+
+
+def test_every_flipped_bit_of_a_sealed_file_is_noticed(tmp_path: Path) -> None:
+    data = seal(Words("hello"))
+    assert unseal(Words, data, tmp_path) == Words("hello")
+    for place in range(len(data)):
+        harmed = bytearray(data)
+        harmed[place] ^= 1
+        with pytest.raises(CheckpointError, match="is damaged"):
+            unseal(Words, bytes(harmed), tmp_path)
+
+
+def test_a_sealed_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "x", ["a list"])
+    with pytest.raises(CheckpointError, match=f"{tmp_path / 'x'} is of another version"):
+        read_sealed(Words, tmp_path / "x")
+
+
+def test_a_description_that_is_missing_or_a_directory_is_named(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, 0, 0, STATE)
+    file = description_file(tmp_path, 0)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=f"{file} is missing"):
+        Shard(tmp_path, record)
+    file.mkdir()
+    with pytest.raises(CheckpointError, match=f"{file} cannot be read"):
+        Shard(tmp_path, record)

@@ -1,0 +1,243 @@
+"""Saving and loading between any numbers of ranks, with one directory for all or one for each."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from swarmcli.errors import CheckpointError
+from swarmcli.sharding import ShardedStateStore
+from tests.sharding.files.jobs import differing, plain, reference, sharded, train, whole
+from tests.sharding.processes import Worlds
+
+pytestmark = pytest.mark.processes
+
+
+def store(directory: str, *, apart: bool = False) -> ShardedStateStore:
+    """`apart`: each rank on a machine of its own, which shares no directory with the others."""
+    place = Path(directory, f"machine-{dist.get_rank()}") if apart else Path(directory)
+    return ShardedStateStore(place)
+
+
+def save(directory: str, steps: int = 2, *, apart: bool = False, shares: list[float] | None = None) -> str:
+    optimizer = sharded(shares=shares)
+    train(optimizer, steps)
+    return store(directory, apart=apart).save(optimizer, epoch=steps).name
+
+
+def save_apart(directory: str, steps: int = 2) -> str:
+    return save(directory, steps, apart=True)
+
+
+def load(directory: str, apart: bool = False, shares: list[float] | None = None) -> dict[str, Any]:
+    """The share that this rank has afterwards, and the parameters after one more step."""
+    optimizer = sharded(shares=shares)
+    optimizer.param_groups[0]["lr"] = 0.5  # overwritten by the save's
+    restored = store(directory, apart=apart).load(optimizer)
+    if restored is None:
+        return {"epoch": None, "state": plain(optimizer.local_state())}
+    state = plain(optimizer.local_state())
+    own = optimizer.indices_of(optimizer.rank)
+    return {
+        "epoch": restored.epoch,
+        "name": restored.name,
+        "state": state,
+        "own": own,
+        "rates": [group["lr"] for group in optimizer.param_groups],
+    }
+
+
+def refuse(directory: str, apart: bool = False) -> str:
+    """The same error at every rank, and nothing has changed."""
+    optimizer = sharded()
+    train(optimizer, 1)
+    before = {index: dict(values) for index, values in optimizer.local_state().items()}
+    with pytest.raises(CheckpointError) as caught:
+        store(directory, apart=apart).load(optimizer)
+    assert differing(plain(optimizer.local_state()), before) == []
+    return str(caught.value)
+
+
+def check_loaded(loaded: list[dict[str, Any]], steps: int = 2) -> None:
+    assert [each["epoch"] for each in loaded] == [steps] * len(loaded)
+    assert differing(whole([each["state"] for each in loaded]), plain(reference(steps).state_dict()["state"])) == []
+    assert all(set(each["state"]) <= set(each["own"]) for each in loaded)
+    assert all(each["rates"] == [0.01, 0.02] for each in loaded)
+
+
+@pytest.mark.parametrize("before", [1, 2, 4])
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_any_number_of_ranks_reads_what_any_number_wrote(
+    worlds: Worlds, tmp_path: Path, before: int, after: int
+) -> None:
+    assert worlds(before).run(save, str(tmp_path)) == ["save-00000001"] * before
+    check_loaded(worlds(after).run(load, str(tmp_path)))
+
+
+def test_other_shares(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(2).run(save, str(tmp_path))
+    check_loaded(worlds(4).run(load, str(tmp_path), False, [0.0, 1.0, 0.0, 3.0]))
+
+
+def test_no_rank_writes_more_than_its_share(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(4).run(save, str(tmp_path))
+    place = tmp_path / "save-00000001"
+    files = sorted(place.iterdir())
+    assert [file.name for file in files if file.suffix == ".safetensors"] == [
+        f"rank-{rank:05d}.safetensors" for rank in range(4)
+    ]
+    assert len(files) == 9
+    assert not (tmp_path / "save-00000002").exists()
+
+
+def test_machines_without_a_shared_directory_send_each_other_what_they_see(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(2).run(save_apart, str(tmp_path))
+    assert (tmp_path / "machine-1/save-00000001/complete.msgpack").exists()
+    assert not (tmp_path / "machine-1/save-00000001/rank-00000.msgpack").exists()
+    check_loaded(worlds(4).run(load, str(tmp_path), True))  # two of them see nothing
+
+
+def test_a_machine_whose_files_are_gone_is_named(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(2).run(save_apart, str(tmp_path))
+    (tmp_path / "machine-1/save-00000001/rank-00001.safetensors").unlink()
+    for text in worlds(2).run(refuse, str(tmp_path), True):
+        assert "rank-00001.safetensors (written on " in text
+        assert "bring the files to where a rank sees them" in text
+
+
+def test_without_any_save_nothing_happens(worlds: Worlds, tmp_path: Path) -> None:
+    assert [each["epoch"] for each in worlds(2).run(load, str(tmp_path / "none"))] == [None, None]
+
+
+def test_the_last_two_stay(worlds: Worlds, tmp_path: Path) -> None:
+    for steps in (1, 2, 3):
+        worlds(2).run(save, str(tmp_path), steps)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["save-00000002", "save-00000003"]
+    check_loaded(worlds(2).run(load, str(tmp_path)), steps=3)
+
+
+# What can go wrong
+
+
+def damage(file: Path, at: int = -3) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 0x40
+    file.write_bytes(data)
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 4)
+
+
+@pytest.mark.parametrize("harm", [damage, truncate, Path.unlink], ids=["corrupted", "truncated", "missing"])
+@pytest.mark.parametrize("name", ["rank-00000.safetensors", "rank-00001.msgpack", "complete.msgpack"])
+def test_a_harmed_save_is_named_and_the_older_one_used(worlds: Worlds, tmp_path: Path, harm: Any, name: str) -> None:
+    worlds(2).run(save, str(tmp_path), 2)
+    worlds(2).run(save, str(tmp_path), 3)
+    harm(tmp_path / "save-00000002" / name)
+    check_loaded(worlds(2).run(load, str(tmp_path)), steps=2)
+    if (tmp_path / "save-00000002/complete.msgpack").exists():
+        (tmp_path / "save-00000001/complete.msgpack").write_bytes(b"")
+        for text in worlds(2).run(refuse, str(tmp_path)):
+            assert str(tmp_path / "save-00000002" / name) in text
+            assert str(tmp_path / "save-00000001/complete.msgpack") in text
+
+
+def test_files_of_another_epoch_are_not_mixed_in(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(2).run(save, str(tmp_path), 2)
+    worlds(2).run(save, str(tmp_path), 3)
+    for suffix in ("msgpack", "safetensors"):
+        name = f"rank-00001.{suffix}"
+        (tmp_path / "save-00000002" / name).write_bytes((tmp_path / "save-00000001" / name).read_bytes())
+    (tmp_path / "save-00000001/complete.msgpack").unlink()
+    for text in worlds(2).run(refuse, str(tmp_path)):
+        assert "rank-00001.msgpack belongs to another save, of epoch 2" in text
+
+
+def save_with_small_disk(directory: str) -> str:
+    """Rank 1's disk takes no more than 200 bytes per file."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    optimizer = sharded()
+    train(optimizer, 3)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, limit[1]))
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            store(directory).save(optimizer, epoch=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    return str(caught.value)
+
+
+def test_a_full_disk_at_one_rank_is_everyones_and_the_older_save_stays(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(2).run(save, str(tmp_path), 2)
+    for text in worlds(2).run(save_with_small_disk, str(tmp_path)):
+        assert "the state of epoch 3 was not saved: rank 1 could not write" in text
+        assert "File too large" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["save-00000001"]
+    check_loaded(worlds(2).run(load, str(tmp_path)), steps=2)
+
+
+def die_while_saving(directory: str) -> None:
+    optimizer = sharded()
+    train(optimizer, 3)
+    if dist.get_rank() == 1:
+        from swarmcli.sharding.files import durable
+
+        durable.os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # with its tensors half on the disk
+    store(directory).save(optimizer, epoch=3)
+
+
+def test_a_rank_killed_while_it_writes_leaves_the_older_save(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(2).run(save, str(tmp_path), 2)
+    survivor, dead = worlds(2).outcomes(die_while_saving, str(tmp_path))
+    assert "ended with -9" in str(dead.error)
+    assert survivor.error is not None
+    assert not (tmp_path / "save-00000002/complete.msgpack").exists()
+    check_loaded(worlds(4).run(load, str(tmp_path)), steps=2)
+    assert worlds(4).run(save, str(tmp_path), 4) == ["save-00000003"] * 4  # beside what the dead one left
+    assert worlds(4).run(save, str(tmp_path), 5) == ["save-00000004"] * 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["save-00000003", "save-00000004"]
+
+
+def load_into_another_model(directory: str) -> list[str]:
+    from tests.sharding.files import jobs
+
+    texts = []
+    optimizer = sharded()
+    wider = torch.nn.Parameter(torch.zeros(9, 5))
+    optimizer.parameters[0] = wider
+    with pytest.raises(CheckpointError) as caught:
+        store(directory).load(optimizer)
+    texts.append(str(caught.value))
+    from swarmcli.sharding import ZeroRedundancyOptimizer
+
+    in_one_group = ZeroRedundancyOptimizer(jobs.parameters(), torch.optim.AdamW)
+    with pytest.raises(CheckpointError) as caught:
+        store(directory).load(in_one_group)
+    return [*texts, str(caught.value)]
+
+
+def test_a_save_of_another_model_is_refused(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(2).run(save, str(tmp_path))
+    for model, layout in worlds(2).run(load_into_another_model, str(tmp_path)):
+        assert "parameter 0 is float32 (7, 5) there, torch.float32 (9, 5) here" in model
+        assert "parameter groups with [3, 4] parameters, this optimizer's have [7]" in layout
+
+
+def keep_none() -> None:
+    with pytest.raises(ValueError, match="keep=0"):
+        ShardedStateStore("x", keep=0)
+
+
+def test_keep_is_checked() -> None:
+    keep_none()

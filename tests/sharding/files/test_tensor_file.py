@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swarmcli.errors import CheckpointError
+from swarmcli.sharding.files import durable
+from swarmcli.sharding.files.tensor_file import _NAMES, TensorFile, digest_of, write_tensors
+
+EXAMPLES = {
+    "0/step": torch.tensor(3.0),
+    "0/exp_avg": torch.arange(6.0).reshape(2, 3),
+    "1/empty": torch.empty(0, 4, dtype=torch.int64),
+    "1/turned": torch.arange(6).reshape(2, 3).t(),
+    "2/flags": torch.tensor([True, False, True]),
+    "2/half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+}
+
+
+def test_what_was_written_is_what_safetensors_reads(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    digests = write_tensors(file, EXAMPLES)
+    read = load_file(file)
+    assert read.keys() == EXAMPLES.keys()
+    for name, tensor in EXAMPLES.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name], tensor), name
+        assert digest_of(read[name]) == digests[name]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("dtype", _NAMES, ids=str)
+def test_every_type_comes_back(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0, 1, 1]).to(dtype)
+    write_tensors(tmp_path / "x", {"a": tensor, "b": tensor[:1].reshape(())})
+    with TensorFile(tmp_path / "x") as file:
+        assert file.tensor("a").dtype == dtype
+        assert torch.equal(file.tensor("a").view(torch.uint8), tensor.view(torch.uint8))
+        assert file.tensor("b").shape == ()
+
+
+def test_tensors_are_views_of_the_file_until_they_are_used(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x", {"a": torch.ones(1000), "b": torch.ones(1000)})
+    with TensorFile(tmp_path / "x") as file:
+        first, second = (file.tensor(name).data_ptr() for name in "ab")
+        assert second - first == 4000  # beside each other as in the file, so neither was copied
+
+
+def test_nothing_at_all_is_a_file_as_well(tmp_path: Path) -> None:
+    assert write_tensors(tmp_path / "x", {}) == {}
+    assert load_file(tmp_path / "x") == {}
+
+
+def test_a_type_that_the_format_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"3/odd is torch.complex128"):
+        write_tensors(tmp_path / "x", {"3/odd": torch.zeros(1, dtype=torch.complex128)})
+
+
+@pytest.mark.parametrize("left", [0, 5, 60, -1])
+def test_a_truncated_file_is_named(tmp_path: Path, left: int) -> None:
+    file = tmp_path / "x"
+    write_tensors(file, EXAMPLES)
+    os.truncate(file, left if left >= 0 else file.stat().st_size + left)
+    with pytest.raises(CheckpointError, match=f"{file} is truncated or damaged"):
+        TensorFile(file)
+
+
+def test_a_missing_file_and_a_missing_tensor_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="x is missing"):
+        TensorFile(tmp_path / "x")
+    write_tensors(tmp_path / "x", {})
+    with TensorFile(tmp_path / "x") as file, pytest.raises(CheckpointError, match="no tensor 0/step"):
+        file.tensor("0/step")
+
+
+def test_on_a_full_disk_the_older_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x"
+    write_tensors(file, {"a": torch.zeros(3)})
+
+    def full(descriptor: int) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_tensors(file, {"a": torch.ones(3)})
+    assert torch.equal(load_file(file)["a"], torch.zeros(3))
+    assert list(tmp_path.iterdir()) == [file]
