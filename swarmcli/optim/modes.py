@@ -19,7 +19,7 @@ from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.method import MethodFactory
 from swarmcli.optim.gradients.plain import Plain
 from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.replica import Companions, Replica
 from swarmcli.optim.state.residence import InPlace, Residence
 from swarmcli.optim.state.training_state import Scheduler, TrainingState
 
@@ -96,12 +96,15 @@ def assemble(
     extra_tensors: Sequence[torch.Tensor],
     residence: Residence | None,
     accumulate: AccumulatorFactory = GradientAccumulator,
+    companions: Companions | None = None,
 ) -> tuple[Replica, EpochWork]:
     """The replica and the work of one trainer. `residence` is None where the optimizer has the model's parameters."""
     place = residence or InPlace([p for group in optimizer.param_groups for p in group["params"]])
     if modes.gradients is None:
-        replica = Replica(TrainingState(config.run_id, optimizer, scheduler, extra_tensors), place)
+        replica = Replica(TrainingState(config.run_id, optimizer, scheduler, extra_tensors), place, companions)
         return replica, LocalWork(node, config, averager_config, replica)
+    if companions is not None:
+        raise ValueError("companions: where gradients are averaged nobody has parameters of its own")
     trained = [p for p in place.model_parameters if p.requires_grad]
     accumulator = accumulate(trained, reuse=modes.reuse_grad_buffers)
     method = modes.gradients(accumulator)

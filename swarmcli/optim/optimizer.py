@@ -26,6 +26,7 @@ from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
 from swarmcli.optim.scaled_steps import ScaledSteps
 from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
+from swarmcli.optim.state.replica import Companions
 from swarmcli.optim.state.residence import Residence
 from swarmcli.optim.state.state_averaging import state_slots
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
@@ -87,13 +88,15 @@ class Optimizer(AroundTorch):
         description: PeerDescription | None = None,
         fingerprint: Mapping[str, str] | None = None,
         accumulate: AccumulatorFactory = GradientAccumulator,
+        companions: Companions | None = None,
     ) -> None:
         """Makes the peer known to the run; it joins at its first step, or when `load_state_from_peers` is called.
 
         Times are seconds and upper bounds. docs/optimizer.md tells what each argument does. Beyond API.md:
         `description` is what people see of this peer, `fingerprint` maps each key that the peers of a run must agree
-        on to a hash; groups refuse another one; `accumulate` makes what sums the gradients. Raises ValueError or
-        TypeError, which name the argument, for what cannot work together.
+        on to a hash; groups refuse another one; `accumulate` makes what sums the gradients; `companions` are other
+        processes that make local updates beside this one. Raises ValueError or TypeError, which name the argument, for
+        what cannot work together.
         """
         check_flags(auxiliary=auxiliary, delay_state_averaging=delay_state_averaging, verbose=verbose)
         if isinstance(extra_tensors, torch.Tensor) or isinstance(average_opt_statistics, str):
@@ -151,7 +154,7 @@ class Optimizer(AroundTorch):
         self.opt, residence = place_optimizer(optimizer, params, offload=bool(options.offload_optimizer))
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = residence.model_parameters
-        self._core = self._make_core(config, averaging, residence, extra_tensors, accumulate)
+        self._core = self._make_core(config, averaging, residence, extra_tensors, accumulate, companions)
         self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
         if isinstance(self._core, OptimizerCore):
             self.scaled_steps = ScaledSteps(
@@ -172,6 +175,7 @@ class Optimizer(AroundTorch):
         residence: Residence,
         extra_tensors: Sequence[torch.Tensor],
         accumulate: AccumulatorFactory,
+        companions: Companions | None,
     ) -> OptimizerCore | AuxiliaryCore:
         node = self.dht.node
         if self.auxiliary:
@@ -187,6 +191,7 @@ class Optimizer(AroundTorch):
             residence=residence,
             modes=self.modes,
             accumulate=accumulate,
+            companions=companions,
         )
 
     def step(
@@ -302,6 +307,10 @@ class Optimizer(AroundTorch):
     def linger(self, until_others_at: int, timeout: float) -> bool:
         """See OptimizerCore.linger: hands out the state until nobody who can be reached is behind that epoch."""
         return self._run(self._trainer().linger(until_others_at, timeout))
+
+    def alone_with_parameters(self, action: Callable[[], T]) -> T:
+        """Runs `action`, which may change the parameters and wait, while nobody else reads or changes them."""
+        return self._run(self._trainer().replica.alone(action))
 
     def state_digest(self) -> str:
         """SHA-256 over the parameters: equal for peers that hold them bit-identically."""

@@ -34,6 +34,7 @@ from swarmcli.optim.membership.state_exchange import StateExchange
 from swarmcli.optim.modes import AccumulatorFactory, Modes, assemble
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 from swarmcli.optim.state.keeper import StateKeeper
+from swarmcli.optim.state.replica import Companions
 from swarmcli.optim.state.residence import Residence
 from swarmcli.optim.state.training_state import Scheduler
 
@@ -62,9 +63,10 @@ class OptimizerCore:
         residence: Residence | None = None,
         modes: Modes | None = None,
         accumulate: AccumulatorFactory = GradientAccumulator,
+        companions: Companions | None = None,
     ) -> None:
         """`residence` says where the model's parameters are if the optimizer's are others; `modes` how to train;
-        `accumulate` makes what sums the gradients."""
+        `accumulate` makes what sums the gradients; `companions`: see Replica."""
         self.node = node
         self.config = config
         self.modes = modes or Modes()
@@ -82,7 +84,16 @@ class OptimizerCore:
         self.presence = Presence(node, config.run_id, account.report)
         self._tasks = TaskOwner()
         self.replica, self._work = assemble(
-            node, config, averager_config, self.modes, optimizer, scheduler, extra_tensors, residence, accumulate
+            node,
+            config,
+            averager_config,
+            self.modes,
+            optimizer,
+            scheduler,
+            extra_tensors,
+            residence,
+            accumulate,
+            companions,
         )
         averager = self._work.averager
         self._keeper = keeper = StateKeeper(node, config, averager_config, self.modes, self.replica)

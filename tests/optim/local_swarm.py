@@ -14,6 +14,7 @@ from swarmcli.optim.membership.report import PeerDescription, Role
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
+from swarmcli.optim.state.replica import Companions
 from swarmcli.optim.state.residence import Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, loss_of, make_model, momentum
 
@@ -105,6 +106,7 @@ async def local_peer(
     role: Role = "trainer",
     extra_tensors: Sequence[torch.Tensor] = (),
     offload: bool = False,
+    companions: Companions | None = None,
     **options: Any,
 ) -> LocalPeer:
     """A peer that has been started; `options` are those of the states' averaging. With `offload` its optimizer and
@@ -116,7 +118,16 @@ async def local_peer(
     place = Offloaded([weights], make) if offload else None
     optimizer = make([weights]) if place is None else place.optimizer
     averaging = averager_config(config)
-    core = OptimizerCore(node, config, averaging, optimizer, extra_tensors=extra_tensors, residence=place, modes=modes)
+    core = OptimizerCore(
+        node,
+        config,
+        averaging,
+        optimizer,
+        extra_tensors=extra_tensors,
+        residence=place,
+        modes=modes,
+        companions=companions,
+    )
     peer = LocalPeer(core, weights, batch_size, pace)
     await core.start()
     swarm.trainers.append(peer)  # type: ignore[arg-type]  # shut down with the others

@@ -74,6 +74,7 @@ class StateAveraging:
         `changes`: the state may change until `apply`. A round that was never applied is given up.
         """
         self._rounds.drop()
+        await self._replica.gather()
         async with self._rounds.averager.tensors():
             await self._replica.change(partial(self._rounds.buffers.load, changes=changes))
         self._rounds.begin(tag, epoch, weight, mates)
@@ -90,6 +91,7 @@ class StateAveraging:
             text = f"the states were not averaged after epoch {self._epoch}, each peer keeps its own: {reason}"
             self._events.emit(Noticed("warning", text))
             return False
+        await self._replica.gather()
         async with self._rounds.averager.tensors():
             await self._replica.change(self._rounds.buffers.apply)
         return True

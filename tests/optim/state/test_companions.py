@@ -1,0 +1,106 @@
+"""Processes that learn beside a peer's own: what they bring is in what is averaged, and void after a download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.network import virtual_time
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.setup import averager_config
+from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer
+from tests.optim.optim_swarm import Swarm, make_model, momentum, together
+
+EPOCHS = 6
+
+
+class Others:
+    """Lets the weights be what they are and `brings` more, whenever they are gathered."""
+
+    def __init__(self, brings: float) -> None:
+        self.brings = brings
+        self.peer: LocalPeer | None = None
+        self.log: list[str] = []
+
+    def gather(self) -> None:
+        assert self.peer is not None
+        assert self.peer.core.replica._lock.locked()
+        self.log.append("gather")
+        with torch.no_grad():
+            self.peer.weights += self.brings
+
+    def note_replaced(self) -> None:
+        self.log.append("replaced")
+
+
+async def peer_with(swarm: Swarm, others: Others, **options: Any) -> LocalPeer:
+    others.peer = await local_peer(swarm, companions=others, seed=1, **options)
+    return others.peer
+
+
+@pytest.mark.parametrize("delay", [False, True])
+def test_they_are_asked_before_each_average_and_before_it_is_applied(delay: bool) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            others = Others(0.0)
+            peers = [await peer_with(swarm, others, delay=delay), await local_peer(swarm, seed=1, delay=delay)]
+            await together(*(peer.train(EPOCHS) for peer in peers))
+            applied = sum(isinstance(entry, Applied) for entry in peers[0].log)
+            ended = sum(isinstance(entry, EpochOver) for entry in peers[0].log)
+            assert ended >= EPOCHS
+            assert others.log == ["gather"] * (ended + applied)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_what_they_bring_is_averaged() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peers = [await local_peer(swarm, seed=1, average_every=2, delay=False) for _ in range(2)]
+            others = Others(0.0)
+            peers[0].core.replica._companions, others.peer = others, peers[0]
+            await together(*(peer.train(2) for peer in peers))
+            same = peers[0].weights.detach().clone()
+            torch.testing.assert_close(peers[1].weights.detach(), same)
+            others.brings = 8.0
+            averaging = [peer.core._keeper._averaging for peer in peers]
+            for peer, each in zip(peers, averaging, strict=True):
+                await each.begin(b"tag", 2, 1.0, [p.core.node.peer_id for p in peers], changes=True)
+                assert torch.allclose(peer.weights - same, torch.tensor(8.0 if peer is peers[0] else 0.0).double())
+            others.brings = 0.0
+            for each in averaging:
+                assert await each.apply(wait=True)
+            for peer in peers:
+                torch.testing.assert_close(peer.weights.detach(), same + 4.0)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_download_makes_void_what_they_learned() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            first = await local_peer(swarm, seed=1)
+            await first.train(3)
+            others = Others(0.0)
+            newcomer = await peer_with(swarm, others)
+            assert await newcomer.core.join()
+            assert others.log == ["replaced"]
+            await newcomer.core.load_state_dict(await newcomer.core.state_dict())
+            assert others.log == ["replaced"] * 2
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_there_are_none_where_gradients_are_averaged() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            node = await swarm.node()
+            config = OptimizerConfig("run", 8)
+            with pytest.raises(ValueError, match="companions: where gradients are averaged nobody has parameters"):
+                OptimizerCore(node, config, averager_config(config), momentum([make_model(1)]), companions=Others(0.0))
+            await node.shutdown()
+
+    virtual_time.run(main(), timeout=300)
