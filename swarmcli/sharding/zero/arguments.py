@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.sharding.zero.partition import check_weights
-from swarmcli.sharding.zero.transfer import message_device
+from swarmcli.sharding.zero.transfer import gather_numbers
 
 
 def listed_params(params: Any) -> list[Any]:
@@ -89,23 +89,16 @@ def agreed_weights(shares: Sequence[float] | float | None, group: dist.ProcessGr
     if shares is None:
         return [1.0] * world_size
     own = [float(weight) for weight in shares] if isinstance(shares, Iterable) else [float(shares)]
-    shapes = _gathered([float(isinstance(shares, Iterable)), float(len(own))], group)
+    shapes = gather_numbers([float(isinstance(shares, Iterable)), float(len(own))], group)
     if any(shape != shapes[0] for shape in shapes):
         raise ValueError(
             "the ranks give different kinds of shares: either every rank gives the weights of all "
             f"({world_size} numbers), or every rank gives its own capacity (one number)"
         )
     if not isinstance(shares, Iterable):
-        return check_weights([capacity for (capacity,) in _gathered(own, group)], world_size)
-    everyones = [check_weights(weights, world_size) for weights in _gathered(own, group)]
+        return check_weights([capacity for (capacity,) in gather_numbers(own, group)], world_size)
+    everyones = [check_weights(weights, world_size) for weights in gather_numbers(own, group)]
     for rank, weights in enumerate(everyones):
         if weights != everyones[0]:
             raise ValueError(f"shares differ: rank 0 has {everyones[0]}, rank {rank} has {weights}; give all the same")
     return everyones[0]
-
-
-def _gathered(values: list[float], group: dist.ProcessGroup) -> list[list[float]]:
-    own = torch.tensor(values, dtype=torch.float64, device=message_device(group))
-    everyones = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyones, own, group=group)
-    return [tensor.tolist() for tensor in everyones]

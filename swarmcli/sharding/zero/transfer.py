@@ -53,6 +53,14 @@ def message_device(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cpu" if "cpu" in served else served[0])
 
 
+def gather_numbers(values: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:
+    """The numbers of all ranks, by rank; all must give equally many. A collective call."""
+    own = torch.tensor(values, dtype=torch.float64, device=message_device(group))
+    everyones = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyones, own, group=group)
+    return [tensor.tolist() for tensor in everyones]
+
+
 def send_tensors(tensors: Sequence[torch.Tensor], to: int, group: dist.ProcessGroup) -> None:
     """Sends the tensors (any device) to rank `to` of the group, which receives into tensors of the same sizes.
 

@@ -16,7 +16,7 @@ from swarmcli.sharding.zero.arguments import agreed_weights, check_parameters, g
 from swarmcli.sharding.zero.buckets import ParameterBuckets, broadcast_from_owners
 from swarmcli.sharding.zero.consolidation import State, consolidate
 from swarmcli.sharding.zero.functional import is_functional
-from swarmcli.sharding.zero.join import StepAlong
+from swarmcli.sharding.zero.join import StepAlong, UnevenInputs
 from swarmcli.sharding.zero.local_state import copy_settings, own_entries, placed, settings_of
 from swarmcli.sharding.zero.partition import assign
 
@@ -81,6 +81,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._owners: list[int] = []
         self._loads = [0] * self.world_size  # bytes of parameters
         self._consolidated: State | None = None
+        self._inputs = UnevenInputs(hand_over=False)
         if overlap_with_ddp:
             from swarmcli.sharding.zero.overlap import Overlap  # knows this class
 
@@ -187,8 +188,15 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def local_step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:
         """Steps this rank's own parameters only; `broadcast_parameters` must follow before they are used."""
         self._require_initialized()
-        Join.notify_join_context(self)
-        self._follow_changes()
+        if not self._inputs.joined:
+            Join.notify_join_context(self)
+        if self._inputs.hand_over and self._join_config.enable:
+            if closure is not None:
+                raise ValueError(
+                    "hand_over_gradients=True needs the gradients before the step: call it without closure"
+                )
+            self._inputs.exchange(self._parameters_by_rank(), self.process_group)
+        self.follow_changes()
         copy_settings(self.param_groups, self.optim.param_groups)
         if closure is not None:  # some optimizers' step takes none
             kwargs["closure"] = closure
@@ -210,7 +218,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             by_rank[owner].append(parameter)
         return by_rank
 
-    def _follow_changes(self) -> None:
+    def follow_changes(self) -> None:
+        """Notices changed trainability, or parameters in other memory; rebuilds the buckets with a warning.
+
+        Raises RuntimeError for changed trainability with overlap, and for parameters added behind this object's back.
+        """
         if sum(len(group["params"]) for group in self.param_groups) != len(self.parameters):
             raise RuntimeError("param_groups have other parameters than before: add them with add_param_group")
         trainable = [parameter.requires_grad for parameter in self.parameters]
@@ -304,9 +316,16 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     # Uneven inputs (torch.distributed.algorithms.Join)
 
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What this rank does in the steps of others after its inputs have ended; takes no options."""
-        return StepAlong(self.step)
+    def join_hook(self, *, hand_over_gradients: bool = False, **kwargs: Any) -> JoinHook:
+        """What this rank does in the steps of others after its inputs have ended: it steps its share along.
+
+        It does so with the gradients that it has then, as torch's optimizer does; an earlier hook may set them.
+        DistributedDataParallel's does not: beside it, give `Join` the option `hand_over_gradients=True`, and each step
+        begins with a rank that still has inputs sending the others the gradients of their shares, so that the
+        parameters are those of an unsharded optimizer. Other options are for other hooks.
+        """
+        self._inputs = UnevenInputs(hand_over=hand_over_gradients)
+        return StepAlong(self.step, self._inputs)
 
     @property
     def join_device(self) -> torch.device:
