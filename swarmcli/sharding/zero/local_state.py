@@ -40,8 +40,9 @@ def own_entries(state_dict: Mapping[str, Any], param_groups: Sequence[Mapping[st
     return {index: state[names[index]] for index in owned if state.get(names[index])}
 
 
-def placed(value: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any:
-    """A copy of a state value where the optimizer expects it: on the parameter's device, in its own type.
+def placed(value: Any, parameter: torch.Tensor, group: Mapping[str, Any], *, copy: bool = True) -> Any:
+    """A copy of a state value where the optimizer expects it: on the parameter's device, in its own type; without `copy`
+    what is there already is taken as it is.
 
     Zero-dimensional tensors (Adam's step) stay on the CPU, unless the group is `capturable` or `fused`, whose kernels
     count their steps on the device.
@@ -49,10 +50,10 @@ def placed(value: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any
     if isinstance(value, torch.Tensor):
         counted_on_device = group.get("capturable") or group.get("fused")
         device = torch.device("cpu") if value.dim() == 0 and not counted_on_device else parameter.device
-        return value.detach().to(device, copy=True)
+        return value.detach().to(device, copy=copy)
     if isinstance(value, list | tuple):
-        parts = [placed(item, parameter, group) for item in value]
+        parts = [placed(item, parameter, group, copy=copy) for item in value]
         return tuple(parts) if isinstance(value, tuple) else parts
     if isinstance(value, Mapping):
-        return {key: placed(item, parameter, group) for key, item in value.items()}
+        return {key: placed(item, parameter, group, copy=copy) for key, item in value.items()}
     return value
