@@ -2,7 +2,7 @@
 
 from swarmcli.sharding.files import ShardedStateStore, lay_out_anew
 from swarmcli.sharding.levels import HierarchicalModelAverager, LevelAverage, SwarmGroups
-from swarmcli.sharding.zero import ZeroRedundancyOptimizer
+from swarmcli.sharding.zero import ZeroRedundancyOptimizer, hook_with_zero_step, hook_with_zero_step_interleaved
 
 __all__ = [
     "HierarchicalModelAverager",
@@ -10,5 +10,7 @@ __all__ = [
     "ShardedStateStore",
     "SwarmGroups",
     "ZeroRedundancyOptimizer",
+    "hook_with_zero_step",
+    "hook_with_zero_step_interleaved",
     "lay_out_anew",
 ]

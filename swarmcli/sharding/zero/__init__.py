@@ -1,7 +1,8 @@
-"""ZeroRedundancyOptimizer and what it is made of."""
+"""ZeroRedundancyOptimizer, the communication hooks that overlap it with DDP, and what they are made of."""
 
 from __future__ import annotations
 
+from swarmcli.sharding.zero.hook import hook_with_zero_step, hook_with_zero_step_interleaved
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
-__all__ = ["ZeroRedundancyOptimizer"]
+__all__ = ["ZeroRedundancyOptimizer", "hook_with_zero_step", "hook_with_zero_step_interleaved"]

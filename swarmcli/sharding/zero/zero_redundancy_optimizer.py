@@ -254,8 +254,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         state = self.optim.state if self.optim is not None else {}
         return {index: values for index in self.indices_of(self.rank) if (values := state.get(self.parameters[index]))}
 
-    def install_state(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+    def install_state(self, state: Mapping[int, Mapping[str, Any]], *, copy: bool = True) -> None:
         """Makes copies of these values the whole state of this rank; a parameter that is absent starts without any.
+        Without `copy` the tensors themselves, where they lie on the right device: nobody else may use them then.
 
         Tensors go to their parameter's device, zero-dimensional ones to the CPU (except for `capturable` and `fused`
         groups). Raises ValueError, before anything changes, for a parameter of another rank.
@@ -265,7 +266,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             raise ValueError(f"state of parameters {foreign[:10]}, which rank {self.rank} does not own: see owner_of")
         groups = [group for group in self.param_groups for _ in group["params"]]
         copies = {
-            self.parameters[index]: placed(dict(values), self.parameters[index], groups[index])
+            self.parameters[index]: placed(dict(values), self.parameters[index], groups[index], copy=copy)
             for index, values in state.items()
         }
         self.optim.state.clear()
@@ -322,8 +323,14 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         It does so with the gradients that it has then, as torch's optimizer does; an earlier hook may set them.
         DistributedDataParallel's does not: beside it, give `Join` the option `hand_over_gradients=True`, and each step
         begins with a rank that still has inputs sending the others the gradients of their shares, so that the
-        parameters are those of an unsharded optimizer. Other options are for other hooks.
+        parameters are those of an unsharded optimizer. Other options are for other hooks. Raises RuntimeError with
+        overlap: DDP's hook for `Join` reduces gradients without its communication hook.
         """
+        if self.overlap is not None:
+            raise RuntimeError(
+                "with overlap_with_ddp=True uneven inputs cannot be joined, since DDP then leaves its communication "
+                "hook out: train without overlap, or give all ranks as many inputs"
+            )
         self._inputs = UnevenInputs(hand_over=hand_over_gradients)
         return StepAlong(self.step, self._inputs)
 

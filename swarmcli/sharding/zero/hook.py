@@ -1,0 +1,159 @@
+"""Communication hooks with which DistributedDataParallel's backward pass steps a ZeroRedundancyOptimizer, too.
+
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=1e-3)
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, hook_with_zero_step(allreduce_hook, ddp, zero))
+
+Everything happens in the thread that runs the backward pass, in the order of the buckets: gloo matches the operations
+of a group by their order, and callbacks in its own threads would start them in another order at every rank.
+"""
+
+# Annotations are evaluated here: DDP compares those of the hook with the classes.
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from swarmcli.sharding.zero.overlap import Overlap
+from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+
+Reduced = torch.futures.Future[torch.Tensor]
+CommunicationHook = Callable[[Any, dist.GradBucket], Reduced]
+
+
+def hook_with_zero_step(
+    hook: CommunicationHook, ddp: DistributedDataParallel, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
+) -> CommunicationHook:
+    """`hook`, and the step when the last bucket's gradients are there: it overlaps with what is still being reduced.
+
+    In the first two iterations (three with `static_graph=True`) no parameter changes, because DDP's buckets are final
+    from the second (third) forward pass on only. `shard_buckets` shares buckets out in parts, which evens out what
+    ranks hold. `zero.step()` is not called. To be made at all ranks alike.
+
+    Raises ValueError when `zero` was made without `overlap_with_ddp`, or its group's ranks are not those of `ddp`, or
+    DDP looks for unused parameters (it then keeps its first buckets and steps would miss who was not used). In the
+    backward pass: ValueError when DDP's parameters are not the optimizer's, RuntimeError when trainability changed or
+    a rank is gone; parameters of two steps may then lie side by side.
+    """
+    overlap = _checked(ddp, zero)
+    overlap.shard_buckets = shard_buckets
+    return _SteppingHook(hook, ddp, overlap, zero.process_group, interleaved=False).on_bucket
+
+
+def hook_with_zero_step_interleaved(
+    hook: CommunicationHook, ddp: DistributedDataParallel, zero: ZeroRedundancyOptimizer, shard_buckets: bool = False
+) -> CommunicationHook:
+    """As `hook_with_zero_step`, but each bucket is stepped and sent as soon as it is reduced, amid the backward pass.
+
+    Better where communication is fast beside computation. The new parameters travel in a group of their own, made
+    here; this is a collective call. A parameter changes when its gradient is complete, so nothing that runs later in
+    the same backward pass may still use its old value, such as a detached copy.
+    """
+    overlap = _checked(ddp, zero)
+    overlap.shard_buckets = shard_buckets
+    ranks = dist.get_process_group_ranks(zero.process_group)
+    own = dist.new_group(ranks, backend=dist.get_backend(zero.process_group), use_local_synchronization=True)
+    return _SteppingHook(hook, ddp, overlap, own, interleaved=True).on_bucket
+
+
+def _checked(ddp: DistributedDataParallel, zero: ZeroRedundancyOptimizer) -> Overlap:
+    if zero.overlap is None:
+        raise ValueError("this hook steps an optimizer made with overlap_with_ddp=True: make it so")
+    ours, theirs = (dist.get_process_group_ranks(group) for group in (zero.process_group, ddp.process_group))
+    if ours != theirs:
+        raise ValueError(f"the optimizer is sharded over ranks {ours}, DDP reduces over {theirs}: use the same group")
+    if ddp.find_unused_parameters and not ddp.static_graph:
+        raise ValueError(
+            "with find_unused_parameters=True DDP never rebuilds its buckets, which overlap_with_ddp=True waits for: "
+            "use static_graph=True, or train without overlap"
+        )
+    return zero.overlap
+
+
+class _SteppingHook:
+    """One hook's state: the buckets seen before there are shares, and in each backward pass those not yet stepped."""
+
+    def __init__(
+        self,
+        hook: CommunicationHook,
+        ddp: DistributedDataParallel,
+        overlap: Overlap,
+        group: dist.ProcessGroup,
+        *,
+        interleaved: bool,
+    ) -> None:
+        self._hook = hook
+        self._ddp = weakref.ref(ddp)  # which holds this object
+        self._overlap = overlap
+        self._group = group
+        self._interleaved = interleaved
+        self._seen: list[list[torch.Tensor]] = []
+        self._seen_all = False
+        self._reducing: deque[tuple[dist.GradBucket, Reduced]] = deque()
+        self._sending: list[dist.Work] = []
+        self._stream: torch.Stream | None = None
+
+    def on_bucket(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The hook itself."""
+        reduced = self._hook(state, bucket)
+        if not self._initialized(bucket):
+            return reduced
+        if bucket.index() == 0:
+            self._reducing.clear()  # what a backward pass that raised has left
+            self._sending.clear()
+            self._overlap.begin()
+        self._reducing.append((bucket, reduced))
+        with self._beside(bucket):
+            while self._reducing and (bucket.is_last() or (self._interleaved and self._reducing[0][1].done())):
+                self._step(*self._reducing.popleft())
+            if bucket.is_last():
+                self._finish()
+        return reduced
+
+    def _initialized(self, bucket: dist.GradBucket) -> bool:
+        """Notes DDP's buckets in the first backward pass they are final in, and shares them out at the next one."""
+        if self._overlap.initialized:
+            return True
+        ddp = self._ddp()
+        if ddp is None or not ddp._has_rebuilt_buckets:
+            return False
+        if bucket.index() == 0:
+            if self._seen_all:
+                self._overlap.initialize(self._seen)
+                return True
+            self._seen = []
+        self._seen.append(bucket.parameters())
+        self._seen_all = bucket.is_last()
+        return False
+
+    def _step(self, bucket: dist.GradBucket, reduced: Reduced) -> None:
+        result = reduced.wait()
+        mean = result if isinstance(result, torch.Tensor) else result[0]  # hooks in C++ give a list of one
+        if mean.data_ptr() != bucket.buffer().data_ptr():
+            bucket.buffer().copy_(mean)  # as DDP would after the backward pass
+        self._overlap.step_bucket(bucket.index(), bucket.gradients())
+        self._sending += self._overlap.send_bucket(bucket.index(), self._group)
+
+    def _finish(self) -> None:
+        for work in self._sending:
+            work.wait()
+        self._sending.clear()
+
+    @contextlib.contextmanager
+    def _beside(self, bucket: dist.GradBucket) -> Iterator[None]:
+        """On an accelerator a stream of its own, so that the backward pass need not wait for the gradients' means."""
+        device = bucket.buffer().device
+        if device.type == "cpu":
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.Stream(device)
+        with self._stream:
+            yield
+        if bucket.is_last():
+            torch.accelerator.current_stream(device).wait_stream(self._stream)

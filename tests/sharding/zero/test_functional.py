@@ -1,0 +1,101 @@
+"""Optimizers stepped with the gradients they are handed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import functional_adagrad, functional_adam, functional_sgd
+from torch.distributed.optim.utils import functional_optim_map, register_functional_optim
+
+from swarmcli.sharding.zero.functional import (
+    STEPPED_IN_PARTS,
+    FunctionalOptimizer,
+    functional_equivalent,
+    is_functional,
+)
+
+
+def make_parameters() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(3, 2, generator=generator)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("optimizer_class", sorted(STEPPED_IN_PARTS, key=repr))
+def test_in_parts_it_steps_as_the_whole(optimizer_class: Any) -> None:
+    ours, theirs = make_parameters(), make_parameters()
+    whole = optimizer_class(theirs)
+    parts = FunctionalOptimizer(optimizer_class(ours))
+    for step in range(3):
+        gradients = [torch.full((3, 2), 0.1 * (step + index)) for index in range(3)]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        whole.step()
+        parts.step(gradients={ours[1]: gradients[1]})
+        parts.step(gradients={ours[2]: gradients[2], ours[0]: gradients[0]})
+    for own, other in zip(ours, theirs, strict=True):
+        assert torch.equal(own, other)
+    assert parts.param_groups[0]["params"] == ours
+    assert parts.state.keys() == (set() if optimizer_class is torch.optim.SGD else set(ours))
+
+
+def test_gradients_are_left_as_they_were() -> None:
+    first, second, third = make_parameters()
+    first.grad, kept = torch.ones(3, 2), torch.full((3, 2), 7.0)
+    second.grad = kept
+    optimizer = FunctionalOptimizer(torch.optim.SGD([first, second, third], lr=1.0))
+    before = [each.detach().clone() for each in (first, second, third)]
+    optimizer.step(gradients={second: torch.ones(3, 2), third: torch.ones(3, 2)})
+    assert second.grad is kept
+    assert third.grad is None
+    assert torch.equal(first, before[0])
+    assert torch.equal(second, before[1] - 1)
+    with pytest.raises(RuntimeError, match="size"):
+        optimizer.step(gradients={second: torch.ones(5)})
+    assert second.grad is kept
+    assert len(optimizer.param_groups[0]["params"]) == 3
+
+
+def test_the_learning_rate_of_the_moment_counts() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = FunctionalOptimizer(torch.optim.SGD([parameter], lr=1.0))
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.step(gradients={parameter: torch.ones(1)})
+    assert parameter.item() == -0.5
+
+
+def test_torchs_functional_classes_stand_for_the_ordinary_ones() -> None:
+    assert is_functional(functional_adam._FunctionalAdam)
+    assert not is_functional(torch.optim.Adam)
+    assert functional_equivalent(functional_sgd._FunctionalSGD) is torch.optim.SGD
+    assert functional_equivalent(functional_adagrad._FunctionalAdagrad) is torch.optim.Adagrad
+    assert functional_equivalent(torch.optim.NAdam) is torch.optim.NAdam
+
+
+class Own(torch.optim.SGD):
+    pass
+
+
+def test_a_class_that_may_not_be_stepped_in_parts_is_refused_until_it_is_made_known() -> None:
+    with pytest.raises(ValueError, match="LBFGS has none"):
+        functional_equivalent(torch.optim.LBFGS)
+    with pytest.raises(ValueError, match="Own has none"):
+        functional_equivalent(Own)
+    register_functional_optim(Own, Own)
+    try:
+        assert functional_equivalent(Own) is Own
+    finally:
+        del functional_optim_map[Own]
+
+
+def test_torchs_variants_are_not_imported_for_the_question() -> None:
+    script = (
+        "import sys, torch; from swarmcli.sharding.zero.functional import functional_equivalent, is_functional\n"
+        "assert functional_equivalent(torch.optim.Adam) is torch.optim.Adam and not is_functional(torch.optim.Adam)\n"
+        "assert 'torch.distributed.optim' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

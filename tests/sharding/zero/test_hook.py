@@ -1,0 +1,233 @@
+"""The step inside DDP's backward pass: the same parameters as DDP and a sharded step after it, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from torch.optim.lr_scheduler import StepLR
+
+from swarmcli.sharding.zero import ZeroRedundancyOptimizer
+from tests.sharding.processes import Worlds
+from tests.sharding.zero.ddp import (
+    CLASSES,
+    HOOKS,
+    backward,
+    make_model,
+    make_overlapped,
+    make_zero,
+    values,
+    wrap,
+)
+
+pytestmark = pytest.mark.processes
+
+ITERATIONS = 6
+
+
+def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    for own, other in zip(ours, theirs, strict=True):
+        assert torch.equal(own, other)
+
+
+def assert_same_at_all_ranks(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        first = tensor.clone()
+        dist.broadcast(first, src=0)
+        assert torch.equal(tensor, first)
+
+
+def gradients(model: torch.nn.Module) -> list[Any]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def train_beside_the_step_after(name: str, hook: str, options: dict[str, Any], without_update: int = 2) -> int:
+    """How many buckets' gradients were reduced in an iteration."""
+    frozen, static = options.get("frozen", False), {"static_graph": True} if options.get("static_graph") else {}
+    ddp, zero = make_overlapped(name, hook, **options)
+    reference = wrap(make_model(frozen=frozen), **static)
+    stepped_after = make_zero(reference, name)
+    for iteration in range(ITERATIONS):
+        backward(ddp, iteration)
+        backward(reference, iteration)
+        if iteration >= without_update:
+            stepped_after.step()
+        assert_same(values(ddp), values(reference))
+        assert_same(gradients(ddp), gradients(reference))
+    assert_same_at_all_ranks(values(ddp))
+    own = {zero.owner_of(index) for index in range(len(zero.parameters))}
+    assert own == set(range(dist.get_world_size()))
+    return len(ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
+
+
+@pytest.mark.parametrize("shard_buckets", [False, True])
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("name", CLASSES)
+def test_it_equals_a_step_after_the_backward_pass(worlds: Worlds, name: str, hook: str, shard_buckets: bool) -> None:
+    assert min(worlds(2).run(train_beside_the_step_after, name, hook, {"shard_buckets": shard_buckets})) >= 4
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_with_four_ranks(worlds: Worlds, hook: str) -> None:
+    worlds(4).run(train_beside_the_step_after, "AdamW", hook, {"shard_buckets": True})
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_static_graph_takes_an_iteration_more_and_frozen_parameters_stay(worlds: Worlds, hook: str) -> None:
+    worlds(2).run(train_beside_the_step_after, "Adam", hook, {"frozen": True})
+    worlds(2).run(train_beside_the_step_after, "Adam", hook, {"static_graph": True}, 3)
+    worlds(2).run(train_beside_the_step_after, "Adam", hook, {"gradient_as_bucket_view": True})
+
+
+def follow_a_schedule(hook: str) -> None:
+    ddp, zero = make_overlapped("AdamW", hook)
+    reference = wrap(make_model())
+    stepped_after = make_zero(reference, "AdamW")
+    schedules = [StepLR(zero, 1, gamma=0.5), StepLR(stepped_after, 1, gamma=0.5)]
+    for iteration in range(ITERATIONS):
+        backward(ddp, iteration)
+        backward(reference, iteration)
+        if iteration >= 2:
+            stepped_after.step()
+        for schedule in schedules:
+            schedule.step()
+    assert_same(values(ddp), values(reference))
+
+
+def accumulate_over_two_passes(hook: str) -> None:
+    ddp, _zero = make_overlapped("Adam", hook)
+    reference = wrap(make_model())
+    stepped_after = make_zero(reference, "Adam")
+    for iteration in range(ITERATIONS):
+        for model in (ddp, reference):
+            with model.no_sync():
+                backward(model, iteration)
+            backward(model, 50 + iteration, zero_grad=False)
+        if iteration >= 2:
+            stepped_after.step()
+    assert_same(values(ddp), values(reference))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_schedules_and_accumulated_gradients_work_as_without(worlds: Worlds, hook: str) -> None:
+    worlds(2).run(follow_a_schedule, hook)
+    worlds(2).run(accumulate_over_two_passes, hook)
+
+
+def reduce_in_half_precision(hook: str) -> None:
+    """A hook that is a chain of futures, and one whose result is a tensor of its own."""
+    for compress in (fp16_compress_hook, reduce_to_another_tensor):
+        ddp = wrap(make_model())
+        zero = make_zero(ddp, "SGD", overlap_with_ddp=True)
+        ddp.register_comm_hook(None, HOOKS[hook](compress, ddp, zero))
+        reference = wrap(make_model())
+        reference.register_comm_hook(None, lambda state, bucket: compress(state, bucket))  # noqa: B023
+        stepped_after = make_zero(reference, "SGD")
+        for iteration in range(ITERATIONS):
+            backward(ddp, iteration)
+            backward(reference, iteration)
+            if iteration >= 2:
+                stepped_after.step()
+        assert_same(values(ddp), values(reference))
+
+
+def reduce_to_another_tensor(_state: Any, bucket: dist.GradBucket) -> Any:
+    total = bucket.buffer().clone()
+    future = dist.all_reduce(total, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0] / (2 * dist.get_world_size()))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_any_hook_may_reduce(worlds: Worlds, hook: str) -> None:
+    worlds(2).run(reduce_in_half_precision, hook)
+
+
+def train_in_a_part_of_the_world(hook: str) -> list[int]:
+    halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    group = halves[dist.get_rank() % 2]
+    ddp = wrap(make_model(), process_group=group)
+    zero = make_zero(ddp, "Adam", overlap_with_ddp=True, process_group=group)
+    ddp.register_comm_hook(None, HOOKS[hook](lambda state, bucket: allreduce_hook(group, bucket), ddp, zero))
+    reference = wrap(make_model(), process_group=group)
+    stepped_after = make_zero(reference, "Adam", process_group=group)
+    for iteration in range(ITERATIONS):
+        backward(ddp, iteration)
+        backward(reference, iteration)
+        if iteration >= 2:
+            stepped_after.step()
+    assert_same(values(ddp), values(reference))
+    return [zero.owner_of(index) for index in range(len(zero.parameters))]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_part_of_the_world_may_train(worlds: Worlds, hook: str) -> None:
+    owners = worlds(4).run(train_in_a_part_of_the_world, hook)
+    assert owners == [owners[0]] * 4
+    assert set(owners[0]) == {0, 1}
+
+
+def train_long(hook: str) -> None:
+    """Long enough for threads to meet in every order they may."""
+    ddp, _zero = make_overlapped("SGD", hook, shard_buckets=True)
+    for iteration in range(40):
+        backward(ddp, iteration)
+    assert_same_at_all_ranks(values(ddp))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_gloo_does_not_hang(worlds: Worlds, hook: str) -> None:
+    worlds(4).run(train_long, hook)
+
+
+def whole_state(zero: ZeroRedundancyOptimizer) -> dict[str, Any]:
+    """At every rank."""
+    states = []
+    for rank in range(zero.world_size):
+        zero.consolidate_state_dict(to=rank)
+        states += [zero.state_dict()] if rank == zero.rank else []
+    return states[0]
+
+
+def save_and_load(hook: str) -> None:
+    ddp, zero = make_overlapped("Adam", hook)
+    for iteration in range(4):
+        backward(ddp, iteration)
+    saved, before = whole_state(zero), values(ddp)
+    assert saved["state"].keys() == set(range(len(before)))
+    whole = torch.optim.Adam(make_model().parameters(), lr=0.01)
+    whole.load_state_dict(saved)  # what an unsharded one takes
+    backward(ddp, 4)
+    after = values(ddp)
+    zero.load_state_dict(saved)
+    for parameter, value in zip(ddp.parameters(), before, strict=True):
+        parameter.data.copy_(value)
+    backward(ddp, 4)
+    assert_same(values(ddp), after)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_state_is_saved_and_loaded_as_without(worlds: Worlds, hook: str) -> None:
+    worlds(2).run(save_and_load, hook)
+
+
+def move_parameters(hook: str) -> None:
+    ddp, _zero = make_overlapped("SGD", hook)
+    reference = wrap(make_model())
+    stepped_after = make_zero(reference, "SGD")
+    for iteration in range(ITERATIONS):
+        backward(ddp, iteration)
+        backward(reference, iteration)
+        if iteration >= 2:
+            stepped_after.step()
+        if iteration == 3:
+            for parameter in ddp.parameters():
+                parameter.data = parameter.data.clone()
+    assert_same(values(ddp), values(reference))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_parameters_in_other_memory_are_sent_all_the_same(worlds: Worlds, hook: str) -> None:
+    worlds(2).run(move_parameters, hook)
