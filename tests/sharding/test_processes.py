@@ -33,6 +33,11 @@ def fail_in_one() -> None:
     dist.barrier()
 
 
+def expect_in_vain() -> None:
+    with pytest.raises(ValueError):
+        pass
+
+
 def die_in_one() -> int:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -82,6 +87,11 @@ def test_a_failed_rank_is_shown_and_the_next_check_has_a_new_world(worlds: World
         worlds(2).run(fail_in_one)
     assert not any(psutil.pid_exists(each["pid"]) for each in before)
     assert [float(each["total"]) for each in worlds(2).run(gather, 1.0)] == [3.0, 3.0]
+
+
+def test_an_error_that_does_not_come_is_a_failure(worlds: Worlds) -> None:
+    with pytest.raises(RankFailed, match=r"rank 0: Traceback(.|\n)*DID NOT RAISE(.|\n)*rank 1: Traceback"):
+        worlds(2).run(expect_in_vain)
 
 
 def test_of_a_dead_rank_the_others_can_tell(worlds: Worlds) -> None:
