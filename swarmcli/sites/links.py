@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -75,8 +76,9 @@ def named(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # ValueError: the group has been taken apart
-        first_line = str(error).partition("\n")[0]
-        raise SiteError(f"{what}: {first_line:.300}") from error
+        # gloo begins with the place in its source and ends with advice.
+        reason = re.sub(r"^\[\S*\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
+        raise SiteError(f"{what}: {reason:.300}") from error
 
 
 def _any_other(group: dist.ProcessGroup) -> int:

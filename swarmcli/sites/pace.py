@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 from torch import nn
 
-from swarmcli.sharding.zero.buckets import broadcast_from_owners
+from swarmcli.sharding.zero.broadcast import broadcast_from_owners
 from swarmcli.sites.links import named, receive_numbers, send_numbers
 from swarmcli.sites.site import Site
 

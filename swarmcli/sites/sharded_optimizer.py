@@ -20,7 +20,9 @@ from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptim
 from swarmcli.sites.links import named
 from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.pace import SharedModel
+from swarmcli.sites.share import ShareOfStatistics
 from swarmcli.sites.site import Site
+from swarmcli.sites.statistics import SiteStatistics
 
 
 class StepShares(Order, frozen=True):
@@ -34,7 +36,8 @@ class SiteOptimizer(torch.optim.Optimizer):
     """At rank 0: an optimizer like any other, whose `step` is that of all ranks with the gradients of this one.
 
     Afterwards all ranks hold the same parameters. Schedulers change the settings here; they go out with every step.
-    `state` and `state_dict` have the statistics of this rank's share alone, `zero` says which that is.
+    `state` and `state_dict` have the statistics of this rank's share alone, `zero` says which that is; `statistics` has
+    all of them for the swarm.
     """
 
     waits = True  # for the other ranks: `step` is never to be called on an event loop
@@ -56,6 +59,7 @@ class SiteOptimizer(torch.optim.Optimizer):
         self.zero = _share(site, params, optimizer_class, shares, defaults)
         super().__init__(self.zero.param_groups, self.zero.defaults)
         self._site, self._desk, self.shared = site, desk, shared
+        self.statistics = SiteStatistics(site, desk, ShareOfStatistics(site, self.zero))
         self._use_those_of_zero()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -108,11 +112,12 @@ class ShareOfOptimizer:
     ) -> None:
         self.zero = _share(site, params, optimizer_class, shares, defaults)
         self._site = site
+        self._statistics = ShareOfStatistics(site, self.zero)
 
     @property
     def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
         """For this rank's Follower."""
-        return {StepShares: self._step}
+        return {StepShares: self._step, **self._statistics.handlers}
 
     def _step(self, order: StepShares) -> None:
         for position, (group, settings) in enumerate(zip(self.zero.param_groups, order.groups, strict=True)):

@@ -1,0 +1,229 @@
+"""Rank 0 and the others take the same steps, end after the same one, and end together when one of them fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from swarmcli.errors import SiteError
+from swarmcli.sites.gradients import LeaderSums, MemberSums
+from swarmcli.sites.leader import SiteLeader
+from swarmcli.sites.member import SiteMember
+from swarmcli.sites.orders import Order, OrderDesk
+from swarmcli.sites.site import Site
+from tests.sharding.processes import Worlds
+
+pytestmark = pytest.mark.processes
+
+
+class Ask(Order, frozen=True):
+    """Rank 0 wants something of the others in the middle of a step."""
+
+
+class Swarm:
+    """In the place of rank 0's Optimizer: an epoch has `per_epoch` samples, and nobody else takes part."""
+
+    opt = None
+
+    def __init__(self, net: nn.Module, gradients: LeaderSums, per_epoch: int = 8) -> None:
+        self._net, self._per_epoch = net, per_epoch
+        self._sums = gradients.accumulate(list(net.parameters()), reuse=False)
+        self.local_epoch = 0
+        self.batches: list[int] = []
+        self.losses: list[tuple[float, int]] = []
+        self.on_step: Callable[[], Any] = lambda: None
+
+    def step(self, *, batch_size: int) -> None:
+        self.batches.append(batch_size)
+        self.on_step()
+        if batch_size:
+            self._sums.add(batch_size)
+        if self._sums.samples >= self._per_epoch:
+            self._sums.hand_in()
+            self._sums.settle()
+            self.local_epoch += 1
+            for parameter, mean in zip(self._net.parameters(), self._sums.means, strict=True):
+                parameter.data -= mean  # which tensors do not tell
+
+    def note_loss(self, loss: float, samples: int) -> None:
+        self.losses.append((loss, samples))
+
+    def zero_grad(self) -> None:
+        self._net.zero_grad()
+
+    def load_state_from_peers(self) -> bool:
+        return False
+
+
+class Trainer:
+    """One rank, whose gradients are `rank + 1` in every step."""
+
+    def __init__(self, *, seconds: float = 10.0, net: nn.Module | None = None) -> None:
+        self.site = Site.form(timeout=seconds)
+        self.rank = self.site.rank
+        self.net = net or nn.Linear(3, 2)
+        self.wants_to_stop = threading.Event()
+        self.asked = 0
+        self.on_ask: Callable[[], Any] = lambda: None
+        self.swarm: Swarm | None = None
+        self.steps: Any
+        if self.rank == 0:
+            self.desk = OrderDesk(self.site)
+            gradients = LeaderSums(self.site, self.desk)
+            self.swarm = Swarm(self.net, gradients)
+            optimizer: Any = self.swarm
+            self.steps = SiteLeader(
+                self.site, self.desk, optimizer, self.net, gradients, wants_to_stop=self.wants_to_stop
+            )
+        else:
+            sums = MemberSums(self.site, list(self.net.parameters()))
+            self.steps = SiteMember(self.site, self.net, sums, {Ask: self._answer}, wants_to_stop=self.wants_to_stop)
+        self.steps.load_state_from_peers()
+
+    def _answer(self, order: Ask) -> None:
+        self.asked += 1
+        self.on_ask()
+
+    def step(self, samples: int = 1) -> None:
+        self.steps.zero_grad()
+        for parameter in self.net.parameters():
+            parameter.grad = torch.full_like(parameter, self.rank + 1.0)
+        self.steps.note_loss(float(self.rank), samples)
+        self.steps.step(batch_size=samples)
+
+    def weights(self) -> torch.Tensor:
+        state = self.net.state_dict().values()
+        return torch.cat([each.double().flatten() for each in state])
+
+
+def train_until_one_stops(who: int) -> list[Any]:
+    trainer = Trainer()
+    with trainer.steps:
+        taken = 0
+        while not trainer.steps.stopped.is_set():
+            if taken == 5 and trainer.rank == who:
+                trainer.wants_to_stop.set()
+            trainer.step()
+            taken += 1
+        return [taken, trainer.steps.local_epoch]
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_all_stop_after_the_same_step_whoever_wants_to(worlds: Worlds, who: int) -> None:
+    assert worlds(3).run(train_until_one_stops, who) == [[6, 2]] * 3
+
+
+def train_until_the_data_ends(lengths: Sequence[int]) -> list[Any]:
+    trainer = Trainer()
+    with trainer.steps:
+        for _ in range(lengths[trainer.rank]):
+            trainer.step()
+        trainer.steps.drain()
+        assert trainer.steps.stopped.is_set()
+        return [trainer.steps.local_epoch, trainer.swarm and trainer.swarm.batches]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batches"), [((2, 4), [2, 2, 1, 1, 0]), ((3, 1), [2, 1, 1, 0]), ((2, 2), [2, 2, 0])], ids=str
+)
+def test_a_rank_without_data_stays_until_all_are(worlds: Worlds, lengths: tuple[int, ...], batches: list[int]) -> None:
+    assert worlds(2).run(train_until_the_data_ends, lengths) == [[0, batches], [0, None]]
+
+
+def see_losses() -> list[tuple[float, int]]:
+    trainer = Trainer()
+    with trainer.steps:
+        trainer.step(3 if trainer.rank == 0 else 1)
+        return trainer.swarm.losses if trainer.swarm else []
+
+
+def test_the_swarm_sees_the_mean_loss_of_all_samples(worlds: Worlds) -> None:
+    assert worlds(2).run(see_losses) == [[[0.25, 4]], []]
+
+
+def train_a_model_with_buffers() -> list[torch.Tensor]:
+    """Its ranks begin with other weights, a part of them frozen, and see other data."""
+    torch.manual_seed(dist.get_rank())
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1, dtype=torch.float32))
+    net.append(nn.Linear(1, 1, bias=False).requires_grad_(False).to(torch.bfloat16))
+    trainer = Trainer(net=net)
+    seen = [trainer.weights()]
+    with trainer.steps:
+        for _ in range(8):
+            net[:3](torch.randn(4, 3))
+            trainer.step(2)
+            if trainer.steps.local_epoch == len(seen):
+                seen.append(trainer.weights())
+        assert trainer.steps.local_epoch == 4
+    return seen
+
+
+def test_after_each_epoch_all_have_the_parameters_and_buffers_of_rank_0(worlds: Worlds) -> None:
+    leader, member = worlds(2).run(train_a_model_with_buffers)
+    assert len(leader) == len(member) == 5
+    assert all(torch.equal(a, b) for a, b in zip(leader, member, strict=True))
+    assert not torch.equal(leader[0], leader[1])
+
+
+def fail_in_a_step(who: int, how: str) -> str:
+    """`how` rank `who` ends in its third step; the error of the others."""
+    trainer = Trainer(seconds=0.5 if how == "late" else 10.0)
+    if trainer.swarm and how.startswith("order"):
+        trainer.swarm.on_step = lambda: trainer.desk.order(Ask())
+    if trainer.rank == who:
+        ends: dict[str, Callable[[], Any]] = {
+            "order raises": lambda: {}["no such key"],
+            "order dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        }
+        trainer.on_ask = lambda: ends[how]() if trainer.asked == 3 else None
+        if trainer.swarm and how == "step raises":
+            trainer.swarm.on_step = lambda: 1 // int(len(trainer.swarm.batches) < 3) if trainer.swarm else None
+    try:
+        with trainer.steps:
+            for turn in range(4):
+                if turn == 2 and trainer.rank == who:
+                    if how == "dies":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if how == "raises":
+                        raise KeyError("of its own")
+                    if how == "late":
+                        trainer.steps.close()  # waits for the others' end
+                trainer.step()
+    except (SiteError, KeyError, ZeroDivisionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing happened"
+
+
+ENDS = [
+    (1, "dies", "rank 1 is gone"),
+    (1, "raises", "rank 1 is gone"),
+    (1, "late", "rank 1 is gone, or sent nothing within 0.5 s: Timed out"),
+    (1, "order raises", "rank 1 is gone"),
+    (1, "order dies", "rank 1 is gone"),
+    (2, "order dies", "rank 2 is gone"),
+    (0, "dies", ""),
+    (0, "raises", ""),
+    (0, "step raises", ""),
+]
+
+
+@pytest.mark.parametrize(("who", "how", "words"), ENDS)
+def test_whoever_fails_the_others_end_with_a_site_error(worlds: Worlds, who: int, how: str, words: str) -> None:
+    outcomes = worlds(3, grouped=False).outcomes(fail_in_a_step, who, how)
+    for rank, outcome in enumerate(outcomes):
+        if rank != who:
+            assert outcome.value is not None, outcome.error
+            assert outcome.value.startswith("SiteError: "), outcome.value
+            assert words in outcome.value or rank > 0
+    if how == "order raises":
+        assert outcomes[1].value == "SiteError: rank 1 can follow no more orders: 'no such key'"
+    if how in ("raises", "step raises"):
+        assert outcomes[who].value.startswith(("KeyError", "ZeroDivisionError"))

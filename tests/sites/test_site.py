@@ -1,0 +1,145 @@
+"""Processes find each other, say what they have to say directly, and learn when one of them is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from swarmcli.errors import SiteError
+from swarmcli.sites.links import MAX_MESSAGE_BYTES, receive_bytes, receive_numbers, send_bytes, send_numbers
+from swarmcli.sites.site import Site, launched_as_site
+from tests.sharding.processes import Worlds
+
+pytestmark = pytest.mark.processes
+LARGE = 3 << 20
+
+
+def tell_each_other() -> list[bytes]:
+    with Site.form(timeout=10) as site:
+        site.meet()
+        heard = [site.share(b"a name" if site.rank == 0 else None), site.share()]
+        if site.rank == 1:
+            send_bytes(site.orders, bytes(LARGE), 0)
+        if site.rank == 0:
+            heard.append(receive_bytes(site.orders, 1)[:2])
+        return heard
+
+
+def test_all_hear_what_rank_0_says(worlds: Worlds) -> None:
+    assert worlds(3).run(tell_each_other) == [[b"a name", b"", b"\0\0"], [b"a name", b""], [b"a name", b""]]
+
+
+def form_from_the_environment() -> list[int]:
+    site = Site.form(timeout=10)
+    site.meet()
+    found = [site.rank, site.size, *site.others]
+    site.close()
+    site.close()
+    assert not dist.is_initialized()
+    with pytest.raises(SiteError, match="does not take what it is sent"):
+        send_bytes(site.pace, b"", 0)
+    return found
+
+
+def test_a_site_forms_from_the_environment_that_torchrun_makes(worlds: Worlds) -> None:
+    assert worlds(2, grouped=False).run(form_from_the_environment) == [[0, 2, 1], [1, 2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, True),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, False),
+        ({"WORLD_SIZE": "2"}, False),
+        ({"RANK": "0", "WORLD_SIZE": "many"}, False),
+        ({}, False),
+    ],
+)
+def test_launched_as_site(environment: dict[str, str], expected: bool) -> None:
+    assert launched_as_site(environment) is expected
+
+
+def wait_for_one_who_leaves(how: str) -> str:
+    site = Site.form(timeout=0.5)
+    if site.rank == 1:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "fails":
+            with pytest.raises(KeyError), site:
+                raise KeyError
+        if how == "dawdles":
+            with pytest.raises(SiteError):
+                receive_numbers(site.pace, torch.empty(1), 0)
+        return ""
+    try:
+        site.meet(0.5 if how == "dawdles" else 100)
+    except SiteError as error:
+        return str(error)
+    finally:
+        site.close(broken=True)
+    return "nothing happened"
+
+
+@pytest.mark.parametrize("how", ["dies", "fails", "dawdles"])
+def test_who_waits_for_one_who_is_gone_or_late_learns_its_rank(worlds: Worlds, how: str) -> None:
+    leader, member, other = worlds(3, grouped=False).outcomes(wait_for_one_who_leaves, how)
+    assert leader.value is not None, leader.error
+    assert leader.value.startswith("rank 1 is gone, or sent nothing within")
+    assert other.value is not None
+    assert other.value.startswith("rank 0 ")
+    assert ("Timed out" if how == "dawdles" else "Connection closed") in leader.value
+    assert "gloo" not in leader.value
+    assert (member.error is None) == (how != "dies")
+
+
+def sever_from_another_thread() -> None:
+    """What a Follower does for its main thread."""
+    site = Site.form(timeout=10)
+    if site.rank == 0:
+        with pytest.raises(SiteError):
+            receive_numbers(site.pace, torch.empty(1), 1)
+        return
+    failed: list[SiteError] = []
+
+    def wait() -> None:
+        with pytest.raises(SiteError) as error:
+            receive_numbers(site.pace, torch.empty(1), 0)
+        failed.append(error.value)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    site.break_off()
+    thread.join()
+    site.break_off()
+    assert "rank 0 is gone" in str(failed[0])
+    with pytest.raises(SiteError, match="rank 0 does not take"):
+        send_numbers(site.orders, torch.zeros(1), 0)
+
+
+def test_breaking_off_wakes_all_threads_of_all_ranks(worlds: Worlds) -> None:
+    worlds(2).run(sever_from_another_thread)
+
+
+def announce_too_much() -> None:
+    with Site.form(timeout=10) as site:
+        if site.rank:
+            send_numbers(site.pace, torch.tensor([MAX_MESSAGE_BYTES + 1]), 0)
+            site.share()
+        else:
+            with pytest.raises(SiteError, match="announced a message of"):
+                receive_bytes(site.pace, 1)
+            site.share()
+
+
+def test_messages_have_a_bound(worlds: Worlds) -> None:
+    worlds(2).run(announce_too_much)
+
+
+def test_a_timeout_is_positive() -> None:
+    with pytest.raises(ValueError, match="timeout=0"):
+        Site.form(timeout=0)
