@@ -1,13 +1,10 @@
-"""What is sent after a step: the parameters of each rank, one by one or as views of a few long buckets."""
+"""The parameters of each rank as views of a few long tensors, which are sent whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
-
-from swarmcli.sharding.zero.transfer import as_bytes
 
 
 class ParameterBuckets:
@@ -59,25 +56,3 @@ class ParameterBuckets:
             parameter.data = view
             self._views[parameter] = view
         return bucket
-
-
-def broadcast_from_owners(tensors_by_rank: Sequence[Sequence[torch.Tensor]], group: dist.ProcessGroup) -> None:
-    """Every rank sends its own tensors to all and overwrites those of the others with what their owners send.
-
-    Tensors travel as bytes, so that any type does; one that is not contiguous through a copy. Returns when all are
-    there. Raises RuntimeError when a rank is gone or the group's timeout has passed; some tensors are then new.
-    """
-    if dist.get_world_size(group) == 1:
-        return
-    under_way = []
-    for rank, tensors in enumerate(tensors_by_rank):
-        source = dist.get_global_rank(group, rank)
-        for tensor in tensors:
-            if tensor.numel():
-                whole = tensor.detach().contiguous()
-                work = dist.broadcast(as_bytes(whole), src=source, group=group, async_op=True)
-                under_way.append((work, tensor.detach(), whole))
-    for work, tensor, whole in under_way:
-        work.wait()
-        if tensor.data_ptr() != whole.data_ptr():
-            tensor.copy_(whole)

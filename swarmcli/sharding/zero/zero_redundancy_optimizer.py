@@ -13,7 +13,8 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from swarmcli.sharding.zero.arguments import agreed_weights, check_parameters, group_of, listed_params
-from swarmcli.sharding.zero.buckets import ParameterBuckets, broadcast_from_owners
+from swarmcli.sharding.zero.broadcast import broadcast_from_owners
+from swarmcli.sharding.zero.buckets import ParameterBuckets
 from swarmcli.sharding.zero.consolidation import State, consolidate
 from swarmcli.sharding.zero.functional import is_functional
 from swarmcli.sharding.zero.join import StepAlong, UnevenInputs
@@ -36,7 +37,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     `defaults` go to it as they are.
 
     `parameters_as_bucket_view`: the parameters of each rank become views of one long tensor per device and type, which
-    is sent whole; otherwise they are sent one by one. They may be of several devices and types either way.
+    is sent whole; otherwise they are sent as they lie, short ones packed. Several devices and types at once are fine.
     `overlap_with_ddp`: the step runs inside a DistributedDataParallel communication hook (see `overlap`).
     `shares`: how much of the state each rank takes, either the weights of all ranks, the same everywhere (0 takes
     nothing), or at each rank its own capacity in any common unit, which are then gathered (a collective call).

@@ -1,13 +1,10 @@
-"""Parameters as views of buckets, and what is sent of them."""
+"""Parameters as views of buckets."""
 
 from __future__ import annotations
 
-import pytest
 import torch
-import torch.distributed as dist
 
-from swarmcli.sharding.zero.buckets import ParameterBuckets, broadcast_from_owners
-from tests.sharding.processes import Worlds
+from swarmcli.sharding.zero.buckets import ParameterBuckets
 from tests.sharding.zero.parity import assert_bitwise, make_parameters
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -69,39 +66,8 @@ def test_new_memory_and_new_types_are_noticed() -> None:
     assert not buckets.intact()
 
 
-def broadcast_everything(views: bool) -> list[torch.Tensor]:
-    """Every rank starts with what only it has; afterwards all have what the owners had."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    parameters = make_parameters(DTYPES, seed=rank)
-    odd = [
-        torch.full((3, 4), float(rank)).T,  # dense, but not in the usual order
-        torch.full((8,), rank, dtype=torch.int16)[::2],  # with gaps
-        torch.empty(0, 2),
-        torch.full((2, 2), rank, dtype=torch.float8_e4m3fn),
-        torch.full((2,), complex(rank, 1)),
-        torch.tensor([bool(rank)]),
-    ]
-    tensors = [*parameters, *odd]
-    by_rank: list[list[torch.Tensor]] = [tensors[owner::size] for owner in range(size)]
-    if views:
-        buckets = ParameterBuckets()
-        buckets.lay_out(by_rank)
-        by_rank = [buckets.of_rank(owner) for owner in range(size)]
-    group = dist.group.WORLD
-    assert group is not None
-    broadcast_from_owners(by_rank, group)
-    for owner in range(size):
-        own = make_parameters(DTYPES, seed=owner)
-        assert_bitwise(parameters[owner::size], own[owner::size])
-    return [tensor.double() if not tensor.is_complex() else tensor for tensor in odd]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_all_ranks_get_the_owners_values_of_any_type_and_layout(worlds: Worlds, ranks: int, views: bool) -> None:
-    odd = worlds(ranks).run(broadcast_everything, views)
-    for each in odd:
-        for index, tensor in enumerate(each):
-            owner = (8 + index) % ranks  # eight parameters come before
-            assert torch.equal(tensor, odd[owner][index])
+def test_each_device_has_buckets_of_its_own() -> None:
+    here, elsewhere = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(4, device="meta"))
+    buckets = ParameterBuckets()
+    buckets.lay_out([[here, elsewhere]])
+    assert [(bucket.device.type, bucket.numel()) for bucket in buckets.of_rank(0)] == [("cpu", 3), ("meta", 4)]

@@ -1,0 +1,71 @@
+"""Parameters on their way to all ranks: which share a message, and that every value arrives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.sharding.zero.broadcast import PACK_BYTES, SHORT_BYTES, broadcast_from_owners, packs
+from swarmcli.sharding.zero.buckets import ParameterBuckets
+from tests.sharding.processes import Worlds
+from tests.sharding.zero.parity import assert_bitwise, make_parameters
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * SHORT_BYTES), st.booleans()), max_size=60))
+def test_short_tensors_of_a_device_share_messages_of_bounded_size(sizes: list[tuple[int, bool]]) -> None:
+    tensors = [torch.empty(size, dtype=torch.uint8, device="meta" if far else "cpu") for size, far in sizes]
+    messages = list(packs(tensors))
+    assert {id(tensor) for message in messages for tensor in message} == {id(each) for each in tensors if each.numel()}
+    for message in messages:
+        assert len({tensor.device for tensor in message}) == 1
+        if len(message) > 1:
+            assert sum(tensor.numel() for tensor in message) <= PACK_BYTES
+            assert all(tensor.numel() <= SHORT_BYTES for tensor in message)
+    alone = sum(tensor.numel() > SHORT_BYTES for tensor in tensors)
+    short = sum(tensor.numel() for tensor in tensors if tensor.numel() <= SHORT_BYTES)
+    assert len(messages) <= alone + 2 + short // (PACK_BYTES - SHORT_BYTES)
+
+
+def broadcast_everything(views: bool) -> list[torch.Tensor]:
+    """Every rank starts with what only it has; afterwards all have what the owners had."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parameters = make_parameters(DTYPES, seed=rank)
+    odd = [
+        torch.full((3, 4), float(rank)).T,  # dense, but not in the usual order
+        torch.full((8,), rank, dtype=torch.int16)[::2],  # with gaps
+        torch.empty(0, 2),
+        torch.full((2, 2), rank, dtype=torch.float8_e4m3fn),
+        torch.full((2,), complex(rank, 1)),
+        torch.tensor([bool(rank)]),
+        torch.full((200, 200), float(rank)),  # long enough for a message of its own
+        torch.full((200, 200), float(rank)).T[::2],
+    ]
+    tensors = [*parameters, *odd]
+    by_rank: list[list[torch.Tensor]] = [tensors[owner::size] for owner in range(size)]
+    if views:
+        buckets = ParameterBuckets()
+        buckets.lay_out(by_rank)
+        by_rank = [buckets.of_rank(owner) for owner in range(size)]
+    group = dist.group.WORLD
+    assert group is not None
+    broadcast_from_owners(by_rank, group)
+    for owner in range(size):
+        own = make_parameters(DTYPES, seed=owner)
+        assert_bitwise(parameters[owner::size], own[owner::size])
+    return [tensor.double() if not tensor.is_complex() else tensor for tensor in odd]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_ranks_get_the_owners_values_of_any_type_and_layout(worlds: Worlds, ranks: int, views: bool) -> None:
+    odd = worlds(ranks).run(broadcast_everything, views)
+    for each in odd:
+        for index, tensor in enumerate(each):
+            owner = (8 + index) % ranks  # eight parameters come before
+            assert torch.equal(tensor, odd[owner][index])
