@@ -1,0 +1,194 @@
+"""The sums of all ranks meet at rank 0 when it hands in, and those that a reset has voided do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from swarmcli.errors import OptimizerError
+from swarmcli.sites.gradients import (
+    GatherGradients,
+    LeaderMeans,
+    LeaderSums,
+    MemberMeans,
+    MemberSums,
+    SiteAccumulator,
+    sum_over_ranks,
+)
+from swarmcli.sites.orders import Follower, OrderDesk
+from swarmcli.sites.pace import Pace, Report, Verdict
+from swarmcli.sites.site import Site
+from tests.sharding.processes import Worlds
+
+pytestmark = pytest.mark.processes
+
+
+def parameters() -> list[torch.Tensor]:
+    """Of several types; one of them never has a gradient."""
+    kinds = [((3, 2), torch.float64), ((5,), torch.bfloat16), ((2,), torch.float64), ((), torch.float32)]
+    return [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape, dtype in kinds]
+
+
+def gradients(trained: list[torch.Tensor], value: float) -> None:
+    for parameter in trained[:2] + trained[3:]:
+        parameter.grad = torch.full_like(parameter, value)
+
+
+def told(sums: SiteAccumulator) -> list[Any]:
+    return [sums.samples, sums.handed_in, *(float(mean.flatten()[0]) for mean in sums.means)]
+
+
+def sum_up(script: str) -> list[Any]:
+    """Each letter of the script is done by all ranks; what rank 0 holds is told after each hand-in."""
+    with Site.form(timeout=10) as site:
+        trained, pace, seen = parameters(), Pace(site), []
+        if site.rank:
+            sums = MemberSums(site, trained)
+            follower = Follower(site, sums.handlers)
+            follower.start()
+            for letter in script:
+                if letter in "ab":
+                    gradients(trained, 10.0 * site.rank)
+                    sums.prepare(2)
+                    pace.report(Report(2, generation=sums.generation))
+                    sums.contribute(2)
+                    sums.finish(pace.verdict())
+                if letter == "h":
+                    site.meet()  # as in a step, in which all wait for rank 0
+            follower.join()
+            return seen
+        desk = OrderDesk(site)
+        leader = LeaderSums(site, desk)
+        own = leader.accumulate(trained, reuse=False)
+        for letter in script:
+            if letter in "ab":  # b: without samples of rank 0
+                gradients(trained, 1.0)
+                total = leader.take(1 if letter == "a" else 0, pace.gather())
+                own.add(total)
+                pace.announce(Verdict(0, generation=leader.generation))
+                leader.finish(Verdict(0))
+            elif letter == "h":
+                own.hand_in()
+                seen.append(told(own))
+                site.meet()
+            else:
+                {"r": own.reset, "t": own.take_back, "s": own.settle}[letter]()
+        desk.close()
+        return [*seen, told(own)[:2]]
+
+
+FIRST = [0, 3, 7.0, 7.0, 0.0, 7.0]  # (1 · 1 + 2 · 10) / 3
+BOTH = [0, 6, 7.0, 7.0, 0.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("ahs", [FIRST, [0, 0]]),
+        ("aahs", [BOTH, [0, 0]]),
+        ("aht", [FIRST, [3, 0]]),
+        ("ahtah", [FIRST, BOTH, [0, 6]]),
+        ("ahth", [FIRST, FIRST, [0, 3]]),
+        ("ahath", [FIRST, BOTH, [0, 6]]),
+        ("ahsahs", [FIRST, FIRST, [0, 0]]),
+        ("bh", [[0, 2, 10.0, 10.0, 0.0, 10.0], [0, 2]]),
+        ("ahsbh", [FIRST, [0, 2, 10.0, 10.0, 0.0, 10.0], [0, 2]]),
+        ("ar", [[0, 0]]),
+        ("arh", [[0, 0, 0.0, 0.0, 0.0, 0.0], [0, 0]]),
+        # The reset is news to the others with the next verdict: what they add before it is void, and not counted.
+        ("arah", [[0, 1, 1.0, 1.0, 0.0, 1.0], [0, 1]]),
+        ("araah", [[0, 4, 5.5, 5.5, 0.0, 5.5], [0, 4]]),  # (2 · 1 + 2 · 10) / 4
+        ("h", [[0, 0, 0.0, 0.0, 0.0, 0.0], [0, 0]]),
+    ],
+)
+def test_what_rank_0_hands_in(worlds: Worlds, script: str, expected: list[Any]) -> None:
+    assert worlds(2).run(sum_up, script)[0] == expected
+
+
+def hand_over_what_is_void() -> list[Any]:
+    """An order may bring the news of a reset before a verdict does."""
+    with Site.form(timeout=10) as site:
+        trained = parameters()
+        gradients(trained, 1.0)
+        if site.rank:
+            sums = MemberSums(site, trained)
+            sums.prepare(2)
+            follower = Follower(site, sums.handlers)
+            follower.start()
+            follower.join()
+            return [sums.generation]
+        desk = OrderDesk(site)
+        own = SiteAccumulator(site, desk, trained)
+        own.reset()
+        own.expect(1)
+        own.add(3)  # counted before the reset was known
+        own.hand_in()
+        desk.close()
+        return told(own)
+
+
+def test_the_samples_of_void_sums_are_not_handed_in(worlds: Worlds) -> None:
+    assert worlds(2).run(hand_over_what_is_void) == [[0, 1, 1.0, 1.0, 0.0, 1.0], [1]]
+
+
+def add_many(shapes: list[int]) -> list[float]:
+    with Site.form(timeout=20) as site:
+        tensors = [torch.arange(count, dtype=torch.float64) * (site.rank + 1) for count in shapes]
+        sum_over_ranks(site, site.orders, tensors)
+        if site.rank:
+            return []
+        factor = sum(range(1, site.size + 1))
+        return [float((each - factor * torch.arange(len(each))).abs().max()) for each in tensors]
+
+
+def test_large_tensors_are_summed_in_pieces_and_small_ones_together(worlds: Worlds) -> None:
+    assert worlds(3).run(add_many, [5, 3_000_000, 1, 2_500_000, 7])[0] == [0.0] * 5
+
+
+def average_in_each_step() -> list[Any]:
+    with Site.form(timeout=10) as site:
+        trained, pace, seen = parameters(), Pace(site), []
+        for own, other in ((1, 3), (0, 2), (2, 0), (0, 0)):
+            samples = other if site.rank else own
+            gradients(trained, 10.0 * site.rank + 1.0)
+            if site.rank:
+                member = MemberMeans(site, trained)
+                member.prepare(samples)
+                pace.report(Report(samples))
+                member.contribute(samples)
+                member.finish(pace.verdict())
+            else:
+                total = LeaderMeans(site, trained).take(samples, pace.gather())
+                pace.announce(Verdict(0))
+                seen.append([total, *(None if p.grad is None else float(p.grad.flatten()[0]) for p in trained)])
+        return seen
+
+
+def test_local_updates_take_the_mean_over_all_samples_in_every_step(worlds: Worlds) -> None:
+    weighted = [4, 8.5, 8.5, None, 8.5]  # (1 · 1 + 3 · 11) / 4
+    seen = worlds(2).run(average_in_each_step)[0]
+    assert seen == [weighted, [2, 11.0, 11.0, None, 11.0], [2, 1.0, 1.0, None, 1.0], [0, 1.0, 1.0, None, 1.0]]
+
+
+def refuse() -> None:
+    with Site.form(timeout=10) as site:
+        if site.rank == 0:
+            sums = LeaderSums(site, OrderDesk(site))
+            with pytest.raises(RuntimeError, match="without accumulate="):
+                _ = sums.generation
+            with pytest.raises(ValueError, match="reuse_grad_buffers"):
+                sums.accumulate(parameters(), reuse=True)
+            with pytest.raises(OptimizerError, match="GradScaler"):
+                sums.accumulate(parameters(), reuse=False).add(1, 2.0)
+        assert dist.get_rank() == site.rank
+
+
+def test_what_a_site_cannot_do_is_refused(worlds: Worlds) -> None:
+    worlds(2).run(refuse)
+
+
+def test_the_order_is_plain() -> None:
+    assert GatherGradients(3).generation == 3
