@@ -180,10 +180,11 @@ class OptimizerCore:
         try:
             if await self._replaced_meanwhile() or (not self._ending and await self._join()):
                 return True
-            if not self._ending and await self._keeper.apply() and self.modes.timing is Timing.AT_ONCE:
-                await self.replica.publish()
             if batch_size:
                 await self._take_in(batch_size, scale)
+            # After that, so that companions' steps and this one are together in what is gathered for it.
+            if not self._ending and await self._keeper.apply() and self.modes.timing is Timing.AT_ONCE:
+                await self.replica.publish()
             if self._ending and (batch_size == 0 or self._end.is_ahead):
                 await self._ending.over()
                 if await self._join():
@@ -347,7 +348,8 @@ class OptimizerCore:
         the parameters that they gave.
         """
         await self._ending.over()
-        await self._keeper.settle()
+        if self.replica.may_gather:  # otherwise the average is taken in by the next step, and what is saved is older
+            await self._keeper.settle()
         await self.replica.publish()
         return self.replica.state.checkpoint()
 

@@ -20,6 +20,10 @@ T = TypeVar("T")
 class Companions(Protocol):
     """Other processes that are one peer with this one, and learn with parameters of their own beside it."""
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether they do not learn at this moment, so that `gather` gets all that they have learned."""
+
     def gather(self) -> None:
         """Brings what all of them have learned into the parameters here. Waits for them: never on the event loop."""
 
@@ -43,6 +47,7 @@ class Replica:
             self._nbytes = max(self._nbytes, OFFLOAD_FROM)
         if getattr(state.optimizer, "waits", False):  # for other processes, which hold a part of its statistics
             self._nbytes = max(self._nbytes, OFFLOAD_FROM)
+        self.generation = 0  # how often another state has come in this one's place
         self._lock = asyncio.Lock()  # held while the state changes or is copied
 
     @property
@@ -59,6 +64,11 @@ class Replica:
             if self._nbytes < OFFLOAD_FROM:
                 return on_one_thread(action)
             return await offload(lambda: on_all_threads(action))
+
+    @property
+    def may_gather(self) -> bool:
+        """Whether `gather` may be called now: within a step always."""
+        return self._companions is None or self._companions.at_rest
 
     async def gather(self) -> None:
         """Before the parameters are averaged with other peers', or moved by an average: they become those of all
@@ -112,5 +122,6 @@ class Replica:
             self._note_replaced()
 
     def _note_replaced(self) -> None:
+        self.generation += 1
         if self._companions is not None:
             self._companions.note_replaced()

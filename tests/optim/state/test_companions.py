@@ -24,6 +24,7 @@ class Others:
         self.brings = brings
         self.peer: LocalPeer | None = None
         self.log: list[str] = []
+        self.at_rest = True
 
     def gather(self) -> None:
         assert self.peer is not None
@@ -75,6 +76,23 @@ def test_what_they_bring_is_averaged() -> None:
                 assert await each.apply(wait=True)
             for peer in peers:
                 torch.testing.assert_close(peer.weights.detach(), same + 4.0)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_between_steps_a_checkpoint_waits_for_no_average_that_needs_them() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            others = Others(0.0)
+            peers = [await peer_with(swarm, others), await local_peer(swarm, seed=1)]
+            await together(*(peer.train(3) for peer in peers))
+            assert peers[0].core._keeper._averaging.is_under_way
+            others.at_rest, gathered = False, len(others.log)
+            await peers[0].core.state_dict()
+            assert len(others.log) == gathered
+            others.at_rest = True
+            await peers[0].core.state_dict()
+            assert len(others.log) == gathered + 1
 
     virtual_time.run(main(), timeout=300)
 
