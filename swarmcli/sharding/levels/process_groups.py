@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,14 +21,20 @@ class ProcessGroupLevels:
     addresses of the former one in the store.
     """
 
-    def __init__(self, plan: LevelPlan, process_group: dist.ProcessGroup | None = None) -> None:
-        """`process_group`: None is all processes. Raises RuntimeError without torch.distributed, ValueError for
-        group sizes that do not fit and for a process that is not in `process_group`."""
+    def __init__(
+        self, plan: LevelPlan, process_group: dist.ProcessGroup | None = None, *, timeout: timedelta | None = None
+    ) -> None:
+        """`process_group`: None is all processes. `timeout`: of the groups that are made; None: torch's.
+
+        Raises RuntimeError without torch.distributed, ValueError for group sizes that do not fit and for a process
+        that is not in `process_group`.
+        """
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
                 "no process group is there: call torch.distributed.init_process_group() first, or give "
                 "swarm=SwarmGroups(...) to average with the peers of a swarm"
             )
+        self._timeout = timeout
         whole = dist.group.WORLD if process_group is None else process_group
         if not isinstance(whole, dist.ProcessGroup):
             raise ValueError(
@@ -65,7 +72,8 @@ class ProcessGroupLevels:
             return name, self.process_group
         # Only the members make a group, so a hierarchy within a part of the processes is none of the others' business.
         backend = dist.get_backend_config(self.process_group)
-        return name, dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+        group = dist.new_group(ranks, timeout=self._timeout, backend=backend, use_local_synchronization=True)
+        return name, group
 
 
 def _check_sizes(plan: LevelPlan, whole: int) -> None:
