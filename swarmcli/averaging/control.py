@@ -39,6 +39,7 @@ class RoundRequest:
     gather: Any = None  # goes to every member of the group; anything msgpack carries
     weight: float = 1.0  # of this peer's tensors; 0: takes part and adds nothing
     timeout: float | None = None  # seconds for finding a group, over all tries; None: no bound
+    lookout: float | None = None  # seconds to look on while somebody is missing; None: as the averager's options say
     scheduled_time: float | None = None  # swarm time before which the group does not begin
     require_trigger: bool = False  # wait for `StepControl.allow_allreduce` once the group is there
     allow_retries: bool = True  # look for another group when one fails
@@ -49,7 +50,7 @@ class RoundRequest:
 
     def __post_init__(self) -> None:
         check_weight(self.weight)
-        for name, value in (("timeout", self.timeout), ("target", self.target)):
+        for name, value in (("timeout", self.timeout), ("lookout", self.lookout), ("target", self.target)):
             check_numbers(optional=True, **{name: value})
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be None or a positive number, got {value!r}")

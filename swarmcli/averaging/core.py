@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -28,6 +29,7 @@ from swarmcli.averaging.state.download import DownloadedState
 from swarmcli.averaging.state.sharing import StateOffer, StateSharing
 from swarmcli.averaging.state.snapshot import Snapshot, copied
 from swarmcli.averaging.tasks import on_executor
+from swarmcli.compression import CompressionInfo
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
 from swarmcli.events import PeerRefused
@@ -125,6 +127,19 @@ class AveragerCore:
         """Exclusive access to the tensors; waits for an all-reduce under way."""
         async with self._lock:
             yield self._tensors
+
+    async def take_up(self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None = None) -> None:
+        """Rounds that begin from now on average these tensors instead; waits for an all-reduce under way.
+
+        `infos`: what the codec may choose by, as in AllreduceOptions. Not for averagers with a program. Raises
+        ValueError, and changes nothing, for tensors that cannot be averaged.
+        """
+        async with self._lock:
+            allreduce = replace(self.config.allreduce, tensor_infos=None if infos is None else tuple(infos))
+            layout = Layout.of(tensors, allreduce.compression, allreduce.tensor_infos)
+            self._tensors, self._layout = list(tensors), layout
+            self.config = replace(self.config, allreduce=allreduce)
+            self._finder.describe(layout.numel, self._own_terms())
 
     async def at_rest(self) -> None:
         """Returns once no all-reduce is under way."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from swarmcli.averaging.allreduce.bandwidth import LinkGauge, comparable
 from swarmcli.averaging.allreduce.partition import reducing_shares
@@ -90,6 +91,10 @@ class GroupFinder:
         self.group_bits = bits
         self._crew = frozenset()
 
+    def describe(self, total_size: int, own_terms: dict[str, str]) -> None:
+        """What is averaged from the next search on; see __init__."""
+        self._total_size, self._own_terms = total_size, own_terms
+
     def doubt(self, peers: Iterable[bytes]) -> None:
         """These spoiled a round: the next group does not wait for them, though they may come."""
         doubtful = frozenset(peers)
@@ -140,10 +145,13 @@ class GroupFinder:
         opens_at = -math.inf
         if control.scheduled_time is not None:
             opens_at = loop_time + control.scheduled_time - clock.now()
+        options = self._config.matchmaking
+        if request.lookout is not None:
+            options = replace(options, min_matchmaking_time=request.lookout)
         return Search(
             me,
             Roll(request.tag, me.peer_id, self._finished),
-            self._config.matchmaking,
+            options,
             Goal(opens_at, request.target, request.only_one, self._crew, control.allow_retries),
             now=loop_time,
             connected=self._endpoint.is_connected,
