@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.membership.account import Account
@@ -18,8 +17,8 @@ from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.standing_group import Committed, Outcome, StandingGroup, Undecided
 from swarmcli.optim.modes import Modes, assemble_auxiliary
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
-from swarmcli.optim.state.state_buffers import Slot
-from swarmcli.optim.state.state_rounds import StateRounds, state_config
+from swarmcli.optim.state.slots import Slot
+from swarmcli.optim.state.state_rounds import Occasion, StateRounds, state_config
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -64,10 +63,12 @@ class AuxiliaryCore:
             self._tasks,
             sees_weights=not self.modes.by_epoch,  # samples are part of other lineages
         )
+        self._assisting = asyncio.Lock()  # with states, once at a time
         self._states: StateRounds | None = None
         if states and self.modes.average_state_every is not None:
             own = state_config(config.run_id, averager_config, self.modes.state.compression)
-            self._states = StateRounds(node, own, states, config.fingerprint)
+            volume_bytes = self.modes.state.volume_bytes
+            self._states = StateRounds(node, own, states, config.fingerprint, volume_bytes=volume_bytes)
 
     async def start(self) -> None:
         await self._averager.start()
@@ -158,13 +159,15 @@ class AuxiliaryCore:
         """Takes part in the averaging of states that follows this epoch, if one does."""
         every = self.modes.average_state_every
         if self._states is not None and every and self.standing.epoch % every == 0:
-            self._tasks.spawn(self._assist(self._states, self.standing, committed.members + committed.helpers))
+            mates = None if self.modes.several_groups else committed.members + committed.helpers
+            occasion = Occasion(self.standing.lineage, self.standing.epoch, 0.0, mates)
+            self._tasks.spawn(self._assist(self._states, occasion))
 
-    async def _assist(self, states: StateRounds, standing: Standing, mates: Sequence[PeerID]) -> None:
-        while states.is_under_way:
-            await states.ended()  # trainers too wait for the last one; why it failed is told by its event
-        states.begin(standing.lineage, standing.epoch, 0.0, None if self.modes.several_groups else mates)
-        await states.ended()
+    async def _assist(self, states: StateRounds, occasion: Occasion) -> None:
+        async with self._assisting:  # trainers too wait for the last averaging of states
+            for number, volume in enumerate(states.volumes()):
+                if await states.average(occasion, number, volume, volume.outline):
+                    return  # trainers stop as well; why is told by the round's event
 
 
 def _leading(claims: Iterable[Claim]) -> Standing | None:

@@ -22,6 +22,7 @@ from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.state.replica import Companions, Replica
 from swarmcli.optim.state.residence import InPlace, Residence
 from swarmcli.optim.state.training_state import Scheduler, TrainingState
+from swarmcli.optim.state.volumes import VOLUME_BYTES
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -44,6 +45,7 @@ class StateOptions:
     tolerance: float = 1e-3  # distance between parameters, relative to their norm, above which they are repaired
     compression: CompressionBase = field(default_factory=NoCompression)
     load_compression: CompressionBase = field(default_factory=NoCompression)
+    volume_bytes: int = VOLUME_BYTES  # a constant of the protocol; only tests have another one, at all peers
 
     def __post_init__(self) -> None:
         every = self.average_every

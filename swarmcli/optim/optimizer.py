@@ -28,7 +28,7 @@ from swarmcli.optim.scaled_steps import ScaledSteps
 from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
 from swarmcli.optim.state.replica import Companions
 from swarmcli.optim.state.residence import Residence
-from swarmcli.optim.state.state_averaging import state_slots
+from swarmcli.optim.state.slots import state_slots
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
 if TYPE_CHECKING:

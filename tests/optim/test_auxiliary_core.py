@@ -9,7 +9,7 @@ from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.membership.report import PeerDescription
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.setup import averager_config
-from swarmcli.optim.state.state_averaging import state_slots
+from swarmcli.optim.state.slots import state_slots
 from swarmcli.optim.state.state_rounds import LONGEST_WAIT
 from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record, together
 

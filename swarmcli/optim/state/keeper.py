@@ -51,7 +51,9 @@ class StateKeeper:
         self._by_epoch = modes.by_epoch
         self._several_groups = modes.several_groups
         self._delay = options.delay
-        self._averaging = StateAveraging(node, own, replica, options.statistics, config.fingerprint)
+        self._averaging = StateAveraging(
+            node, own, replica, options.statistics, config.fingerprint, volume_bytes=options.volume_bytes
+        )
         self._comparison = Comparison(node, config.run_id, replica, options.tolerance)
         self._verdict: Verdict | None = None  # of the round under way
         self._pace = RepairPace()

@@ -14,7 +14,8 @@ from swarmcli.averaging import DecentralizedAverager, RoundResult, StepControl
 from swarmcli.averaging.state.distant import loaded
 from swarmcli.errors import AveragingError
 from swarmcli.optim.state.residence import Residence
-from swarmcli.optim.state.state_buffers import Slot, StateBuffers
+from swarmcli.optim.state.slots import Slot
+from swarmcli.optim.state.state_buffers import StateBuffers
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class OptimizerAverager(DecentralizedAverager):
         """`slots` are what is averaged of `state`, whose parameters are in `place`."""
         self._state = state
         self._place = place
-        self._buffers = StateBuffers(slots)
+        self._buffers = StateBuffers(slots, statistics=state.statistics)
         self._changing = threading.RLock()  # held while the state changes or is copied
         averager_options.setdefault("tensor_infos", self._buffers.infos)
         super().__init__(self._buffers.tensors, dht, prefix=prefix, start=start, **averager_options)

@@ -13,7 +13,7 @@ from swarmcli.optim.grad_scaler import GradScaler, check_grad_scaler
 from swarmcli.optim.setup import make_scheduler, place_optimizer
 from swarmcli.optim.state.delayed_actions import DelayedActions
 from swarmcli.optim.state.optimizer_averager import OptimizerAverager
-from swarmcli.optim.state.state_buffers import extra_slots, parameter_slots, statistic_slots
+from swarmcli.optim.state.slots import extra_slots, parameter_slots, statistic_slots
 from swarmcli.optim.state.training_state import (
     OptimizerFactory,
     Parameters,

@@ -1,40 +1,59 @@
-"""The averaging of a trainer's state: a copy goes into a round, and the average comes back by the delta rule."""
+"""The averaging of a trainer's state: volume by volume it goes into rounds, and comes back by the delta rule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
+from swarmcli.averaging.tasks import on_executor
+from swarmcli.errors import SwarmError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.thread import offload
+from swarmcli.optim.state import distant_part
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.state_buffers import Slot, extra_slots, parameter_slots, statistic_slots
-from swarmcli.optim.state.state_rounds import StateRounds
+from swarmcli.optim.state.slots import state_slots
+from swarmcli.optim.state.state_buffers import StateBuffers
+from swarmcli.optim.state.state_rounds import Occasion, StateRounds
+from swarmcli.optim.state.volumes import VOLUME_BYTES
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
 
 
-def state_slots(
-    parameters: Sequence[torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    statistics: Sequence[str],
-    extra_tensors: Sequence[torch.Tensor],
-) -> Iterator[Slot]:
-    """What the peers of a run average of their states, in the order that all of them have."""
-    yield from parameter_slots(parameters)
-    yield from statistic_slots(parameters, optimizer, statistics)
-    yield from extra_slots(extra_tensors)
+@dataclass(slots=True)
+class _Passage:
+    """All volumes of one state on their way. What is not in here any more is not in memory either.
+
+    changes   the state may change meanwhile: volumes are copies of the moment when it began, and what has been averaged
+              waits for `apply`, since a model may be computing with the parameters
+    waiting   volumes whose round has not begun
+    averaged  volumes that wait for `apply`
+    applied   whether any has been applied that `apply` has not told of
+    """
+
+    occasion: Occasion
+    changes: bool
+    generation: int  # of the state; a later one is another state
+    waiting: list[StateBuffers]
+    averaged: list[StateBuffers] = field(default_factory=list)
+    applied: bool = False
+    error: SwarmError | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class StateAveraging:
-    """One round at a time: `begin` takes a copy and returns, `apply` changes the state, for its caller to choose when.
+    """One averaging at a time: `begin` returns at once, `apply` changes the state, for its caller to choose when.
 
-    A round that fails changes nothing; the event Noticed says why, and everyone goes on with the state that he has.
+    A volume whose round fails changes nothing, and no other follows it: the members that failed with this peer have
+    stopped as well, so whoever went on would wait for mates in vain, volume after volume. What came before it stays
+    averaged: the delta rule is right for each element by itself. The event Noticed says why, and everyone goes on with
+    the state that he has.
     """
 
     def __init__(
@@ -44,58 +63,148 @@ class StateAveraging:
         replica: Replica,
         statistics: Sequence[str] = (),
         terms: Mapping[str, str] | None = None,
+        *,
+        volume_bytes: int = VOLUME_BYTES,
     ) -> None:
-        """`config` is that of the state's averager. Raises OptimizerError for statistics that cannot be averaged."""
+        """`config` is that of the state's averager; `volume_bytes` must be alike at all peers.
+
+        Raises OptimizerError for statistics that cannot be averaged.
+        """
         state = replica.state
         slots = state_slots(state.parameters, state.optimizer, statistics, state.extra_tensors)
         self._events = node.endpoint.events
         self._replica = replica
-        self._rounds = StateRounds(node, config, slots, terms)
-        self._epoch = 0  # of the round
+        self._rounds = StateRounds(node, config, slots, terms, volume_bytes=volume_bytes)
+        self._tasks = TaskOwner()  # of one averaging at most
+        self._task: asyncio.Task[None] | None = None
+        self._passage: _Passage | None = None  # that under way, or one of whose end `apply` has not told
 
     async def start(self) -> None:
         await self._rounds.start()
 
     async def shutdown(self) -> None:
         """Leaves the round under way. Idempotent; leaves no task."""
+        await self._abandon()
         await self._rounds.shutdown()
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a round has begun that has not been applied."""
-        return self._rounds.is_under_way
+        """Whether an averaging has begun whose end `apply` has not told."""
+        return self._passage is not None
 
     async def begin(
         self, tag: bytes, epoch: int, weight: float, mates: Iterable[PeerID] | None, *, changes: bool
     ) -> None:
-        """Copies the state as it is now and has it averaged with that of `mates`, and of others with this tag.
+        """Averages the state as it is now with that of `mates`, and of others with this tag, in the background.
 
-        None: the members of the last round are expected.
-        `changes`: the state may change until `apply`. A round that was never applied is given up.
+        None: the members of the last round are expected. `changes`: the state may change until `apply`, so all of it
+        is copied here; otherwise a volume is copied when its turn comes. What was never applied is given up. Raises
+        OptimizerError for statistics that cannot be averaged.
         """
-        self._rounds.drop()
+        await self._abandon()
         await self._replica.gather()
-        async with self._rounds.averager.tensors():
-            await self._replica.change(partial(self._rounds.buffers.load, changes=changes))
-        self._rounds.begin(tag, epoch, weight, mates)
-        self._epoch = epoch
+        volumes = self._rounds.volumes(self._replica.state.statistics)
+        await self._replica.change(partial(self._look, volumes, changes))
+        occasion = Occasion(tag, epoch, weight, None if mates is None else tuple(mates))
+        self._passage = _Passage(occasion, changes, self._replica.generation, volumes)
+        self._task = self._tasks.spawn(self._pass(self._passage))
+
+    def _look(self, volumes: Sequence[StateBuffers], changes: bool) -> None:
+        statistics, slots = self._replica.state.statistics, self._rounds.slots
+        distant_part.check(statistics, slots)
+        if changes:
+            moment = distant_part.pin(statistics, slots)
+            for volume in volumes:
+                volume.pin(moment)
 
     async def apply(self, *, wait: bool) -> bool:
-        """Moves the state by the delta rule if the round has ended, or once it has. Whether there was an average."""
-        if not (wait or self._rounds.has_ended):
+        """Moves the state by the delta rule where rounds have ended; with `wait`, once all have. Whether it is another
+        state for an average. Raises SiteError if a process that has a part of the state is gone."""
+        passage = self._passage
+        if passage is None:
             return False
-        reason = await self._rounds.ended()
-        if reason is None:
-            return False  # there was none, another call has applied it, or the state was replaced
-        if reason:
-            text = f"the states were not averaged after epoch {self._epoch}, each peer keeps its own: {reason}"
-            self._events.emit(Noticed("warning", text))
-            return False
-        await self._replica.gather()
-        async with self._rounds.averager.tensors():
-            await self._replica.change(self._rounds.buffers.apply)
-        return True
+        if wait:
+            await passage.over.wait()
+        applied, passage.applied = passage.applied, False
+        if passage.averaged:
+            await self._replica.gather()
+        while passage.averaged and passage is self._passage:
+            applied = True
+            await self._change(passage, passage.averaged.pop(0).apply_local)
+        if passage is not self._passage:
+            return False  # another call has told of it, or the state was replaced
+        if passage.over.is_set():
+            self._passage = None
+        if passage.error is not None:
+            raise passage.error
+        return applied
 
     def drop(self) -> None:
         """The state that is being averaged is of no use any more: leaves the round; the others go on."""
-        self._rounds.drop()
+        passage, self._passage = self._passage, None
+        if passage is not None:
+            passage.over.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _abandon(self) -> None:
+        self.drop()
+        await self._tasks.close()
+
+    async def _pass(self, passage: _Passage) -> None:
+        """Brings one volume after the other to its end."""
+        count = len(passage.waiting)
+        try:
+            for number in range(count):
+                reason = await self._average(passage, number)
+                if reason:
+                    self._tell(passage.occasion.epoch, number, count, reason)
+                    break
+        except SwarmError as error:
+            passage.error = error
+        finally:
+            passage.waiting.clear()
+            passage.over.set()
+
+    async def _average(self, passage: _Passage, number: int) -> str:
+        """One volume. Why there was no average of it, if there was none."""
+        volume = passage.waiting.pop(0)
+        await self._fill(passage, volume)
+        reason = await self._rounds.average(passage.occasion, number, volume, volume.tensors)
+        if reason:
+            return reason
+        if not passage.changes:
+            if number == 0:
+                await self._replica.gather()
+            await self._change(passage, volume.apply)
+            passage.applied = True
+            return ""
+        if volume.has_distant:  # nobody computes with these, and here they would take memory
+            await self._change(passage, volume.apply_distant)
+        if volume.has_local:
+            passage.averaged.append(volume)
+        else:
+            passage.applied = True
+        return ""
+
+    async def _fill(self, passage: _Passage, volume: StateBuffers) -> None:
+        if not passage.changes:
+            await self._replica.change(volume.fill)
+        elif volume.has_distant:  # which is waited for
+            await offload(volume.fill)
+        else:
+            await on_executor(volume.nbytes, volume.fill)
+
+    async def _change(self, passage: _Passage, action: Callable[[], None]) -> None:
+        """Unless the state has been replaced by another one."""
+
+        def act() -> None:
+            if passage.generation == self._replica.generation:
+                action()
+
+        await self._replica.change(act)
+
+    def _tell(self, epoch: int, number: int, count: int, reason: str) -> None:
+        what = "the states were" if number == 0 else f"volumes {number + 1} to {count} of {count} of the states were"
+        text = f"{what} not averaged after epoch {epoch}, each peer keeps its own: {reason}"
+        self._events.emit(Noticed("warning", text))

@@ -1,161 +1,172 @@
-"""What peers average of their training states, as copies in host memory, and how the average comes back.
+"""One volume of what peers average of their training states, and how the average comes back.
 
-    state ──load──▶ buffers ── a round ──▶ the average ──apply──▶ state += average - state as it was loaded
+    state ──fill──▶ buffers ── a round ──▶ the average ──apply──▶ state += average - state as it was copied
 
-That is the delta rule: what a peer learned while the round was under way is kept. Where nothing was learned meanwhile
-the average is assigned, bit for bit, so that peers end with equal states.
-
-For means of squares that sum alone would be wrong: where the state and the average have both fallen below what was
-loaded it comes out near zero or negative, and Adam divides by its root. So they never fall below both.
+That is the delta rule (`delta_rule.py`): what a peer learned while the round was under way is kept. Where nothing was
+learned meanwhile the average is assigned, bit for bit, so that peers end with equal states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 
+from swarmcli.averaging.allreduce.lending import fresh_memory
 from swarmcli.compression import CompressionInfo, TensorDescriptor, TensorRole
-from swarmcli.errors import OptimizerError
+from swarmcli.optim.state.delta_rule import moved
+from swarmcli.optim.state.distant_part import DistantPart, Moment
+from swarmcli.optim.state.slots import Slot
+from swarmcli.optim.state.statistics import Statistics, put
+from swarmcli.optim.state.volumes import Extent, whole
 
-# Of torch's optimizers: what they divide by, or by the root of.
-_SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", "sum"})
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One tensor that is averaged: found anew each time, since optimizers and users put others in their places.
-
-    Where there is none, zeros stand for it, and the average of it changes nothing.
-    """
-
-    like: torch.Tensor  # has the shape and type
-    role: TensorRole
-    find: Callable[[], torch.Tensor | None]
-    squares: bool = False  # means of squares, or something else that is never negative and that others divide by
-
-
-def parameter_slots(parameters: Iterable[torch.Tensor]) -> Iterator[Slot]:
-    return (_fixed(parameter, TensorRole.PARAMETER) for parameter in parameters if parameter.is_floating_point())
-
-
-def gradient_slots(parameters: Iterable[torch.Tensor]) -> Iterator[Slot]:
-    """Of the parameters that are trained."""
-    for parameter in _trained(parameters):
-        yield Slot(parameter, TensorRole.GRADIENT, partial(getattr, parameter, "grad"))
-
-
-def statistic_slots(
-    parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer, names: Sequence[str]
-) -> Iterator[Slot]:
-    """Statistics of the optimizer by name (`exp_avg`, `momentum_buffer`, …), of the parameters that are trained.
-
-    They have the shape of their parameter. One that the optimizer has not made yet counts as zero, as it would begin.
-    Loading raises OptimizerError, which names the statistic, where the optimizer has others but not this.
-    """
-    for parameter in _trained(parameters):
-        for name in dict.fromkeys(names):
-            find = partial(_statistic, optimizer, parameter, name)
-            yield Slot(parameter, TensorRole.OPTIMIZER, find, squares=name in _SQUARES)
-
-
-def extra_slots(tensors: Iterable[torch.Tensor]) -> Iterator[Slot]:
-    """Of other tensors of the model, batch norm's statistics for example.
-
-    Those that are no floating-point numbers are left alone: batch norm's counter of batches, for one, counts what this
-    peer computed, and neither a mean nor a maximum of it means anything. Newcomers download them with the state.
-    """
-    return (_fixed(tensor, TensorRole.UNSPECIFIED) for tensor in tensors if tensor.is_floating_point())
+_ALIGNMENT = 64  # bytes
 
 
 class StateBuffers:
-    """`tensors`: one in host memory for each slot."""
+    """What of some slots is averaged in one round.
 
-    def __init__(self, slots: Iterable[Slot]) -> None:
-        """Raises OptimizerError for statistics that the optimizer cannot have."""
-        self._slots = tuple(slots)
-        # Memory that nobody has written to costs nothing yet: before the first round these only have addresses.
-        self.tensors = [torch.empty(slot.like.shape, dtype=slot.like.dtype) for slot in self._slots]
-        self._before: list[torch.Tensor] | None = None  # what was loaded, unless nothing can change meanwhile
-        self._live()
+    nbytes   of all buffers
+    infos    of each: what codecs may choose by
+    outline  tensors like the buffers that hold nothing, for those who only need shapes and types
+    tensors  the buffers, in host memory that nobody has touched before `fill`, and that goes with this object
+    """
+
+    def __init__(
+        self, slots: Iterable[Slot], extents: Sequence[Extent] | None = None, statistics: Statistics | None = None
+    ) -> None:
+        """`extents` of the slots, None: all of them; `statistics` has those that lie in other processes.
+
+        Raises OptimizerError for statistics that the optimizer cannot have.
+        """
+        slots = tuple(slots)
+        self._extents = whole([slot.descriptor for slot in slots]) if extents is None else tuple(extents)
+        self._slots = [slots[extent.index] for extent in self._extents]
+        self.infos = tuple(map(_info, self._slots, self._extents))
+        self._offsets = _offsets([info.descriptor for info in self.infos])
+        self.nbytes = self._offsets[-1]
+        self._before: list[torch.Tensor] | None = None  # what was pinned, unless nothing can change meanwhile
+        self._moment: Moment | None = None
+        distant = {n: pair for n, pair in enumerate(zip(self._slots, self._extents, strict=True)) if pair[0].place}
+        self._distant = DistantPart(statistics, distant) if distant and statistics is not None else None
+        self._local = [index for index in range(len(self._slots)) if index not in distant]
+        for slot in self._slots:
+            slot.find()
 
     @property
-    def infos(self) -> tuple[CompressionInfo, ...]:
-        """For codecs that choose by the role of a tensor."""
-        pairs = enumerate(zip(self.tensors, self._slots, strict=True))
-        return tuple(CompressionInfo(TensorDescriptor.of(tensor), index, slot.role) for index, (tensor, slot) in pairs)
+    def outline(self) -> list[torch.Tensor]:
+        return [torch.empty(info.descriptor.shape, dtype=info.descriptor.dtype, device="meta") for info in self.infos]
+
+    @cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        return self._in_memory()
+
+    @property
+    def has_local(self) -> bool:
+        """Whether any of it is in this process's state, rather than in another's."""
+        return bool(self._local)
+
+    @property
+    def has_distant(self) -> bool:
+        """Whether any of it is in another process: then `fill` and `apply_distant` wait for that."""
+        return self._distant is not None
 
     @torch.no_grad()
     def load(self, *, changes: bool) -> None:
-        """Copies the state into the buffers. `changes`: it may change before `apply`, which costs another copy."""
-        live = self._live()
-        if not changes:
+        """Copies the state as it is. `changes`: it may change before `apply`, which costs another copy."""
+        if changes:
+            self.pin()
+        else:
             self._before = None
-        elif self._before is None:
-            self._before = [torch.empty_like(tensor) for tensor in self.tensors]
-        for index, (buffer, tensor) in enumerate(zip(self.tensors, live, strict=True)):
-            if tensor is None:
-                buffer.zero_()
-            else:
-                buffer.copy_(tensor)
-            if self._before is not None:
-                self._before[index].copy_(buffer)
+        self.fill()
 
     @torch.no_grad()
+    def pin(self, moment: Moment | None = None) -> None:
+        """Copies the state as it is: `fill` and `apply` go by that from now on. `moment`: the distant statistics."""
+        self._before, self._moment = self._before or self._in_memory(), moment
+        for index in self._local:
+            self._copy(index, self._before[index])
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """The buffers hold what was pinned, or else the state as it is."""
+        for index in self._local:
+            if self._before is None:
+                self._copy(index, self.tensors[index])
+            else:
+                self.tensors[index].copy_(self._before[index])
+        if self._distant is not None:
+            self._distant.fill(self.tensors, self._moment)
+
     def apply(self) -> None:
         """Moves the state by what the buffers hold now, as the delta rule says."""
-        for index, (average, live) in enumerate(zip(self.tensors, self._live(), strict=True)):
+        self.apply_distant()
+        self.apply_local()
+
+    @torch.no_grad()
+    def apply_distant(self) -> None:
+        """The part of it that lies in other processes."""
+        if self._distant is not None:
+            self._distant.apply(self.tensors, self._moment)
+
+    @torch.no_grad()
+    def apply_local(self) -> None:
+        """The part of it that is in this process's state."""
+        for index in self._local:
+            live = self._live(index)
             if live is None:
                 continue
-            if self._before is None:
-                live.copy_(average)
-            else:
-                moved = _moved(live, average, self._before[index])
-                if self._slots[index].squares or self._is_variance(index, live):
-                    moved = torch.fmax(moved, torch.fmin(live.cpu(), average))
-                live.copy_(moved)
+            average = self.tensors[index]
+            if self._before is not None:
+                before = self._before[index]
+                squares = self._slots[index].squares or self._is_variance(index, live, before)
+                average = moved(live, average, before, squares=squares)
+            self._write(index, average)
 
-    def _is_variance(self, index: int, live: torch.Tensor) -> bool:
+    def _is_variance(self, index: int, live: torch.Tensor, before: torch.Tensor) -> bool:
         """Batch norm's running variances have no name here. For means that happen to be positive the rule does no
         harm."""
-        before = self._before[index] if self._before is not None else live
         return self._slots[index].role is TensorRole.UNSPECIFIED and bool((before > 0).all() and (live > 0).all())
 
-    def _live(self) -> list[torch.Tensor | None]:
-        return [slot.find() for slot in self._slots]
+    def _copy(self, index: int, target: torch.Tensor) -> None:
+        live = self._live(index)
+        target.zero_() if live is None else target.copy_(live)
+
+    def _live(self, index: int) -> torch.Tensor | None:
+        """A view of what is averaged, but for tensors that are cut and not contiguous."""
+        tensor, extent = self._slots[index].find(), self._extents[index]
+        if tensor is None or extent.numel == tensor.numel():
+            return tensor
+        return tensor.detach().reshape(-1)[extent.begin : extent.end]
+
+    def _write(self, index: int, values: torch.Tensor) -> None:
+        tensor, extent = self._slots[index].find(), self._extents[index]
+        assert tensor is not None
+        if extent.numel == tensor.numel():
+            tensor.copy_(values)
+        else:
+            put(tensor, extent.begin, values)
+
+    def _in_memory(self) -> list[torch.Tensor]:
+        # In one piece, which the system takes back whole: pieces of the heap would stay with the process.
+        memory = fresh_memory(self.nbytes)
+        return [
+            memory[offset : offset + info.descriptor.nbytes].view(info.descriptor.dtype).view(info.descriptor.shape)
+            for offset, info in zip(self._offsets, self.infos, strict=False)
+        ]
 
 
-def _fixed(tensor: torch.Tensor, role: TensorRole) -> Slot:
-    return Slot(tensor, role, lambda: tensor)
+def _info(slot: Slot, extent: Extent) -> CompressionInfo:
+    form = slot.descriptor
+    if extent.numel != form.numel:
+        form = TensorDescriptor((extent.numel,), form.dtype)
+    return CompressionInfo(form, extent.index, slot.role)
 
 
-def _trained(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    return (parameter for parameter in parameters if parameter.requires_grad)
-
-
-def _statistic(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> torch.Tensor | None:
-    made = optimizer.state.get(parameter, {})
-    if made and name not in made:
-        there_are = ", ".join(map(str, made))
-        raise OptimizerError(f"average_opt_statistics: there is no {name!r}; there are {there_are}")
-    value = made.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
-        form = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise OptimizerError(
-            f"average_opt_statistics: {name!r} has {form}; what can be averaged has its parameter's shape, "
-            f"{tuple(parameter.shape)}"
-        )
-    return value
-
-
-def _moved(live: torch.Tensor, average: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Where the state stands as it was loaded, or was not finite when it was, that is the average itself."""
-    present = live.cpu()
-    exact = torch.float32 if present.dtype.itemsize < 4 else present.dtype
-    change = average.to(exact) - before.to(exact)
-    moved = (present.to(exact) + change).to(average.dtype)
-    return torch.where((present == before) | ~before.isfinite(), average, moved)
+def _offsets(forms: Iterable[TensorDescriptor]) -> list[int]:
+    """Where each begins if they lie one behind the other, and where the last one ends, in bytes."""
+    offsets = [0]
+    for form in forms:
+        offsets.append(offsets[-1] + -(-form.nbytes // _ALIGNMENT) * _ALIGNMENT)
+    return offsets

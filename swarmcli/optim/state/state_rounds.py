@@ -1,25 +1,32 @@
-"""Rounds over training states, beside those of the gradients and under a prefix of their own."""
+"""Rounds over training states, volume by volume, beside those of the gradients and under a prefix of their own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from swarmcli.averaging import AveragerCore, RoundRequest
+import torch
+
+from swarmcli.averaging import AveragerCore, AveragingStage, RoundRequest
 from swarmcli.compression import CompressionBase
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.state.state_buffers import Slot, StateBuffers
+from swarmcli.optim.state.slots import Slot
+from swarmcli.optim.state.state_buffers import StateBuffers
+from swarmcli.optim.state.statistics import Statistics
+from swarmcli.optim.state.volumes import VOLUME_BYTES, cut
 
 if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig, StepControl
+    from swarmcli.averaging import AveragerConfig, RoundResult, StepControl
     from swarmcli.dht import DHTNode
 
 
 LONGEST_WAIT = 5.0  # seconds for mates who have just ended the same epoch, and copy their states now
 _TO_BEGIN = 10.0  # seconds beyond that, in which the group of those who came may begin
+_BEHIND = 2.0  # so many times as long as the last volume took, a mate may need more for it than this peer
 
 
 def state_config(run_id: str, gradients: AveragerConfig, compression: CompressionBase) -> AveragerConfig:
@@ -33,74 +40,102 @@ def state_config(run_id: str, gradients: AveragerConfig, compression: Compressio
     return replace(gradients, prefix=f"{run_id}_state", allreduce=allreduce, matchmaking=matchmaking)
 
 
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """After which epoch states are averaged, and with whom: with `mates` and with others of this tag; None: the members
+    of the last round are expected. All volumes have one occasion, so none holds anything of another lineage."""
+
+    tag: bytes
+    epoch: int
+    weight: float
+    mates: tuple[PeerID, ...] | None
+
+    def tag_of(self, number: int) -> bytes:
+        """Of one volume. Only peers that are at the same one form groups."""
+        if number == 0:
+            return self.tag
+        return hashlib.sha256(b"swarm volume" + number.to_bytes(4) + self.tag).digest()
+
+
 class StateRounds:
-    """One round at a time over `buffers`, which their owner fills before it begins and reads when it has ended."""
+    """One round at a time, over memory that belongs to whoever asks for it."""
 
     def __init__(
-        self, node: DHTNode, config: AveragerConfig, slots: Iterable[Slot], terms: Mapping[str, str] | None = None
+        self,
+        node: DHTNode,
+        config: AveragerConfig,
+        slots: Iterable[Slot],
+        terms: Mapping[str, str] | None = None,
+        *,
+        volume_bytes: int = VOLUME_BYTES,
     ) -> None:
-        """Raises OptimizerError for statistics that cannot be averaged."""
-        self.buffers = StateBuffers(slots)
-        config = replace(config, allreduce=replace(config.allreduce, tensor_infos=self.buffers.infos))
-        self.averager = AveragerCore(self.buffers.tensors, node, config)
-        self._patience = config.matchmaking.min_matchmaking_time + _TO_BEGIN
+        """`volume_bytes` must be alike at all peers, as the slots are. Raises OptimizerError for statistics that cannot
+        be averaged."""
+        self.slots = tuple(slots)
+        self._extents = cut([slot.descriptor for slot in self.slots], volume_bytes)
+        first, *_ = self.volumes()
+        config = replace(config, allreduce=replace(config.allreduce, tensor_infos=first.infos))
+        self._averager = AveragerCore(first.outline, node, config)
+        self._wait = config.matchmaking.min_matchmaking_time
         self._terms = dict(terms or {})
-        self._control: StepControl | None = None  # of the round under way, or of one whose end nobody has heard yet
+        self._took = 0.0  # seconds, the last all-reduce
 
     async def start(self) -> None:
-        await self.averager.start()
+        await self._averager.start()
 
     async def shutdown(self) -> None:
         """Leaves the round under way. Idempotent; leaves no task."""
-        self.drop()
-        await self.averager.shutdown()
+        await self._averager.shutdown()
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a round has begun of which `ended` has not told."""
-        return self._control is not None
+    def volumes(self, statistics: Statistics | None = None) -> list[StateBuffers]:
+        """All of them, in the order of their rounds, with nothing copied yet."""
+        return [StateBuffers(self.slots, extents, statistics) for extents in self._extents]
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether `ended` would return at once."""
-        return self._control is not None and self._control.done()
+    async def average(
+        self, occasion: Occasion, number: int, volume: StateBuffers, tensors: Sequence[torch.Tensor]
+    ) -> str:
+        """One round, with `tensors` for this volume: why it gave no average, empty if it did.
 
-    def begin(self, tag: bytes, epoch: int, weight: float, mates: Iterable[PeerID] | None) -> None:
-        """Averages the buffers with those of `mates`, and of others with this tag; None: those of the last round are
-        expected. There must be no round under way."""
-        if mates is not None:
-            self.averager.expect(mates)
-        request = RoundRequest(tag=tag, weight=weight, timeout=self._patience, epoch=epoch, terms=self._terms)
-        self._control = self.averager.begin_round(request)
-
-    async def ended(self) -> str | None:
-        """Waits for the end of the round: why it gave no average, empty if it did; None if there was no round, or it
-        was dropped meanwhile, or another call has told its end."""
-        control = self._control
-        if control is None:
-            return None
-        reason = await _reason(control)
-        if control is not self._control:
-            return None
-        self._control = None
-        return reason
-
-    def drop(self) -> None:
-        """Leaves the round under way; the others go on."""
-        control, self._control = self._control, None
-        if control is not None:
-            control.cancel()
+        They are let go of when it has ended. A round that is cancelled here is left; the others go on.
+        """
+        averager = self._averager
+        wait = self._wait
+        if number > 0:
+            wait += _BEHIND * self._took  # for mates that get what the last round gave more slowly
+        elif occasion.mates is not None:
+            averager.expect(occasion.mates)
+        request = RoundRequest(
+            tag=occasion.tag_of(number),
+            weight=occasion.weight,
+            timeout=wait + _TO_BEGIN,
+            lookout=wait,
+            epoch=occasion.epoch,
+            terms=self._terms,
+        )
+        await averager.take_up(tensors, volume.infos)
+        try:
+            result = await _ended(averager.begin_round(request))
+        finally:
+            await averager.take_up(volume.outline, volume.infos)
+        if isinstance(result, str):
+            return result
+        self._took = result.seconds.get(AveragingStage.RUNNING_ALLREDUCE.value, 0.0)
+        return "" if result.total_weight > 0 else "nobody in the group had samples"
 
 
-async def _reason(control: StepControl) -> str:
+async def _ended(control: StepControl) -> RoundResult | str:
+    """How the round ended: its result, or why there is none."""
     # Not `await control`: cancelling that would cancel its future, and the round behind it would run on.
     ended = asyncio.Event()
     control.add_done_callback(lambda _: ended.set())
-    await ended.wait()
+    try:
+        await ended.wait()
+    except asyncio.CancelledError:
+        control.cancel()
+        raise
     if control.cancelled():
         return "it was left"
     try:
-        result = control.result(timeout=0)
+        return control.result(timeout=0)
     except SwarmError as error:
         return str(error)
-    return "" if result.total_weight > 0 else "nobody in the group had samples"

@@ -5,7 +5,8 @@ A statistic's *place* is `<parameter index>/<name>`, parameters being counted in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -44,10 +45,12 @@ class Statistics(Protocol):
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
         """By place: tensors, live ones or distant copies of this moment; and what is no tensor as plain values."""
 
-    def restore(
+    def staged(
         self, tensors: Mapping[str, AnyTensor], numbers: Mapping[str, Any], groups: Sequence[dict[str, Any]]
-    ) -> None:
-        """Replaces all of them, what is not named is dropped, and the options of the parameter groups; all or nothing.
+    ) -> AbstractContextManager[Callable[[], None]]:
+        """Has all of these ready inside the block, beside what there is. The function that it yields puts them in its
+        place: what is not named is dropped, and the options of the parameter groups are these. If it is not called,
+        nothing changes.
 
         What comes has been checked to be of parameters that there are.
         """
@@ -74,7 +77,7 @@ class OwnStatistics:
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
         tensors: dict[str, AnyTensor] = {}
         numbers: dict[str, Any] = {}
-        for index, statistics in self._optimizer.state_dict()["state"].items():
+        for index, statistics in sorted(self._optimizer.state_dict()["state"].items()):  # as equal states anywhere
             for name, value in statistics.items():
                 if isinstance(value, torch.Tensor):
                     tensors[f"{index}/{name}"] = value.detach()
@@ -82,14 +85,14 @@ class OwnStatistics:
                     numbers[f"{index}/{name}"] = to_plain(value)
         return tensors, numbers
 
-    def restore(
+    @contextmanager
+    def staged(
         self, tensors: Mapping[str, AnyTensor], numbers: Mapping[str, Any], groups: Sequence[dict[str, Any]]
-    ) -> None:
+    ) -> Iterator[Callable[[], None]]:
         values: dict[str, Any] = {place: loaded(tensor) for place, tensor in tensors.items()}
         statistics = by_parameter(values | dict(numbers), self._parameters())
-        self._optimizer.load_state_dict(
-            {**self._optimizer.state_dict(), "state": statistics, "param_groups": list(groups)}
-        )
+        state = {**self._optimizer.state_dict(), "state": statistics, "param_groups": list(groups)}
+        yield lambda: self._optimizer.load_state_dict(state)
 
     def describe(self) -> dict[str, TensorDescriptor]:
         return {

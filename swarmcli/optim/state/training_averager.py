@@ -12,7 +12,7 @@ import torch
 from swarmcli.averaging import RoundResult
 from swarmcli.optim.state.optimizer_averager import OptimizerAverager
 from swarmcli.optim.state.residence import InPlace
-from swarmcli.optim.state.state_buffers import Slot, extra_slots, gradient_slots, parameter_slots, statistic_slots
+from swarmcli.optim.state.slots import Slot, extra_slots, gradient_slots, parameter_slots, statistic_slots
 from swarmcli.optim.state.training_state import TrainingState
 
 if TYPE_CHECKING:

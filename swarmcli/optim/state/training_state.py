@@ -138,9 +138,10 @@ class TrainingState:
         schedule = self._fit_schedule(metadata.get("scheduler"))
 
         merged = [{**group, **new} for group, new in zip(groups, fitted, strict=True)]
-        self.statistics.restore(statistics, numbers, merged)
-        for name, own in self._own_tensors().items():
-            fill(own, captured.tensors[name])
+        with self.statistics.staged(statistics, numbers, merged) as install:
+            for name, own in self._own_tensors().items():
+                fill(own, captured.tensors[name])
+            install()
         if self.scheduler is not None:
             self.scheduler.load_state_dict(schedule)
         self.standing = standing

@@ -7,13 +7,8 @@ from hypothesis import given, settings
 
 from swarmcli.compression import TensorRole
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.state.state_buffers import (
-    StateBuffers,
-    extra_slots,
-    gradient_slots,
-    parameter_slots,
-    statistic_slots,
-)
+from swarmcli.optim.state.slots import extra_slots, gradient_slots, parameter_slots, statistic_slots
+from swarmcli.optim.state.state_buffers import StateBuffers
 
 
 def made(*tensors: torch.Tensor, statistics: tuple[str, ...] = (), extra: tuple[torch.Tensor, ...] = ()) -> tuple:

@@ -1,0 +1,120 @@
+"""What peers average of their training states, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from swarmcli.compression import TensorDescriptor, TensorRole
+from swarmcli.errors import OptimizerError
+from swarmcli.optim.state.statistics import statistics_of
+
+# Of torch's optimizers: what they divide by, or by the root of.
+_SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", "sum"})
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor that is averaged: found anew each time, since optimizers and users put others in their places.
+
+    Where there is none, zeros stand for it, and the average of it changes nothing.
+    """
+
+    like: torch.Tensor  # has the shape and type
+    role: TensorRole
+    find: Callable[[], torch.Tensor | None]
+    squares: bool = False  # means of squares, or something else that is never negative and that others divide by
+    place: str = ""  # of a statistic in another process's memory; then there is nothing to find here
+
+    @property
+    def descriptor(self) -> TensorDescriptor:
+        return TensorDescriptor.of(self.like)
+
+
+def state_slots(
+    parameters: Sequence[torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    statistics: Sequence[str],
+    extra_tensors: Sequence[torch.Tensor],
+) -> Iterator[Slot]:
+    """What the peers of a run average of their states, in the order that all of them have."""
+    yield from parameter_slots(parameters)
+    yield from statistic_slots(parameters, optimizer, statistics)
+    yield from extra_slots(extra_tensors)
+
+
+def parameter_slots(parameters: Iterable[torch.Tensor]) -> Iterator[Slot]:
+    return (_fixed(parameter, TensorRole.PARAMETER) for parameter in parameters if parameter.is_floating_point())
+
+
+def gradient_slots(parameters: Iterable[torch.Tensor]) -> Iterator[Slot]:
+    """Of the parameters that are trained."""
+    for parameter in parameters:
+        if parameter.requires_grad:
+            yield Slot(parameter, TensorRole.GRADIENT, partial(getattr, parameter, "grad"))
+
+
+def statistic_slots(
+    parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer, names: Sequence[str]
+) -> Iterator[Slot]:
+    """Statistics of the optimizer by name (`exp_avg`, `momentum_buffer`, …), of the parameters that are trained.
+
+    They have the shape of their parameter. One that the optimizer has not made yet counts as zero, as it would begin.
+    Finding one raises OptimizerError, which names the statistic, where the optimizer has others but not this.
+    """
+    elsewhere = statistics_of(optimizer).waits
+    for index, parameter in enumerate(parameters):
+        for name in dict.fromkeys(names) if parameter.requires_grad else ():
+            find = _nothing if elsewhere else partial(_statistic, optimizer, parameter, name)
+            place = f"{index}/{name}" if elsewhere else ""
+            yield Slot(parameter, TensorRole.OPTIMIZER, find, name in _SQUARES, place)
+
+
+def extra_slots(tensors: Iterable[torch.Tensor]) -> Iterator[Slot]:
+    """Of other tensors of the model, batch norm's statistics for example.
+
+    Those that are no floating-point numbers are left alone: batch norm's counter of batches, for one, counts what this
+    peer computed, and neither a mean nor a maximum of it means anything. Newcomers download them with the state.
+    """
+    return (_fixed(tensor, TensorRole.UNSPECIFIED) for tensor in tensors if tensor.is_floating_point())
+
+
+def check_shape(name: str, shape: Sequence[int], parameter: torch.Tensor) -> None:
+    """Raises OptimizerError, which names the statistic, unless it has the shape of its parameter."""
+    if tuple(shape) != tuple(parameter.shape):
+        raise _misshapen(name, f"shape {tuple(shape)}", parameter)
+
+
+def no_such_statistic(name: str, there_are: Iterable[object]) -> OptimizerError:
+    return OptimizerError(f"average_opt_statistics: there is no {name!r}; there are {', '.join(map(str, there_are))}")
+
+
+def _fixed(tensor: torch.Tensor, role: TensorRole) -> Slot:
+    return Slot(tensor, role, lambda: tensor)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _statistic(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> torch.Tensor | None:
+    made = optimizer.state.get(parameter, {})
+    if made and name not in made:
+        raise no_such_statistic(name, made)
+    value = made.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor):
+        raise _misshapen(name, type(value).__name__, parameter)
+    check_shape(name, value.shape, parameter)
+    return value
+
+
+def _misshapen(name: str, form: str, parameter: torch.Tensor) -> OptimizerError:
+    return OptimizerError(
+        f"average_opt_statistics: {name!r} has {form}; what can be averaged has its parameter's shape, "
+        f"{tuple(parameter.shape)}"
+    )
