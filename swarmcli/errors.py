@@ -32,6 +32,7 @@ SwarmError
 │   └── StateDownloadError        no donor gave a complete state; `.attempts` says what failed with each
 ├── OptimizerError                the collaborative optimizer was used in a way that it refuses
 │   └── GradScalerError           a GradScaler was called in an order that would step with wrong gradients
+├── ShardingError                a sharded optimizer was asked for what it has not, or its state could not be sent
 ├── SiteError                     the processes of a site have lost each other, or one of them has failed
 ├── FingerprintError              the run refused this peer: its recipe differs; `.keys` says where
 ├── RecipeError                   a recipe that cannot be read; carries file, line and fix
@@ -213,6 +214,10 @@ class OptimizerError(SwarmError):
 
 class GradScalerError(OptimizerError, RuntimeError):
     """A GradScaler was called in an order that would step with wrongly scaled gradients; a RuntimeError as in torch."""
+
+
+class ShardingError(SwarmError, RuntimeError):
+    """A sharded optimizer was asked for what it does not have, or cannot follow; a RuntimeError as in torch."""
 
 
 class SiteError(SwarmError):

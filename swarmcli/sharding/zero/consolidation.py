@@ -9,6 +9,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from swarmcli.errors import ShardingError
 from swarmcli.network import wire
 from swarmcli.sharding.zero.state_tree import MappingNode, Node, empty_tensors, put_together, take_apart
 from swarmcli.sharding.zero.transfer import receive_tensors, send_tensors
@@ -31,7 +32,7 @@ def consolidate(
     """All ranks' shares at rank `to`, in CPU memory, as a copy that later steps do not change; elsewhere nothing.
 
     A collective call. `owners` says whose each parameter index is. Raises TypeError at the rank whose state cannot be
-    sent (only tensors, plain values, lists, tuples and dicts can) and RuntimeError at rank `to`.
+    sent (only tensors, plain values, lists, tuples and dicts can) and ShardingError at rank `to`.
     """
     rank = dist.get_rank(group)
     if rank != to:
@@ -44,15 +45,11 @@ def consolidate(
             try:
                 owned = [index for index, owner in enumerate(owners) if owner == source]
                 whole.update(receive_share(source, group, owned))
-            except ShareRefused as error:
+            except ShardingError as error:
                 failures.append(f"rank {source}: {error}")
     if failures:
-        raise RuntimeError(f"the optimizer state could not be consolidated: {'; '.join(failures)}")
+        raise ShardingError(f"the optimizer state could not be consolidated: {'; '.join(failures)}")
     return dict(sorted(whole.items()))
-
-
-class ShareRefused(RuntimeError):
-    """The other rank did not send its share; the message is its reason."""
 
 
 def send_share(share: Mapping[int, Mapping[str, Any]], to: int, group: dist.ProcessGroup) -> None:
@@ -71,11 +68,11 @@ def send_share(share: Mapping[int, Mapping[str, Any]], to: int, group: dist.Proc
 def receive_share(source: int, group: dist.ProcessGroup, expected: Collection[int]) -> State:
     """The state that rank `source` sends, in CPU memory.
 
-    Raises ShareRefused when it cannot send it, and ValueError for what is no state of the parameters `expected`.
+    Raises ShardingError when it cannot send it, and ValueError for what is no state of the parameters `expected`.
     """
     header = wire.decode(ShareHeader, _receive_bytes(source, group))
     if header.state is None:
-        raise ShareRefused(header.failure)
+        raise ShardingError(header.failure)
     if not isinstance(header.state, MappingNode):
         raise ValueError(f"rank {source} announced a {type(header.state).__name__} in place of state by parameter")
     foreign = [index for index, _ in header.state.entries if index not in expected]

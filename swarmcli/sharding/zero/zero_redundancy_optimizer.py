@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
+from swarmcli.errors import ShardingError
 from swarmcli.sharding.zero.arguments import agreed_weights, check_parameters, group_of, listed_params
 from swarmcli.sharding.zero.broadcast import broadcast_from_owners
 from swarmcli.sharding.zero.buckets import ParameterBuckets
@@ -19,7 +20,7 @@ from swarmcli.sharding.zero.consolidation import State, consolidate
 from swarmcli.sharding.zero.functional import is_functional
 from swarmcli.sharding.zero.join import StepAlong, UnevenInputs
 from swarmcli.sharding.zero.local_state import copy_settings, own_entries, placed, settings_of
-from swarmcli.sharding.zero.partition import assign
+from swarmcli.sharding.zero.ownership import Ownership
 
 if TYPE_CHECKING:
     from swarmcli.sharding.zero.overlap import Overlap
@@ -79,8 +80,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self.overlap: Overlap | None = None
         self._buckets = ParameterBuckets() if parameters_as_bucket_view and not overlap_with_ddp else None
         self._trainable = [parameter.requires_grad for parameter in self.parameters]
-        self._owners: list[int] = []
-        self._loads = [0] * self.world_size  # bytes of parameters
+        self._ownership = Ownership(agreed_weights(shares, self.process_group))
         self._consolidated: State | None = None
         self._inputs = UnevenInputs(hand_over=False)
         if overlap_with_ddp:
@@ -88,12 +88,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
             self.overlap = Overlap(self, optimizer_class, defaults, parameters_as_bucket_view)
         else:
-            self._weights = agreed_weights(shares, self.process_group)
-            for group in self.param_groups:
-                self._owners += self._assign(group)
-            self._use(
-                optimizer_class([self._own_part(position) for position in range(len(self.param_groups))], **defaults)
-            )
+            self._use(optimizer_class([self._take_on(group) for group in self.param_groups], **defaults))
             self._lay_out_buckets()
         self._ready = True
 
@@ -102,35 +97,26 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def owner_of(self, index: int) -> int:
         """The rank that keeps the state of parameter `index` (its place in `param_groups`, as in a state dict)."""
         self._require_initialized()
-        return self._owners[index]
+        return self._ownership.owners[index]
 
     def indices_of(self, rank: int) -> list[int]:
         """The parameters whose state this rank keeps, ascending."""
         self._require_initialized()
-        return [index for index, owner in enumerate(self._owners) if owner == rank]
+        return self._ownership.indices_of(rank)
 
     def adopt(self, owners: Sequence[int], local: Any) -> None:
         """Sets the owner of every parameter and this rank's optimizer of its own ones; what `overlap` does when ready.
 
         `local` has `state` by parameter, `param_groups` and a `step`.
         """
-        self._owners = list(owners)
+        self._ownership.owners = list(owners)
         self._use(local)
 
-    def _assign(self, group: Mapping[str, Any]) -> list[int]:
-        sizes = [parameter.numel() * parameter.element_size() for parameter in group["params"]]
-        return assign(sizes, self._loads, self._weights)
-
-    def _own_part(self, position: int) -> dict[str, Any]:
-        """The parameter group as the local optimizer has it; it may well be without parameters."""
-        group = self.param_groups[position]
-        first = sum(len(earlier["params"]) for earlier in self.param_groups[:position])
-        owned = [
-            parameter
-            for index, parameter in enumerate(group["params"], start=first)
-            if self._owners[index] == self.rank
-        ]
-        return {**settings_of(group), "params": owned}
+    def _take_on(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Shares the group out; returns it as the local optimizer shall have it, which may be without parameters."""
+        first = len(self._ownership.owners)
+        self._ownership.take_on(group["params"])
+        return {**settings_of(group), "params": self._ownership.by_rank(group["params"], first)[self.rank]}
 
     def _use(self, local: Any) -> None:
         self.optim = local
@@ -145,14 +131,14 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group and shares it out; nothing moves that was shared out before. To be called on all ranks alike.
 
-        Raises RuntimeError with overlap, which has one group only, and TypeError or ValueError for a group that cannot
+        Raises ShardingError with overlap, which has one group only, and TypeError or ValueError for a group that cannot
         be added; nothing is changed then.
         """
         if not self._ready:
             super().add_param_group(param_group)
             return
         if self.overlap is not None:
-            raise RuntimeError(
+            raise ShardingError(
                 "with overlap_with_ddp=True there is one parameter group only, that of the constructor: "
                 "name all parameters there, or train without overlap"
             )
@@ -164,8 +150,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self.param_groups.pop()
             raise
         self.parameters += group["params"]
-        self._owners += self._assign(group)
-        self.optim.add_param_group(self._own_part(len(self.param_groups) - 1))
+        self.optim.add_param_group(self._take_on(group))
         copy_settings(self.optim.param_groups[-1:], self.param_groups[-1:])  # of the others the exposed ones are newer
         self._trainable += [parameter.requires_grad for parameter in group["params"]]
         self._lay_out_buckets()
@@ -196,7 +181,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 raise ValueError(
                     "hand_over_gradients=True needs the gradients before the step: call it without closure"
                 )
-            self._inputs.exchange(self._parameters_by_rank(), self.process_group)
+            self._inputs.exchange(self._ownership.by_rank(self.parameters), self.process_group)
         self.follow_changes()
         copy_settings(self.param_groups, self.optim.param_groups)
         if closure is not None:  # some optimizers' step takes none
@@ -210,26 +195,20 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         if self._buckets is not None:
             by_rank = [self._buckets.of_rank(rank) for rank in range(self.world_size)]
         else:
-            by_rank = self._parameters_by_rank()
+            by_rank = self._ownership.by_rank(self.parameters)
         broadcast_from_owners(by_rank, self.process_group)
-
-    def _parameters_by_rank(self) -> list[list[torch.Tensor]]:
-        by_rank: list[list[torch.Tensor]] = [[] for _ in range(self.world_size)]
-        for parameter, owner in zip(self.parameters, self._owners, strict=True):
-            by_rank[owner].append(parameter)
-        return by_rank
 
     def follow_changes(self) -> None:
         """Notices changed trainability, or parameters in other memory; rebuilds the buckets with a warning.
 
-        Raises RuntimeError for changed trainability with overlap, and for parameters added behind this object's back.
+        Raises ShardingError for changed trainability with overlap, and for parameters added behind this object's back.
         """
         if sum(len(group["params"]) for group in self.param_groups) != len(self.parameters):
-            raise RuntimeError("param_groups have other parameters than before: add them with add_param_group")
+            raise ShardingError("param_groups have other parameters than before: add them with add_param_group")
         trainable = [parameter.requires_grad for parameter in self.parameters]
         if trainable != self._trainable:
             if self.overlap is not None:
-                raise RuntimeError(
+                raise ShardingError(
                     "the trainable parameters changed, which overlap_with_ddp=True does not allow: "
                     "keep requires_grad as it was, or train without overlap"
                 )
@@ -246,7 +225,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     def _lay_out_buckets(self) -> None:
         if self._buckets is not None:
-            self._buckets.lay_out(self._parameters_by_rank())
+            self._buckets.lay_out(self._ownership.by_rank(self.parameters))
 
     # State
 
@@ -278,14 +257,15 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """Brings the whole state to the memory (CPU) of rank `to`, where `state_dict` then has it. A collective call.
 
         Raises ValueError for a rank that is not there, TypeError for state that is not made of tensors and plain
-        values, RuntimeError when a rank is gone, could not send, or, with overlap, is not initialized yet.
+        values, ShardingError (a RuntimeError) when a rank could not send, or, with overlap, is not initialized yet, and
+        RuntimeError when a rank is gone.
         """
         self._require_initialized()
         if not 0 <= to < self.world_size:
             raise ValueError(f"there is no rank {to} to consolidate to: the group has ranks 0 to {self.world_size - 1}")
         copy_settings(self.param_groups, self.optim.param_groups)
         self._consolidated = None
-        whole = consolidate(self.local_state(), to, self.process_group, self._owners)
+        whole = consolidate(self.local_state(), to, self.process_group, self._ownership.owners)
         if self.rank == to:
             self._consolidated = whole
 
@@ -293,11 +273,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """The whole optimizer's state dict as of the last `consolidate_state_dict` to this rank.
 
         It is what an unsharded optimizer would give, may be loaded by one, and by any number of ranks. Raises
-        RuntimeError when nothing was consolidated to this rank since the last load.
+        ShardingError (a RuntimeError) when nothing was consolidated to this rank since the last load.
         """
         self._require_initialized()
         if self._consolidated is None:
-            raise RuntimeError(
+            raise ShardingError(
                 "the optimizer state has not been consolidated on this rank: call "
                 f"consolidate_state_dict(to={self.rank}) on all ranks before"
             )
@@ -307,7 +287,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """Takes this rank's share of a whole state dict (of any number of ranks, or unsharded) and all its settings.
 
         The dict itself is left as it is. Raises ValueError, before anything changes, for one of other groups, and
-        RuntimeError with overlap before it is initialized.
+        ShardingError with overlap before it is initialized.
         """
         self._require_initialized()
         own = own_entries(state_dict, self.param_groups, self.indices_of(self.rank))
@@ -324,11 +304,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         It does so with the gradients that it has then, as torch's optimizer does; an earlier hook may set them.
         DistributedDataParallel's does not: beside it, give `Join` the option `hand_over_gradients=True`, and each step
         begins with a rank that still has inputs sending the others the gradients of their shares, so that the
-        parameters are those of an unsharded optimizer. Other options are for other hooks. Raises RuntimeError with
+        parameters are those of an unsharded optimizer. Other options are for other hooks. Raises ShardingError with
         overlap: DDP's hook for `Join` reduces gradients without its communication hook.
         """
         if self.overlap is not None:
-            raise RuntimeError(
+            raise ShardingError(
                 "with overlap_with_ddp=True uneven inputs cannot be joined, since DDP then leaves its communication "
                 "hook out: train without overlap, or give all ranks as many inputs"
             )
