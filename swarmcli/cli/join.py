@@ -33,7 +33,6 @@ def join(
     verbose: options.Verbose = False,
 ) -> None:
     """Train with the others: compute gradients, average them, step together."""
-    from swarmcli.cli.site.part import Part, take_part
     from swarmcli.cli.site.process import SiteProcess
     from swarmcli.recipe import load_recipe
 
@@ -41,6 +40,8 @@ def join(
     settings = [*overrides, *choices.overrides()]
     process = SiteProcess.of_environment()
     if process is not None:
+        from swarmcli.cli.site.part import Part, take_part
+
         take_part(process, Part(recipe, settings, peer, home, resume, web, web_host, verbose))
         return
     processes = load_recipe(recipe, settings).local.site.processes

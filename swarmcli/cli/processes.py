@@ -16,12 +16,14 @@ GRACE_SECONDS = 20.0  # between asking a process to stop and stopping it
 class Child:
     """One `swarm …` process whose output goes to a file."""
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], launcher: Sequence[str]
+    ) -> None:
         self.name = name
         self.log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "swarmcli.cli.main", *arguments],
+                [sys.executable, *launcher, "-m", "swarmcli", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -67,9 +69,15 @@ class Children:
         self._children: list[Child] = []
 
     def start(
-        self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        launcher: Sequence[str] = (),
     ) -> Child:
-        child = Child(name, arguments, log, environment or {})
+        """`launcher`: words for Python that start a module in its place, as torchrun does."""
+        child = Child(name, arguments, log, environment or {}, launcher)
         self._children.append(child)
         return child
 

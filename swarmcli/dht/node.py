@@ -176,6 +176,14 @@ class DHTNode:
         self._core.checker.add(validators)
         self._cache.clear()
 
+    def known_addresses(self) -> list[str]:
+        """Where the peers that this node knows at present can be dialed, in the form that `initial_peers` takes."""
+        return [
+            f"{address}/{contact.peer_id.text}"
+            for contact in self._core.contacts.table
+            for address in contact.addresses
+        ]
+
     def statistics(self) -> DHTStatistics:
         """A snapshot."""
         core = self._core

@@ -39,9 +39,7 @@ class SiteSettings(Section):
     @model_validator(mode="after")
     def _consistent(self) -> SiteSettings:
         if self.zero and self.processes == 1:
-            raise Conflict(
-                "zero", "zero shares the optimizer among a site's processes; set processes to 2 or more"
-            )
+            raise Conflict("zero", "zero shares the optimizer among a site's processes; set processes to 2 or more")
         if self.hierarchy:
             check_hierarchy(self.hierarchy, self.processes)
         return self

@@ -10,10 +10,11 @@ from json import dumps
 from types import TracebackType
 
 import swarmcli
-from swarmcli.dht import DHT
+from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import NetworkError
 from swarmcli.events import Event, Events
 from swarmcli.journal import Journal, RunDescription
+from swarmcli.network.address import parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.membership.report import Role
@@ -112,6 +113,21 @@ class RunPeer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.journal.close(self.outcome if kind is None else f"failed: {error}"[:300])
+
+    @property
+    def port(self) -> int:
+        """On which this peer listens; 0: it does not."""
+        return next((parse_address(address).port for address in self.dht.get_visible_addresses()), 0)
+
+    def acquaintances(self) -> list[str]:
+        """Addresses of the peers that this one knows at present."""
+
+        async def known(dht: DHT, node: DHTNode) -> list[str]:
+            return node.known_addresses()
+
+        found = self.dht.run_coroutine(known)
+        assert isinstance(found, list)
+        return found
 
     def tell(self, dashboard: str = "") -> None:
         """Leaves word in the home, while this peer lives, of how it can be reached: for scripts on this machine."""

@@ -12,6 +12,7 @@ from swarmcli.dht import DHTLimits, DHTNode, OwnedSubkey, ValueWithExpiration
 from swarmcli.dht.keys import encode_subkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.events import Event, PeerRefused
+from swarmcli.network.address import parse_address
 from swarmcli.network.virtual_time import run
 
 from .swarm import Swarm, identity, soon
@@ -28,6 +29,16 @@ def test_what_one_peer_stores_every_other_reads() -> None:
                 assert await node.get("another") is None
             holders = [node for node in nodes if node.statistics().records]
             assert len(holders) == 5
+
+    run(main())
+
+
+def test_whom_a_node_knows_can_be_dialed_by_the_addresses_it_gives() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            nodes = await swarm.grow(3)
+            known = nodes[0].known_addresses()
+            assert {parse_address(each).peer_id for each in known} == {node.endpoint.peer_id for node in nodes[1:]}
 
     run(main())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,13 @@ class Swarm:
     def home(self, name: str) -> Path:
         return self.directory / name
 
-    def start(self, verb: str, name: str, *arguments: str, recipe: Path | None = None) -> Child:
+    def start(
+        self, verb: str, name: str, *arguments: str, recipe: Path | None = None, launcher: Sequence[str] = ()
+    ) -> Child:
         """Starts a peer that knows the first monitor; its files are in `home(name)`, its output in `<name>.log`."""
         contact = ["--peer", self.contact] if self.contact else []
         words = [verb, str(recipe or self.recipe), "--home", str(self.home(name)), "--name", name, *contact, *arguments]
-        return self.children.start(name, words, self.directory / f"{name}.log")
+        return self.children.start(name, words, self.directory / f"{name}.log", launcher=launcher)
 
     def start_monitor(self, *arguments: str, name: str = "monitor") -> Child:
         """Starts a monitor and waits until it can be a first contact."""

@@ -145,7 +145,7 @@ class Launcher:
         """Elastic waits half a minute for the survivors of a failure; what is frozen would use all of it."""
         while not over.wait(POLL_SECONDS):
             if self._notes.broken and not over.wait(GRACE_SECONDS):
-                self._silent = self._kill_all()
+                self._silent = self._kill_all() - self._notes.broken
                 return
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -178,9 +178,9 @@ def final_code(failures: Failures) -> int | None:
 def cause(failures: Failures, silent: Collection[int] = ()) -> str:
     """What happened first, as far as exit codes tell: the others end because one has. `silent` had to be ended."""
 
-    def likely(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int]:
+    def likely(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, bool, int]:
         rank, failure = item
-        return failure.exitcode == -signal.SIGTERM, failure.exitcode > 0, rank
+        return failure.pid not in silent, failure.exitcode == -signal.SIGTERM, failure.exitcode > 0, rank
 
     rank, failure = min(failures.items(), key=likely)
     if failure.pid in silent:

@@ -9,7 +9,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
+
 VARIABLE = "SWARM_SITE_NOTES"
+
+
+class Network(msgspec.Struct, frozen=True):
+    """The peer's place among others."""
+
+    port: int = 0  # on which it listened; 0: not yet, or not at all
+    contacts: tuple[str, ...] = ()
 
 
 class Notes:
@@ -26,8 +35,8 @@ class Notes:
 
     def begin(self) -> None:
         """The processes are about to be started, perhaps again."""
-        for name in ("told", "broken"):
-            (self.directory / name).unlink(missing_ok=True)
+        for file in (self.directory / "told", *self.directory.glob("broken.*")):
+            file.unlink(missing_ok=True)
 
     # from the processes
 
@@ -50,6 +59,16 @@ class Notes:
     def home(self, home: Path) -> None:
         self._write("home", str(home))
 
+    @property
+    def network(self) -> Network:
+        """Where the peer was to be found in its life before, and whom it knew."""
+        text = self._read("network")
+        return msgspec.json.decode(text, type=Network) if text else Network()
+
+    @network.setter
+    def network(self, network: Network) -> None:
+        self._write("network", msgspec.json.encode(network).decode())
+
     def first_to_tell(self) -> bool:
         """Whether no other process has told its failure: one of them is enough to read."""
         try:
@@ -59,12 +78,12 @@ class Notes:
         return True
 
     @property
-    def broken(self) -> bool:
-        """Whether a process has found that the site cannot go on."""
-        return (self.directory / "broken").exists()
+    def broken(self) -> set[int]:
+        """The processes, by id, that have found that the site cannot go on, and end."""
+        return {int(file.suffix[1:]) for file in self.directory.glob("broken.*")}
 
     def break_up(self) -> None:
-        (self.directory / "broken").touch()
+        (self.directory / f"broken.{os.getpid()}").touch()
 
     # from the launcher
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from swarmcli.cli.console import setup_logging
 from swarmcli.cli.session import Session
+from swarmcli.cli.site.notes import Network
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.roles.site import form_site, run_site_leader, run_site_member
@@ -49,14 +50,24 @@ def take_part(process: SiteProcess, part: Part) -> None:
                 _follow(process, part, recipe, site, compute)
 
 
-def _lead(process: SiteProcess, part: Part, settings: Sequence[str], site: Site, compute: Compute) -> None:
+def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, compute: Compute) -> None:
+    recipe = load_recipe(part.recipe, settings)
+    known = process.notes.network if process.notes else Network()
+    contacts = [*(part.contacts or recipe.network.initial_peers), *known.contacts]
+    if known.port and not recipe.local.port:
+        settings.append(f"local.port={known.port}")  # others may have been told of it
     with Session(
-        "trainer", part.recipe, settings, part.contacts, part.home, verbose=part.verbose, process=process
+        "trainer", part.recipe, settings, contacts, part.home, verbose=part.verbose, process=process
     ) as session:
-        watch = session.show(part.web, part.web_host)
-        run_site_leader(
-            session.peer, watch, session.stop, site, compute, resume=part.resume, on_epoch=process.note_epoch
-        )
+        peer, watch, seen = session.peer, session.show(part.web, part.web_host), 0
+
+        def note(epoch: int) -> None:
+            nonlocal seen
+            if epoch != seen:
+                seen = epoch
+                process.note_epoch(epoch, Network(peer.port, tuple(peer.acquaintances())))
+
+        run_site_leader(peer, watch, session.stop, site, compute, resume=part.resume, on_epoch=note)
 
 
 def _follow(process: SiteProcess, part: Part, recipe: Recipe, site: Site, compute: Compute) -> None:

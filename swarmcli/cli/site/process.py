@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import typer
 
 from swarmcli.cli.failures import ExitCode, exit_code
-from swarmcli.cli.site.notes import Notes
+from swarmcli.cli.site.notes import Network, Notes
 from swarmcli.cli.site.place import Place, place_of_process
-from swarmcli.errors import SiteError, SwarmError
+from swarmcli.errors import BootstrapError, ListenError, SiteError, SwarmError
 from swarmcli.training.interrupt import SIGNALS
 
 PARENT_SECONDS = 0.5  # between two looks whether the launcher is still there
@@ -49,10 +49,17 @@ class SiteProcess:
         if self.notes is not None and (number := self.notes.stop) is not None and not stop.is_set():
             signal.raise_signal(number)
 
-    def note_epoch(self, epoch: int) -> None:
-        """Tells the launcher that this life of the site was of use."""
+    @property
+    def restarted(self) -> bool:
+        """Whether the site has lived before, and has left a state to go on from."""
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return restarts != "0" or (self.notes is not None and self.notes.epoch > 0)
+
+    def note_epoch(self, epoch: int, network: Network) -> None:
+        """Tells the launcher that this life of the site was of use, and the next life where it is at home."""
         if self.notes is not None:
             self.notes.epoch = epoch
+            self.notes.network = network
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -65,6 +72,14 @@ class SiteProcess:
                 yield
             except SiteError:
                 # Somebody else has failed, or is silent; the launcher, who sees the exit codes, says who.
+                raise self._again() from None
+            except typer.Exit:
+                raise
+            except (BootstrapError, ListenError):
+                # What the life before knew of the network may be no more; the next one begins without.
+                if self.notes.network == Network():
+                    raise
+                self.notes.network = Network()
                 raise self._again() from None
             except SwarmError as error:
                 if self.notes.first_to_tell():

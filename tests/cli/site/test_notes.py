@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from swarmcli.cli.site.notes import VARIABLE, Notes
+from swarmcli.cli.site.notes import VARIABLE, Network, Notes
 
 
 def test_a_process_that_swarm_did_not_start_has_no_notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -18,14 +19,17 @@ def test_a_process_that_swarm_did_not_start_has_no_notes(monkeypatch: pytest.Mon
 
 def test_before_anything_was_noted_nothing_is_known(tmp_path: Path) -> None:
     notes = Notes(tmp_path)
-    assert (notes.epoch, notes.home, notes.broken, notes.stop) == (0, None, False, None)
+    assert notes.network == Network()
+    assert (notes.epoch, notes.home, notes.broken, notes.stop) == (0, None, set(), None)
 
 
 def test_what_one_notes_the_other_reads(tmp_path: Path) -> None:
     notes, other = Notes(tmp_path), Notes(tmp_path)
     notes.epoch, notes.home, notes.stop = 7, tmp_path / "trainer-1", signal.SIGUSR1
+    notes.network = Network(31330, ("tcp://10.0.0.1:4",))
     notes.break_up()
-    assert (other.epoch, other.home, other.broken) == (7, tmp_path / "trainer-1", True)
+    assert other.network == notes.network and other.network.port == 31330
+    assert (other.epoch, other.home, other.broken) == (7, tmp_path / "trainer-1", {os.getpid()})
     assert other.stop == signal.SIGUSR1
 
 

@@ -9,10 +9,10 @@ import pytest
 import typer
 
 from swarmcli.cli.site import process as module
-from swarmcli.cli.site.notes import Notes
+from swarmcli.cli.site.notes import Network, Notes
 from swarmcli.cli.site.place import Place
 from swarmcli.cli.site.process import SiteProcess, ends_with_parent
-from swarmcli.errors import DataError, FingerprintError, SiteError
+from swarmcli.errors import BootstrapError, DataError, FingerprintError, SiteError
 from swarmcli.training import stop_on_signals
 
 
@@ -91,6 +91,31 @@ def test_an_orphan_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_epochs_are_noted_for_the_launcher(process: SiteProcess) -> None:
-    process.note_epoch(4)
-    assert process.notes is not None and process.notes.epoch == 4
-    SiteProcess(Place(0, 2, 0), None).note_epoch(4)
+    network = Network(31330, ("tcp://10.0.0.1:4",))
+    assert not process.restarted
+    process.note_epoch(4, network)
+    assert process.notes is not None and (process.notes.epoch, process.notes.network) == (4, network)
+    assert process.restarted
+    SiteProcess(Place(0, 2, 0), None).note_epoch(4, network)
+
+
+def test_a_site_whose_old_acquaintances_are_gone_begins_without_them(process: SiteProcess) -> None:
+    assert process.notes is not None
+    process.notes.network = Network(31330, ("tcp://10.0.0.1:4",))
+    assert end_of(process, BootstrapError("nobody answers")) == 75
+    assert process.notes.network == Network()
+    with pytest.raises(BootstrapError), process.running():
+        raise BootstrapError("nobody answers")
+
+
+def test_how_the_command_ends_is_its_own_affair(process: SiteProcess) -> None:
+    with pytest.raises(typer.Exit) as end, process.running():
+        raise typer.Exit(130)
+    assert end.value.exit_code == 130
+
+
+def test_torchrun_says_that_it_has_started_a_site_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SiteProcess(Place(0, 2, 0), None)
+    assert not process.restarted
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert process.restarted

@@ -1,0 +1,32 @@
+"""The processes of a site, looked at from outside."""
+
+from __future__ import annotations
+
+import psutil
+
+from swarmcli.cli.processes import Child
+
+
+def ranks(child: Child) -> dict[int, int]:
+    """Rank → pid of the processes that a site's launcher has at present."""
+    found = {}
+    for process in _children(child.pid):
+        try:
+            rank = process.environ().get("RANK")
+        except (psutil.Error, OSError):  # it ends just now
+            continue
+        if rank is not None:
+            found[int(rank)] = process.pid
+    return found
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that have not ended."""
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,119 @@
+"""Sites of real processes in a run with others: what they add up to, and what stays true when a part of one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from swarmcli.cli.processes import Child
+from tests.end_to_end.site_processes import alive, ranks
+from tests.end_to_end.swarm import Swarm
+from tests.end_to_end.test_run import finish
+
+pytestmark = pytest.mark.processes
+
+MakeSwarm = Callable[..., Swarm]
+TARGET = 2048  # samples in an epoch: some tenths of a second
+
+
+def contributes_after(run: Swarm, name: str, epoch: int, *alive: Child) -> None:
+    run.wait(
+        lambda: any(each.own_samples and each.epoch > epoch for each in run.epochs(name)),
+        f"{name} contributes behind epoch {epoch}",
+        *alive,
+    )
+
+
+def test_a_site_is_one_peer_with_the_samples_of_all_its_processes(swarm: MakeSwarm) -> None:
+    run = swarm(12, target=TARGET)
+    run.start_monitor()
+    site = run.start("join", "site", "--nproc", "2")
+    trainer = run.start("join", "trainer")
+    finish(run, 12, site, trainer)
+    together = [epoch for epoch in run.epochs("trainer") if epoch.peers == 2]
+    assert together
+    by_epoch = {epoch.epoch: epoch for epoch in run.epochs("site")}
+    assert all(by_epoch[each.epoch].own_samples + each.own_samples == each.samples for each in together[1:])
+    said = site.last_words(60)
+    assert "a site of 2 processes" in said and said.count("left at epoch 12") == 1
+    assert "Traceback" not in said and "elastic" not in said
+
+
+def test_a_site_whose_processes_are_killed_is_the_same_peer_again(swarm: MakeSwarm) -> None:
+    run = swarm(1000, target=TARGET)
+    monitor = run.start_monitor()
+    site = run.start("join", "site", "--nproc", "2")
+    trainer = run.start("join", "trainer")
+    contributes_after(run, "site", 1, site, trainer)
+    peer = run.told("site")["peer"]
+    for rank in (1, 0):
+        before = ranks(site)
+        os.kill(before[rank], signal.SIGKILL)
+        run.wait(lambda pid=before[rank]: pid not in ranks(site).values() and len(ranks(site)) == 2, "it lives", site)
+        contributes_after(run, "site", max(run.epoch("trainer"), run.epoch("site")), site, trainer)
+        assert run.told("site")["peer"] == peer
+        assert f"process {rank} of this site was ended by SIGKILL" in site.log.read_text()
+    for each in (site, trainer, monitor):
+        os.kill(each.pid, signal.SIGINT)
+    for each in (site, trainer, monitor):
+        run.wait_for_end(each, 130)
+    assert alive(list(before.values())) == []
+    assert "Traceback" not in site.log.read_text()
+
+
+def test_a_frozen_process_holds_up_nobody_and_its_site_starts_again(swarm: MakeSwarm) -> None:
+    run = swarm(1000, target=TARGET)
+    run.start_monitor()
+    site = run.start("join", "site", "--nproc", "2", "--set", "local.site.timeout=2")
+    trainer = run.start("join", "trainer")
+    contributes_after(run, "site", 1, site, trainer)
+    frozen = ranks(site)[1]
+    os.kill(frozen, signal.SIGSTOP)
+    at = run.epoch("trainer")
+    run.wait_for_epoch("trainer", at + 3, trainer)
+    run.wait(lambda: alive([frozen]) == [] and len(ranks(site)) == 2, "the site is started again", site)
+    contributes_after(run, "site", max(run.epoch("trainer"), run.epoch("site")), site, trainer)
+    assert "process 1 of this site did not answer any more" in site.log.read_text()
+    processes = list(ranks(site).values())
+    site.kill()
+    run.wait(lambda: alive(processes) == [], "nothing of a site outlives its launcher")
+
+
+def test_what_no_new_start_would_change_is_told_once(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    (run.directory / "text" / "lines.txt").unlink()
+    site = run.start("join", "site", "--nproc", "2")
+    run.wait_for_end(site, 1)
+    said = site.log.read_text()
+    assert said.count("swarm: ") == 1 and str(run.directory / "text") in said, said
+    assert "Traceback" not in said and "elastic" not in said
+
+
+def test_two_machines_with_torchrun_are_a_site_until_one_is_interrupted(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "site"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1"]
+    machines = [
+        run.start("join", name, "--home", str(run.home("site")), launcher=torchrun)
+        for name in ("machine-1", "machine-2")
+    ]
+    run.wait_for_epoch("site", 2, *machines)
+    assert sorted(rank for machine in machines for rank in ranks(machine)) == [0, 1]
+    processes = [pid for machine in machines for pid in ranks(machine).values()]
+    os.kill(machines[1].pid, signal.SIGINT)
+    run.wait(lambda: alive(processes) == [], "both processes leave")
+    assert run.summary("site")["epoch"] >= 2
+    for machine in machines:
+        machine.wait(60)
+    said = "".join(machine.log.read_text() for machine in machines)
+    assert "a site of 2 processes" in said and said.count("left at epoch") == 1
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
