@@ -30,6 +30,7 @@ class StepShares(Order, frozen=True):
 
     groups: list[dict[str, Any]]  # the settings of each parameter group
     present: list[int]  # parameters that have a gradient, by their places in the groups
+    anew: bool = False  # rank 0 sends the parameters of the shares before: they were replaced there
 
 
 class SiteOptimizer(torch.optim.Optimizer):
@@ -70,15 +71,18 @@ class SiteOptimizer(torch.optim.Optimizer):
                 loss = closure()
         groups = [to_plain(settings_of(group)) for group in self.param_groups]
         present = [index for index, parameter in enumerate(self.zero.parameters) if parameter.grad is not None]
-        self._desk.order(StepShares(groups, present), lambda: self._step_all(present))
+        anew = self.shared.written  # restored, or averaged, and the models of the others come later
+        self._desk.order(StepShares(groups, present, anew), lambda: self._step_all(present, anew))
         self.shared.note_equal()
         return loss
 
-    def _step_all(self, present: Sequence[int]) -> None:
+    def _step_all(self, present: Sequence[int], anew: bool) -> None:
         for rank in self._site.others:
+            own = self.zero.indices_of(rank)
+            parameters = [self.zero.parameters[index].detach() for index in own] if anew else []
             gradients = [self._gradient(index) for index in present if self.zero.owner_of(index) == rank]
             with named(f"rank {rank} did not take the gradients of its share"):
-                send_tensors(gradients, rank, self._site.orders)
+                send_tensors([*parameters, *gradients], rank, self._site.orders)
         with named("not every rank of the site has stepped its share"):
             self.zero.step()
 
@@ -123,15 +127,20 @@ class ShareOfOptimizer:
         for position, (group, settings) in enumerate(zip(self.zero.param_groups, order.groups, strict=True)):
             own = settings_of(group)  # schedulers leave notes of their own at rank 0
             group.update(fit(own, {name: settings[name] for name in own if name in settings}, f"groups[{position}]"))
-        gradients: dict[int, torch.Tensor | None] = dict.fromkeys(self.zero.indices_of(self._site.rank))
-        for index in gradients.keys() & set(order.present):
-            parameter = self.zero.parameters[index]
-            gradients[index] = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        indices = self.zero.indices_of(self._site.rank)
+        parameters = [self._room(index) for index in indices if order.anew]
+        gradients = {index: self._room(index) for index in indices if index in set(order.present)}
         with named("rank 0 did not send the gradients of this rank's share"):
-            receive_tensors([each for each in gradients.values() if each is not None], 0, self._site.orders)
-        lent = _lent({self.zero.parameters[index]: each for index, each in gradients.items()})
+            receive_tensors([*parameters, *gradients.values()], 0, self._site.orders)
+        for index, parameter in zip(indices, parameters, strict=False):
+            self.zero.parameters[index].detach().copy_(parameter)
+        lent = _lent({self.zero.parameters[index]: gradients.get(index) for index in indices})
         with lent, named("not every rank of the site has stepped its share"):
             self.zero.step()
+
+    def _room(self, index: int) -> torch.Tensor:
+        parameter = self.zero.parameters[index]
+        return torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
 
 def _share(

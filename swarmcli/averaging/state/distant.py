@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from swarmcli.compression import TensorDescriptor
-from swarmcli.compression.base import tensor_memory
+from swarmcli.compression.base import read_numbers
 
 PIECE = 8 << 20  # bytes that are read at a time, and so in memory
 
@@ -41,7 +41,7 @@ class DistantTensor(ABC):
 
     @abstractmethod
     def read(self, begin: int, end: int) -> memoryview:
-        """Bytes `begin` to `end` of its contiguous form. Blocks: never on an event loop; for several threads at once.
+        """A copy of bytes `begin` to `end` of its contiguous form. Blocks: never on an event loop; for several threads.
 
         Raises SiteError when the process that has it is gone, OSError when the file cannot be read.
         """
@@ -62,9 +62,9 @@ def fill(target: torch.Tensor, source: AnyTensor) -> None:
     if isinstance(source, torch.Tensor):
         target.copy_(source)
     elif target.device.type == "cpu" and target.is_contiguous():
-        memory = tensor_memory(target)
+        memory = target.detach().view(-1).view(torch.uint8)  # torch counts what is written through it
         for begin, end in pieces(source.nbytes):
-            memory[begin:end] = source.read(begin, end)
+            memory[begin:end].copy_(read_numbers(source.read(begin, end), torch.uint8, end - begin))
     else:
         target.copy_(loaded(source))
 

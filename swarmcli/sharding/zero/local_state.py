@@ -41,8 +41,8 @@ def own_entries(state_dict: Mapping[str, Any], param_groups: Sequence[Mapping[st
 
 
 def placed(value: Any, parameter: torch.Tensor, group: Mapping[str, Any], *, copy: bool = True) -> Any:
-    """A copy of a state value where the optimizer expects it: on the parameter's device, in its own type; without `copy`
-    what is there already is taken as it is.
+    """A copy of a state value where the optimizer expects it: on the parameter's device, in its own type.
+    Without `copy` what is there already is taken as it is.
 
     Zero-dimensional tensors (Adam's step) stay on the CPU, unless the group is `capturable` or `fused`, whose kernels
     count their steps on the device.

@@ -1,0 +1,228 @@
+"""One rank's share of the optimizer's statistics, and what rank 0 may ask of it: copies, pieces, a new share.
+
+Orders are carried out one at a time and steps are orders too, so nothing here changes while it is being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from swarmcli.averaging.state.snapshot import TensorEntry, copied
+from swarmcli.compression.base import tensor_memory
+from swarmcli.network import wire
+from swarmcli.optim.state.plain_values import to_plain
+from swarmcli.optim.state.statistics import elements, put, read_place
+from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+from swarmcli.sites.links import receive_numbers, send_bytes, send_numbers
+from swarmcli.sites.orders import Order
+from swarmcli.sites.site import Site
+
+SMALL = 1 << 10  # bytes; statistics up to this size, such as counts of steps, come with the outline
+Span = tuple[str, int, int]  # a place, where the piece begins, where it ends
+
+
+class PinStatistics(Order, frozen=True):
+    """Every rank copies its share and sends its outline."""
+
+    pin: int
+
+
+class ReleaseStatistics(Order, frozen=True):
+    """The copies of a pin are not needed any more."""
+
+    pin: int
+
+
+class ReadPinned(Order, frozen=True):
+    """The owner sends bytes of a copy."""
+
+    pin: int
+    span: Span
+
+
+class DescribeStatistics(Order, frozen=True):
+    """Every rank sends the outline of its share."""
+
+
+class ReadStatistics(Order, frozen=True):
+    """The owners send elements of their statistics, in this order."""
+
+    spans: list[Span]
+
+
+class WriteStatistics(Order, frozen=True):
+    """The owners take elements of their statistics."""
+
+    spans: list[Span]
+
+
+class StageStatistics(Order, frozen=True):
+    """Every rank makes room for another share beside its own."""
+
+    entries: list[TensorEntry]
+    numbers: dict[str, Any]
+
+
+class FillStaged(Order, frozen=True):
+    """The owners take bytes of what they have made room for."""
+
+    spans: list[Span]
+
+
+class InstallStaged(Order, frozen=True):
+    """That share takes the place of every rank's own."""
+
+
+class DropStaged(Order, frozen=True):
+    """It does not."""
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """What there is in a share, by place. `small`: the contents of tensors of at most SMALL bytes."""
+
+    entries: tuple[TensorEntry, ...]
+    small: dict[str, bytes]
+    numbers: dict[str, Any]
+
+
+class ShareOfStatistics:
+    """At every rank. `handlers` are for the Followers; rank 0 calls the other methods for its own share."""
+
+    def __init__(self, site: Site, zero: ZeroRedundancyOptimizer) -> None:
+        self.zero = zero
+        self._site = site
+        self._pins: dict[int, dict[str, torch.Tensor]] = {}
+        self._staged: dict[str, torch.Tensor] = {}
+        self._numbers: dict[str, Any] = {}
+
+    @property
+    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+        return {
+            PinStatistics: self._pin,
+            ReleaseStatistics: self._release,
+            ReadPinned: self._read_pinned,
+            DescribeStatistics: self._describe,
+            ReadStatistics: self._read,
+            WriteStatistics: self._write,
+            StageStatistics: lambda order: self.stage(order.entries, order.numbers),
+            FillStaged: self._fill,
+            InstallStaged: lambda order: self.install(),
+            DropStaged: lambda order: self.drop(),
+        }
+
+    def owner_of(self, place: str) -> int:
+        return self.zero.owner_of(read_place(place)[0])
+
+    def live(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """This rank's statistics by place: tensors, and plain values."""
+        tensors: dict[str, torch.Tensor] = {}
+        numbers: dict[str, Any] = {}
+        for index, statistics in self.zero.local_state().items():
+            for name, value in statistics.items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{index}/{name}"] = value.detach()
+                else:
+                    numbers[f"{index}/{name}"] = to_plain(value)
+        return tensors, numbers
+
+    def find(self, place: str) -> torch.Tensor:
+        """The live statistic at a place of this rank."""
+        index, name = read_place(place)
+        found: torch.Tensor = self.zero.optim.state[self.zero.parameters[index]][name]
+        return found
+
+    def stage(self, entries: Sequence[TensorEntry], numbers: Mapping[str, Any]) -> None:
+        """Makes room for what of these is this rank's."""
+        self._staged = {
+            entry.name: torch.empty(entry.shape, dtype=entry.header.descriptor().dtype)
+            for entry in entries
+            if self._is_own(entry.name)
+        }
+        self._numbers = {place: value for place, value in numbers.items() if self._is_own(place)}
+
+    def staged(self, place: str) -> torch.Tensor:
+        return self._staged[place]
+
+    def install(self) -> None:
+        """What is staged takes the place of this rank's statistics, in the types that a state dict would get."""
+        state: dict[int, dict[str, Any]] = {}
+        while self._staged:
+            place = next(iter(self._staged))
+            index, name = read_place(place)
+            state.setdefault(index, {})[name] = _fitted(name, self._staged.pop(place), self.zero.parameters[index])
+        for place, value in self._numbers.items():
+            index, name = read_place(place)
+            state.setdefault(index, {})[name] = value
+        self.drop()
+        self.zero.install_state(state, copy=False)
+
+    def drop(self) -> None:
+        """Forgets what is staged."""
+        self._staged, self._numbers = {}, {}
+
+    # Orders
+
+    def _pin(self, order: PinStatistics) -> None:
+        tensors, numbers = self.live()
+        self._pins[order.pin] = copied({place: each for place, each in tensors.items() if each.nbytes > SMALL})
+        self._send_outline(tensors, numbers, with_small=True)
+
+    def _release(self, order: ReleaseStatistics) -> None:
+        self._pins.pop(order.pin, None)
+
+    def _read_pinned(self, order: ReadPinned) -> None:
+        place, begin, end = order.span
+        if self._is_own(place):
+            self._send(as_bytes(self._pins[order.pin][place])[begin:end])
+
+    def _describe(self, order: DescribeStatistics) -> None:
+        self._send_outline(*self.live(), with_small=False)
+
+    def _send_outline(self, tensors: Mapping[str, torch.Tensor], numbers: dict[str, Any], *, with_small: bool) -> None:
+        entries = tuple(TensorEntry.of(place, tensor) for place, tensor in tensors.items())
+        small = {p: bytes(tensor_memory(t)) for p, t in tensors.items() if with_small and t.nbytes <= SMALL}
+        send_bytes(self._site.orders, wire.encode(Outline(entries, small, numbers)), 0)
+
+    def _read(self, order: ReadStatistics) -> None:
+        for place, begin, end in self._own_of(order.spans):
+            self._send(as_bytes(elements(self.find(place), begin, end)))
+
+    @torch.no_grad()
+    def _write(self, order: WriteStatistics) -> None:
+        for place, begin, end in self._own_of(order.spans):
+            target = self.find(place)
+            values = torch.empty(end - begin, dtype=target.dtype)
+            self._receive(as_bytes(values))
+            put(target, begin, values)
+
+    def _fill(self, order: FillStaged) -> None:
+        for place, begin, end in self._own_of(order.spans):
+            self._receive(as_bytes(self._staged[place])[begin:end])
+
+    def _own_of(self, spans: Sequence[Span]) -> list[Span]:
+        return [span for span in spans if self._is_own(span[0])]
+
+    def _is_own(self, place: str) -> bool:
+        return self.owner_of(place) == self._site.rank
+
+    def _send(self, content: torch.Tensor) -> None:
+        if content.numel():
+            send_numbers(self._site.orders, content, 0)
+
+    def _receive(self, content: torch.Tensor) -> None:
+        if content.numel():
+            receive_numbers(self._site.orders, content, 0)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor in host memory, as uint8."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _fitted(name: str, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """In the type in which torch's load_state_dict would leave it."""
+    return value.to(parameter.dtype) if name != "step" and parameter.is_floating_point() else value

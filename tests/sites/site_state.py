@@ -1,0 +1,74 @@
+"""Training states whose statistics are shared out over the ranks of a site, and their plain twins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swarmcli.optim.state.training_state import TrainingState
+from swarmcli.sites.orders import Follower, OrderDesk
+from swarmcli.sites.pace import SharedModel
+from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
+from swarmcli.sites.site import Site
+
+SHAPES = [(300, 40), (7,), (50, 50), (), (4000,)]
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "momentum": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
+    "amsgrad": (torch.optim.Adam, {"lr": 0.02, "amsgrad": True}),
+    "adafactor": (torch.optim.Adafactor, {"lr": 0.02}),
+    "averaged": (torch.optim.ASGD, {"lr": 0.02}),
+}
+Shapes = list[tuple[int, ...]]
+
+
+def model(shapes: Shapes, seed: int = 0) -> torch.nn.ParameterList:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.ParameterList(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+def groups(net: torch.nn.ParameterList) -> list[dict[str, Any]]:
+    return [{"params": list(net)[:2]}, {"params": list(net)[2:], "lr": 0.01}]
+
+
+def plain_state(kind: str = "adamw", *, seed: int = 0, shapes: Shapes = SHAPES) -> TrainingState:
+    made, settings = OPTIMIZERS[kind]
+    return TrainingState("run", made(groups(model(shapes, seed)), **settings))
+
+
+@contextmanager
+def site_state(
+    kind: str = "adamw", *, seed: int = 0, shapes: Shapes = SHAPES, spool: Path | None = None, timeout: float = 10.0
+) -> Iterator[TrainingState | None]:
+    """At rank 0 the state; None at the others, which follow orders until rank 0 has left the block."""
+    made, settings = OPTIMIZERS[kind]
+    site, net = Site.form(timeout=timeout), model(shapes, seed)
+    if site.rank == 0:
+        desk = OrderDesk(site)
+        optimizer = SiteOptimizer(groups(net), made, site=site, desk=desk, shared=SharedModel(site, net), **settings)
+        optimizer.statistics.spool = spool or optimizer.statistics.spool
+        try:
+            yield TrainingState("run", optimizer)
+        finally:
+            optimizer.statistics.close()
+            if desk.failed is None:
+                desk.close()
+            site.close()
+    else:
+        share = ShareOfOptimizer(groups(net), made, site=site, **settings)
+        follower = Follower(site, share.handlers)
+        follower.start()
+        yield None
+        follower.join()
+        site.close()
+
+
+def advance(state: TrainingState, steps: int, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(steps):
+        gradients = [torch.randn(parameter.shape, generator=generator) for parameter in state.parameters]
+        state.step(gradients, state.standing.after(bytes([step]) * 32, 10))

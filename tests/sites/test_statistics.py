@@ -1,0 +1,246 @@
+"""Statistics of all ranks at rank 0: captured, released, replaced, read and written, and what a lost rank does."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+
+import pytest
+import torch
+
+from swarmcli.averaging.state.distant import DistantTensor, loaded, pieces
+from swarmcli.compression import TensorDescriptor
+from swarmcli.errors import SiteError
+from swarmcli.optim.state.statistics import OwnStatistics, Piece
+from swarmcli.optim.state.training_state import CapturedState, TrainingState
+from swarmcli.sites import share as share_module
+from swarmcli.sites import statistics as statistics_module
+from tests.sharding.processes import Worlds
+from tests.sites.site_state import OPTIMIZERS, advance, plain_state, site_state
+
+pytestmark = pytest.mark.processes
+
+
+def expect_equal(one: CapturedState, other: CapturedState) -> None:
+    """To the last bit, in the same order, as manifests of equal states are."""
+    assert one.metadata == other.metadata
+    assert list(one.metadata["numbers"]) == list(other.metadata["numbers"])
+    assert list(one.tensors) == list(other.tensors)
+    for name, tensor in one.tensors.items():
+        mine, theirs = loaded(tensor), loaded(other.tensors[name])
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape), name
+        assert torch.equal(mine, theirs), name
+
+
+def capture_and_step(kind: str) -> None:
+    with site_state(kind) as state:
+        if state is None:
+            return
+        twin = plain_state(kind)
+        for epoch in range(2):  # before the optimizer has any statistics, and after
+            expect_equal(twin.capture().clone(), state.capture().clone())
+            held, before = state.capture().clone(), twin.capture().clone()
+            advance(state, 2, seed=epoch)
+            advance(twin, 2, seed=epoch)
+            expect_equal(before, held)  # what was captured does not step
+        assert any(isinstance(tensor, DistantTensor) for tensor in held.tensors.values())
+        assert state.digest() == twin.digest()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_what_a_site_captures_is_what_one_process_does(worlds: Worlds, kind: str) -> None:
+    worlds(2).run(capture_and_step, kind)
+
+
+def replace(kind: str, behind: int, known: int) -> None:
+    with site_state(kind, seed=5) as state:
+        if state is None:
+            return
+        donor = plain_state(kind)
+        advance(donor, 3)
+        advance(state, behind)
+        captured = donor.capture().clone()
+        state.restore(captured)
+        for _ in range(known):
+            expect_equal(captured, state.capture().clone())
+            for each in (state, donor):
+                advance(each, 2, seed=9)
+            captured = donor.capture().clone()
+        assert state.digest() == donor.digest()
+        assert state.optimizer.param_groups[1]["lr"] == 0.01
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("behind", [0, 2])
+def test_a_site_goes_on_bit_identically_from_what_it_restores(worlds: Worlds, kind: str, behind: int) -> None:
+    worlds(4 if behind else 2).run(replace, kind, behind, 2)
+
+
+def replace_by_less() -> None:
+    with site_state("adamw") as state:
+        if state is None:
+            return
+        advance(state, 2)
+        captured = state.capture().clone()
+        less = {name: tensor for name, tensor in captured.tensors.items() if not name.startswith("statistic/0/")}
+        state.restore(CapturedState(captured.metadata, less))
+        assert list(state.capture().tensors) == list(less)
+        twin = plain_state("adamw")
+        twin.restore(CapturedState(captured.metadata, less))
+        for each in (state, twin):
+            advance(each, 1)
+        expect_equal(twin.capture(), state.capture())
+
+
+def test_statistics_that_do_not_come_are_dropped(worlds: Worlds) -> None:
+    worlds(2).run(replace_by_less)
+
+
+def refuse(index: int) -> None:
+    with site_state("adamw") as state:
+        if state is None:
+            return
+        advance(state, 2)
+        before = state.capture().clone()
+        spoilt = dict(before.tensors)
+        metadata = before.metadata
+        match index:
+            case 0:
+                spoilt["statistic/1/exp_avg"] = torch.zeros(99)
+            case 1:
+                spoilt["statistic/01/exp_avg"] = torch.zeros(7)
+            case 2:
+                metadata = metadata | {"numbers": {"77/step": 1}}
+            case 3:
+                metadata = metadata | {"groups": []}
+        with pytest.raises(ValueError, match=r"\w"):
+            state.restore(CapturedState(metadata, spoilt))
+        expect_equal(before, state.capture())
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_what_does_not_fit_changes_nothing_on_any_rank(worlds: Worlds, index: int) -> None:
+    worlds(2).run(refuse, index)
+
+
+class BadDisk(DistantTensor):
+    def read(self, begin: int, end: int) -> memoryview:
+        raise OSError("the disk is gone")
+
+
+def fail_to_read(which: str) -> None:
+    with site_state("adamw") as state:
+        if state is None:
+            return
+        advance(state, 2)
+        before = state.capture().clone()
+        owner = state.optimizer.zero.owner_of
+        own = {name: owner(int(name.split("/")[1])) == 0 for name in before.tensors if "exp_avg" in name}
+        name = next(name for name, is_own in own.items() if is_own == (which == "own"))
+        spoilt = dict(before.tensors)
+        spoilt[name] = BadDisk(TensorDescriptor(tuple(before.tensors[name].shape), before.tensors[name].dtype))
+        with pytest.raises(OSError, match="disk is gone"):
+            state.restore(CapturedState(before.metadata, spoilt))
+        expect_equal(before, state.capture())
+        advance(state, 1)
+
+
+@pytest.mark.parametrize("which", ["own", "other"])
+def test_a_file_that_cannot_be_read_changes_nothing_and_the_site_goes_on(worlds: Worlds, which: str) -> None:
+    worlds(2).run(fail_to_read, which)
+
+
+def release() -> list[int]:
+    """How many copies a rank holds each time that it is asked for another one."""
+    held: list[int] = []
+    pin = share_module.ShareOfStatistics._pin
+
+    def counting(self: share_module.ShareOfStatistics, order: share_module.PinStatistics) -> None:
+        held.append(len(self._pins))
+        pin(self, order)
+
+    share_module.ShareOfStatistics._pin = counting  # type: ignore[method-assign]
+    try:
+        with site_state("adamw") as state:
+            if state is not None:
+                advance(state, 1)
+                first, second = state.capture(), state.capture()
+                tensor = next(each for each in first.tensors.values() if isinstance(each, DistantTensor))
+                del first, second  # one tensor keeps the first
+                _released(state)
+                state.capture()
+                before = tensor.read(0, 4)
+                advance(state, 1)
+                assert tensor.read(0, 4) == before
+                del tensor
+                _released(state)
+                state.capture()
+    finally:
+        share_module.ShareOfStatistics._pin = pin  # type: ignore[method-assign]
+    return held
+
+
+def _released(state: TrainingState) -> None:
+    """Waits until the ranks have been told."""
+    gc.collect()
+    statistics = state.optimizer.statistics
+    statistics._releases.close()
+    statistics._releases = statistics_module.Releases(statistics._desk)
+
+
+def test_the_ranks_let_go_of_copies_when_nobody_reads_them_any_more(worlds: Worlds) -> None:
+    _, held = worlds(2).run(release)
+    assert held == [0, 1, 1, 1]
+
+
+def live(kind: str) -> None:
+    with site_state(kind) as state:
+        if state is None:
+            return
+        twin = plain_state(kind)
+        sites, own = state.statistics, twin.statistics
+        assert isinstance(own, OwnStatistics)
+        assert sites.describe() == own.describe() == {}
+        for each in (state, twin):
+            advance(each, 2)
+        assert sites.describe() == own.describe()
+        pieces = [Piece(place, tensor.numel // 3, tensor.numel) for place, tensor in own.describe().items()]
+        pieces += [Piece(place, 0, 0) for place in own.describe()]
+        both = zip(sites.read(pieces), own.read(pieces), strict=True)
+        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in both)
+        values = [value * 2 + 1 for value in own.read(pieces)]
+        sites.write(pieces, values)
+        own.write(pieces, values)
+        expect_equal(twin.capture(), state.capture())
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_live_statistics_are_read_and_written_in_pieces(worlds: Worlds, kind: str) -> None:
+    worlds(4).run(live, kind)
+
+
+def small_pieces() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics_module, "PIECE", 64)
+        patch.setattr(statistics_module, "pieces", lambda nbytes, most=64: pieces(nbytes, most))
+        live("adamw")
+        replace("adamw", 2, 1)
+
+
+def test_pieces_have_a_bound(worlds: Worlds) -> None:
+    worlds(2).run(small_pieces)
+
+
+def lose_a_rank() -> str:
+    with pytest.raises(SiteError) as lost, site_state("adamw", timeout=5.0) as state:
+        if state is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert state is not None
+        state.capture()
+    return str(lost.value)
+
+
+def test_a_lost_rank_is_a_named_error(worlds: Worlds) -> None:
+    survivor, _ = worlds(2, grouped=False).outcomes(lose_a_rank)
+    assert "rank 1" in str(survivor.value), survivor.error
