@@ -37,7 +37,7 @@ def hook_with_zero_step(
 
     Raises ValueError when `zero` was made without `overlap_with_ddp`, or its group's ranks are not those of `ddp`, or
     DDP looks for unused parameters (it then keeps its first buckets and steps would miss who was not used). In the
-    backward pass: ValueError when DDP's parameters are not the optimizer's, RuntimeError when trainability changed or
+    backward pass: ValueError when DDP's parameters are not the optimizer's, ShardingError when trainability changed or
     a rank is gone; parameters of two steps may then lie side by side.
     """
     overlap = _checked(ddp, zero)
@@ -93,7 +93,6 @@ class _SteppingHook:
         self._group = group
         self._interleaved = interleaved
         self._seen: list[list[torch.Tensor]] = []
-        self._seen_all = False
         self._reducing: deque[tuple[dist.GradBucket, Reduced]] = deque()
         self._sending: list[dist.Work] = []
         self._stream: torch.Stream | None = None
@@ -104,8 +103,6 @@ class _SteppingHook:
         if not self._initialized(bucket):
             return reduced
         if bucket.index() == 0:
-            self._reducing.clear()  # what a backward pass that raised has left
-            self._sending.clear()
             self._overlap.begin()
         self._reducing.append((bucket, reduced))
         with self._beside(bucket):
@@ -122,13 +119,11 @@ class _SteppingHook:
         ddp = self._ddp()
         if ddp is None or not ddp._has_rebuilt_buckets:
             return False
-        if bucket.index() == 0:
-            if self._seen_all:
-                self._overlap.initialize(self._seen)
-                return True
-            self._seen = []
+        if bucket.index() == 0 and self._seen:
+            self._overlap.initialize(self._seen)
+            self._seen.clear()
+            return True
         self._seen.append(bucket.parameters())
-        self._seen_all = bucket.is_last()
         return False
 
     def _step(self, bucket: dist.GradBucket, reduced: Reduced) -> None:

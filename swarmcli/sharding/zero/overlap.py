@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from swarmcli.errors import ShardingError
 from swarmcli.sharding.zero.bucket_shares import Share, share_out
 from swarmcli.sharding.zero.buckets import ParameterBuckets
 from swarmcli.sharding.zero.functional import FunctionalOptimizer, functional_equivalent
@@ -37,9 +38,9 @@ class Overlap:
         defaults: Mapping[str, Any],
         parameters_as_bucket_view: bool,
     ) -> None:
-        """Raises ValueError for an optimizer class that cannot be stepped in parts, RuntimeError for several groups."""
+        """Raises ValueError for a class that cannot be stepped in parts, ShardingError for several groups."""
         if len(zero.param_groups) != 1:
-            raise RuntimeError(
+            raise ShardingError(
                 f"overlap_with_ddp=True works with one parameter group, this optimizer has {len(zero.param_groups)}: "
                 "put all parameters into one, or train without overlap"
             )
@@ -58,9 +59,9 @@ class Overlap:
         self._flat = ParameterBuckets()  # one tensor for each share
 
     def require_initialized(self) -> None:
-        """Raises RuntimeError until the hook has seen DDP's final buckets."""
+        """Raises ShardingError until the hook has seen DDP's final buckets."""
         if not self.initialized:
-            raise RuntimeError(
+            raise ShardingError(
                 "with overlap_with_ddp=True nobody owns anything until DDP has rebuilt its buckets: register a hook of "
                 "swarmcli.sharding.zero on the model, and train two iterations (three with static_graph=True) first"
             )
@@ -114,7 +115,7 @@ class Overlap:
     def begin(self) -> None:
         """Before the first bucket of a backward pass: moves parameters back to where they are sent from, if need be.
 
-        Raises RuntimeError, at all ranks alike, if parameters were frozen or unfrozen since the optimizer was made.
+        Raises ShardingError, at all ranks alike, if parameters were frozen or unfrozen since the optimizer was made.
         """
         self._zero.follow_changes()
         if not self._flat.intact():
