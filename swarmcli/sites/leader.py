@@ -86,6 +86,8 @@ class SiteLeader:
 
     def close(self) -> None:
         """The other ranks may go; then this one leaves the site. To be called after the Optimizer's shutdown."""
+        if self._sharded is not None:
+            self._sharded.statistics.close()
         try:
             self._desk.close()
         except SiteError as error:

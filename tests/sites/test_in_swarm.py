@@ -1,0 +1,139 @@
+"""What happens to a peer of a swarm happens to a whole site: downloads, and gradients that are no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from swarmcli.dht import DHT
+from swarmcli.optim import Optimizer, PowerSGDGradientAverager
+from tests.sharding.processes import Worlds
+from tests.sites.site_training import (
+    OPTIMIZERS,
+    TIGHT,
+    Plan,
+    in_thread,
+    loss_of,
+    model,
+    rows,
+    schedule,
+    site_rank,
+    train,
+    weights,
+)
+
+pytestmark = pytest.mark.processes
+
+
+@contextmanager
+def plain_peer(
+    net: torch.nn.Module, target: int, kind: str = "adamw", **options: Any
+) -> Iterator[tuple[DHT, Optimizer]]:
+    made, settings = OPTIMIZERS[kind]
+    with DHT(start=True, host="127.0.0.1") as dht:
+        optimizer = Optimizer(
+            dht=dht,
+            run_id="site",
+            target_batch_size=target,
+            optimizer=made(net.parameters(), **settings),
+            scheduler=schedule,
+            **options,
+        )
+        try:
+            yield dht, optimizer
+        finally:
+            optimizer.shutdown()
+
+
+def join_late(zero: bool, kind: str) -> list[Any]:
+    """A peer has trained three epochs when the site joins; then they train together. Each rank's weights at both times,
+    and the plain peer's."""
+    size, before, after = 4, 3, 6
+    plan = Plan(kind=kind, sizes=(size, size), zero=zero, seeds=(1, 2), target=3 * size)
+    own = dist.get_rank()
+    if own:
+        with site_rank(plan) as rank:
+            seen = [rank.steps.local_epoch, weights(rank.net)]
+            train(rank.steps, rank.net, 1, size, epochs=after, turns=1)
+        return [*seen, rank.steps.local_epoch, weights(rank.net)]
+    net = model()
+    with plain_peer(net, plan.target_batch_size, kind) as (dht, peer):
+        train(peer, net, 2, plan.target_batch_size, epochs=before, turns=1)
+        theirs = [before, weights(net)]
+        with site_rank(plan, contacts=dht.get_visible_addresses()) as rank:
+            seen = [rank.steps.local_epoch, weights(rank.net)]
+            plain = in_thread(lambda: train(peer, net, 2, size, epochs=after, turns=1))
+            train(rank.steps, rank.net, 0, size, epochs=after, turns=1)
+            plain.join()
+        return [*seen, rank.steps.local_epoch, weights(rank.net), *theirs, peer.local_epoch, weights(net)]
+
+
+@pytest.mark.parametrize(("kind", "zero"), [("adamw", False), ("adamw", True), ("momentum", True)])
+def test_a_site_that_joins_late_has_the_state_of_the_swarm_at_all_ranks(worlds: Worlds, kind: str, zero: bool) -> None:
+    leader, member = worlds(2).run(join_late, zero, kind)
+    epoch, first, last_epoch, last = leader[4:]
+    for seen in (leader[:4], member):
+        assert (seen[0], seen[2]) == (epoch, last_epoch) == (3, 6)
+        assert torch.equal(seen[1], first)
+        torch.testing.assert_close(seen[3], last, **TIGHT)
+    assert not torch.equal(first, last)
+
+
+def train_with_broken_gradients(who: int) -> list[Any]:
+    """In the second epoch a rank's gradients are no numbers. What each rank has before, after that, and at the end."""
+    plan = Plan(turns=2, sizes=(3, 5), epochs=3)
+    own = dist.get_rank()
+    with site_rank(plan) as rank:
+        train(rank.steps, rank.net, own, plan.sizes[own], epochs=1, turns=2)
+        seen = [weights(rank.net)]
+        for turn in range(2):
+            rank.steps.zero_grad()
+            loss_of(rank.net, rows(own, 77, turn, plan.sizes[own])).backward()
+            if own == who and turn == 0:
+                next(rank.net.parameters()).grad[0] = float("nan")  # type: ignore[index]
+            rank.steps.step(batch_size=plan.sizes[own])
+        seen += [weights(rank.net), rank.steps.local_epoch]
+        train(rank.steps, rank.net, own, plan.sizes[own], epochs=2, turns=2)
+    return [*seen, weights(rank.net), rank.steps.local_epoch]
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_gradients_that_are_no_numbers_cost_the_site_what_it_had_accumulated(worlds: Worlds, who: int) -> None:
+    results = worlds(2).run(train_with_broken_gradients, who)
+    for before, broken, epoch, after, last_epoch in results:
+        assert torch.equal(before, broken)
+        assert (epoch, last_epoch) == (1, 2)
+        assert bool(torch.isfinite(after).all())
+        assert torch.equal(after, results[0][3])
+
+
+RANK_ONE = PowerSGDGradientAverager.get_factory(averager_rank=1, min_compression_ratio=0.1)
+
+
+def train_compressed() -> list[torch.Tensor]:
+    """As a site, and at rank 0 also as one peer with the samples of all, which it is given in one batch."""
+    plan = Plan(sizes=(4, 4), turns=1, epochs=5)
+    own = dist.get_rank()
+    with site_rank(plan, grad_averager=RANK_ONE) as rank:
+        train(rank.steps, rank.net, own, 4, epochs=plan.epochs, turns=1)
+    if own:
+        return [weights(rank.net)]
+    net = model()
+    with plain_peer(net, 8, "momentum", grad_averager=RANK_ONE) as (_, peer):
+        while peer.local_epoch < plan.epochs:
+            epoch = peer.local_epoch
+            peer.zero_grad()
+            loss_of(net, torch.cat([rows(who, epoch, 0, 4) for who in range(2)])).backward()
+            peer.step(batch_size=8)
+    return [weights(rank.net), weights(net)]
+
+
+def test_compressed_gradients_are_those_of_one_peer_with_the_samples_of_all(worlds: Worlds) -> None:
+    leader, member = worlds(2).run(train_compressed)
+    assert torch.equal(leader[0], member[0])
+    torch.testing.assert_close(leader[0], leader[1], rtol=1e-8, atol=1e-10)
