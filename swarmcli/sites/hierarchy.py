@@ -1,0 +1,221 @@
+"""Ranks of a site that learn by themselves: each steps its own model, and the site averages its models by levels.
+
+every step            each rank steps with the gradients of its own batch
+at a level's period   the ranks of each group of that level average their parameters
+the swarm's epochs    the parameters of all ranks become their mean at rank 0, before that averages its state in the
+                      swarm and before such an average comes in; then all ranks get rank 0's
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from swarmcli.network import wire
+from swarmcli.optim import Optimizer
+from swarmcli.optim.gradients.accumulator import sum_type
+from swarmcli.optim.state.plain_values import fit, to_plain
+from swarmcli.sharding.levels.plan import read_plan
+from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
+from swarmcli.sharding.zero.consolidation import receive_share, send_share
+from swarmcli.sharding.zero.local_state import settings_of
+from swarmcli.sites.gradients import sum_over_ranks
+from swarmcli.sites.links import named, receive_bytes, send_bytes
+from swarmcli.sites.orders import Order, OrderDesk
+from swarmcli.sites.pace import Report, Verdict
+from swarmcli.sites.site import Site
+
+CHUNK_BYTES = 64 << 20  # of parameters that are copied at a time for their mean
+
+
+class GatherParameters(Order, frozen=True):
+    """Rank 0's parameters become the mean over all ranks. The others wait for its verdict, or have ended."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the others' optimizers have to know of rank 0's; `statistics`: its statistics follow, in place of theirs."""
+
+    groups: list[dict[str, Any]]
+    statistics: bool
+
+
+class SiteLevels:
+    """One rank's part in averaging models within the site. All ranks take the same steps with it."""
+
+    def __init__(self, site: Site, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]) -> None:
+        """Raises ValueError for a hierarchy that does not fit the site."""
+        self._plan = read_plan(hierarchy, 0)
+        self._whole = len(self._plan) - 1
+        with named("the groups of this site's hierarchy did not come together"):
+            self._backend = ProcessGroupLevels(self._plan, site.pace, timeout=site.timeout)
+        self._parameters = list(parameters)
+        self._step = 0
+        self._epoch: int | None = None  # of the last verdict
+
+    def due(self, verdict: Verdict) -> int | None:
+        """The level that averages when a step is over. Counts it, but for the one with which all ranks begin.
+
+        What the site has learned in an epoch is in all ranks when the epoch is over, and when training is.
+        """
+        before, self._epoch = self._epoch, verdict.epoch
+        if before is None:
+            return None
+        step, self._step = self._step, self._step + 1
+        if verdict.new_parameters:
+            return None
+        return self._whole if verdict.stop or verdict.epoch != before else self._plan.due(step)
+
+    def is_news(self, verdict: Verdict) -> bool:
+        """Whether the others hear of rank 0's settings with this verdict; to be asked before `due`."""
+        return verdict.new_parameters or verdict.epoch != self._epoch
+
+    def average(self, level: int) -> None:
+        """Raises SiteError."""
+        with named("the models of this site were not averaged"):
+            self._backend.average(level, self._parameters, self._step)
+
+
+class LeaderLevels:
+    """Rank 0's side: LeaderGradients of its SiteLeader, and Companions of its Optimizer, which makes local updates."""
+
+    generation = 0
+
+    def __init__(
+        self, site: Site, desk: OrderDesk, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]
+    ) -> None:
+        """`parameters`: those that the optimizer steps, in its order. All ranks make theirs at the same time."""
+        self._site, self._desk = site, desk
+        self._parameters = list(parameters)
+        self._levels = SiteLevels(site, parameters, hierarchy)
+        self._optimizer: Optimizer | None = None
+        self._gathered = True  # the parameters here are those of all ranks; at first everyone takes rank 0's
+        self._replaced = True  # … and the statistics are
+        self.at_rest = True
+
+    def lead(self, optimizer: Optimizer) -> None:
+        """To be told once of the Optimizer that was made with this as its companions. Raises ValueError for one that
+        steps other parameters than the model's."""
+        stepped = [parameter for group in optimizer.opt.param_groups for parameter in group["params"]]
+        if list(map(id, stepped)) != list(map(id, self._parameters)):
+            raise ValueError("hierarchy: the optimizer has to step the parameters of the model, not copies (offload)")
+        self._optimizer = optimizer
+
+    # Companions
+
+    def gather(self) -> None:
+        """The mean of all ranks, once in a step: after that nobody else has learned anything. Raises SiteError."""
+        if not self.at_rest:
+            raise RuntimeError("the other ranks are computing: what they learn now would be in no mean")
+        if not self._gathered:
+            self._desk.order(GatherParameters(), lambda: mean_at_leader(self._site, self._parameters))
+            self._gathered = True
+
+    def note_replaced(self) -> None:
+        self._gathered = self._replaced = True
+
+    # LeaderGradients
+
+    def take(self, samples: int, reports: Sequence[Report]) -> int:
+        self.at_rest = True
+        if not samples:
+            for parameter in self._parameters:
+                parameter.grad = None  # others have samples, and this rank would step with gradients that are zero
+        return samples + sum(each.samples for each in reports)
+
+    def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
+        return self._gathered
+
+    def finish(self, verdict: Verdict) -> None:
+        assert self._optimizer is not None, "lead() was not called"
+        if self._levels.is_news(verdict):
+            self._tell(self._optimizer.opt)
+        level = self._levels.due(verdict)
+        if level is not None:
+            self._optimizer.alone_with_parameters(lambda: self._levels.average(level))
+        self._gathered = self._replaced = False
+        self.at_rest = verdict.stop
+
+    def _tell(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = [to_plain(settings_of(group)) for group in optimizer.param_groups]
+        news = wire.encode(Settings(groups, self._replaced))
+        statistics = optimizer.state_dict()["state"] if self._replaced else {}
+        for rank in self._site.others:
+            send_bytes(self._site.pace, news, rank)
+            if self._replaced:
+                with named(f"rank {rank} did not take the optimizer's statistics"):
+                    send_share(statistics, rank, self._site.pace)
+
+
+class MemberLevels:
+    """Another rank's side: it steps its own model with an optimizer of its own, whose settings are rank 0's."""
+
+    generation = 0
+
+    def __init__(self, site: Site, optimizer: torch.optim.Optimizer, hierarchy: Mapping[int, int]) -> None:
+        """`optimizer` has the parameters in the same order as rank 0's."""
+        self._site = site
+        self._optimizer = optimizer
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._levels = SiteLevels(site, self._parameters, hierarchy)
+        self._lock = threading.Lock()  # the main thread changes parameters, the Follower reads them
+
+    @property
+    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+        return {GatherParameters: self._hand_over}
+
+    def prepare(self, samples: int) -> None:
+        if samples:
+            with self._lock:
+                self._optimizer.step()
+
+    def contribute(self, samples: int) -> None:
+        """The step is taken; rank 0 takes what it has learned when the swarm wants it."""
+
+    def finish(self, verdict: Verdict) -> None:
+        if self._levels.is_news(verdict):
+            self._hear()
+        level = self._levels.due(verdict)
+        if level is not None:
+            with self._lock:
+                self._levels.average(level)
+
+    def _hear(self) -> None:
+        news = wire.decode(Settings, receive_bytes(self._site.pace, 0))
+        for position, (group, settings) in enumerate(zip(self._optimizer.param_groups, news.groups, strict=True)):
+            own = settings_of(group)  # schedulers leave notes of their own at rank 0
+            group.update(fit(own, {name: settings[name] for name in own if name in settings}, f"groups[{position}]"))
+        if news.statistics:
+            with named("rank 0 did not send the optimizer's statistics"):
+                statistics = receive_share(0, self._site.pace, range(len(self._parameters)))
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": statistics})
+
+    def _hand_over(self, order: GatherParameters) -> None:
+        with self._lock:
+            mean_at_leader(self._site, self._parameters)
+
+
+@torch.no_grad()
+def mean_at_leader(site: Site, parameters: Sequence[torch.Tensor]) -> None:
+    """Rank 0's parameters become the mean over all ranks, the others' stay; all call it. Raises SiteError."""
+    for chunk in _chunks(parameters):
+        sums = [tensor.detach().to(sum_type(tensor.dtype), copy=True).contiguous() for tensor in chunk]
+        sum_over_ranks(site, site.orders, sums)
+        if site.rank == 0:
+            for tensor, total in zip(chunk, sums, strict=True):
+                tensor.copy_(total.div_(site.size))
+
+
+def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Neighbours together, up to CHUNK_BYTES; a larger one by itself."""
+    chunk: list[torch.Tensor] = []
+    for tensor in tensors:
+        if chunk and sum(each.nbytes for each in chunk) + tensor.nbytes > CHUNK_BYTES:
+            yield chunk
+            chunk = []
+        chunk.append(tensor)
+    if chunk:
+        yield chunk
