@@ -1,7 +1,8 @@
 """Tasks, their data, and the loop that computes gradients for the swarm."""
 
 from swarmcli.training.causal_lm import CausalLanguageModelling
-from swarmcli.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint, load_checkpoint
+from swarmcli.training.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from swarmcli.training.checkpoint_store import CheckpointStore
 from swarmcli.training.device import Compute, choose_compute
 from swarmcli.training.interrupt import stop_on_signals
 from swarmcli.training.loop import (

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
+from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums
 from swarmcli.sites.leader import SiteLeader
 from swarmcli.sites.member import SiteMember
@@ -20,6 +22,8 @@ from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
+from swarmcli.training import CheckpointStore
+from swarmcli.training.shares import load_newest
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -99,6 +103,7 @@ class Plan:
     local_updates: bool = False
     target: int | None = None  # None: what the site computes in its turns
     seeds: tuple[int, ...] = (0,)  # of the ranks' first weights; the last one is of all further ranks
+    home: str = ""  # where a site with zero keeps its checkpoints, from which it goes on; "{rank}" is each rank's
 
     @property
     def target_batch_size(self) -> int:
@@ -119,6 +124,7 @@ class Rank:
     optimizer: Optimizer | None = None
     desk: OrderDesk | None = None
     share: Any = None
+    shards: SiteShards | None = None
 
 
 @contextmanager
@@ -164,10 +170,13 @@ def _leader(
             accumulate=sums.accumulate,
             **options,
         )
+        shards = _shards(plan, site, optimizer.opt.zero) if plan.home else None
+        if shards is not None:
+            _go_on(site, shards.home, optimizer, net)
         gradients = LeaderMeans(site, trained) if plan.local_updates else sums
         with SiteLeader(site, desk, optimizer, net, gradients, wants_to_stop=wants_to_stop) as leader:
             try:
-                yield Rank(site, net, leader, dht, optimizer, desk)
+                yield Rank(site, net, leader, dht, optimizer, desk, shards=shards)
             finally:
                 optimizer.shutdown()
 
@@ -180,9 +189,28 @@ def _member(
     trained = list(net.parameters())
     share = ShareOfOptimizer(trained, made, site=site, **settings) if plan.zero else None
     gradients = MemberMeans(site, trained) if plan.local_updates else MemberSums(site, trained)
-    handlers = share.handlers if share is not None else {}
+    handlers = dict(share.handlers) if share is not None else {}
+    shards = _shards(plan, site, share.zero) if plan.home and share is not None else None
+    if shards is not None and share is not None:
+        load_newest(site, shards.home, share.zero)
+        handlers |= shards.handlers
     with SiteMember(site, net, gradients, handlers, wants_to_stop=wants_to_stop) as member:
-        yield Rank(site, net, member, share=share)
+        yield Rank(site, net, member, share=share, shards=shards)
+
+
+def _shards(plan: Plan, site: Site, zero: Any) -> SiteShards:
+    home = Path(plan.home.format(rank=site.rank))
+    home.mkdir(parents=True, exist_ok=True)
+    return SiteShards(site, home, zero)
+
+
+def _go_on(site: Site, home: Path, optimizer: Any, net: torch.nn.Module) -> None:
+    """From the newest checkpoint, if there is one."""
+    newest_first = CheckpointStore(home / "site", "site").all()[::-1]
+    checkpoint = load_newest(site, home, optimizer.opt.zero, newest_first, "site")
+    if checkpoint is not None:
+        checkpoint.restore_model(net)
+        optimizer.load_state_dict(checkpoint.optimizer)
 
 
 def in_thread(work: Callable[[], Any]) -> threading.Thread:

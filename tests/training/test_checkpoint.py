@@ -18,6 +18,7 @@ from swarmcli.training import (
     build_optimizer,
     build_scheduler,
     build_task,
+    checkpoint_store,
     find_checkpoint,
     load_checkpoint,
 )
@@ -126,7 +127,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing_half(run: Run, monkeypatch:
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "_flush", full)
+    monkeypatch.setattr(checkpoint_store, "_flush", full)
     assert run.store.write(run.model, run.state(), 2) is None
     assert sorted(run.store.directory.rglob("*")) == before
     notice = run.happened[-1]

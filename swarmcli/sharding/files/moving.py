@@ -32,7 +32,7 @@ class ShardedOptimizer(Protocol):
     def rank(self) -> int: ...
     def indices_of(self, rank: int) -> list[int]: ...
     def local_state(self) -> State: ...
-    def install_state(self, state: State) -> None: ...
+    def install_state(self, state: State, *, copy: bool = True) -> None: ...
 
 
 class _Offer(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ def lay_out_anew(
 
     A collective call of `group` (None: the whole world), which holds the ranks of both: a rank that joins has no
     `old`, one that leaves no `new`. Both are of the same parameters in the same order; the settings of the parameter
-    groups go along. Each rank then has in `new` the state of what it owns there; it must not step `old` any more.
+    groups go along. Each rank then has in `new` the state of what it owns there; it must not use `old` any more.
 
     Two ranks exchange only what changes hands, in bounded pieces, and nobody ever holds more than its two shares.
     Raises ValueError at all ranks, and changes nothing, if `new` lacks parameters that have state, and RuntimeError
@@ -106,7 +106,7 @@ def lay_out_anew(
     if new is not None:
         for described in [each for each in told if each is not None][:1]:
             apply_settings(new.param_groups, described)
-        new.install_state(state)
+        new.install_state(state, copy=False)
 
 
 class _Settings(msgspec.Struct, frozen=True):

@@ -11,9 +11,11 @@ then has its own ranks' files and the manifest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -36,6 +38,7 @@ from swarmcli.sharding.files.manifest import (
 from swarmcli.sharding.files.moving import ShardedOptimizer, move_state
 from swarmcli.sharding.files.settings import apply_settings, describe_settings
 from swarmcli.sharding.files.shard import Shard, State, shard_file, write_shard
+from swarmcli.sharding.zero.consolidation import copied
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -83,29 +86,27 @@ def read_manifest(directory: Path) -> tuple[Manifest, bytes]:
     return manifest, digest
 
 
-def read_whole(directory: Path, parameters: Sequence[torch.Tensor]) -> dict[int, dict[str, object]]:
-    """The state of all ranks' files, for a process that holds it alone; tensors in CPU memory.
+def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]:
+    """The state in all ranks' files, for a process that holds it alone; copies in CPU memory.
 
     Raises CheckpointError that names every file that is missing or damaged.
     """
-    manifest, _ = read_manifest(directory)
-    _check_model(manifest, parameters, directory)
-    with _seen(directory, manifest) as (shards, problems):
+    with _seen([directory], manifest) as (shards, problems):
         for shard in shards:
-            shard.check_fit(parameters)
+            shard.check_fit(_sizes(manifest))
             shard.check_content(shard.state)
         missing = unsupplied(_expected(manifest), [shard.state for shard in shards])
         if missing or problems:
             raise CheckpointError(_describe_missing(manifest, missing, problems))
-        return {index: dict(values) for shard in shards for index, values in shard.state.items()}
+        return {index: copied(values) for shard in shards for index, values in shard.state.items()}
 
 
 def load_save(
-    directory: Path | None, manifest: Manifest, optimizer: ShardedOptimizer, group: dist.ProcessGroup
+    directories: Sequence[Path], manifest: Manifest, optimizer: ShardedOptimizer, group: dist.ProcessGroup
 ) -> None:
     """Lays the state of a save out over the optimizer's ranks, whoever wrote it. A collective call.
 
-    `directory`: where this rank sees files of the save, None if nowhere. Each rank reads what it owns from the files
+    `directories`: where this rank may see files of the save. Each rank reads what it owns from the files
     that it sees; what it does not see, one sends that does. Everything that will be used is checked first: either all
     ranks have their share and the settings afterwards, or CheckpointError is raised at all and nothing has changed.
     RuntimeError when a rank is gone.
@@ -114,12 +115,10 @@ def load_save(
         problems: list[str] = []
         shards: list[Shard] = []
         try:
-            if directory is not None:
-                shards, problems = stack.enter_context(_seen(directory, manifest))
-                _check_model(manifest, optimizer.parameters, directory)
-                for shard in shards:
-                    shard.check_fit(optimizer.parameters)
-            _check_groups(manifest, optimizer)
+            _check_model(manifest, optimizer)
+            shards, problems = stack.enter_context(_seen(directories, manifest))
+            for shard in shards:
+                shard.check_fit(_sizes(manifest))
             unfit = None
         except CheckpointError as error:
             unfit = str(error)
@@ -138,7 +137,9 @@ def load_save(
         held = {index: shard.state[index] for index, shard in by_index.items()}
         state = move_state(held, optimizer.indices_of(optimizer.rank), group, check=check)
         apply_settings(optimizer.param_groups, manifest.settings)
-        optimizer.install_state(state)
+        # What others sent is nobody else's; of its own files a rank has views only.
+        own = {index: copied(values) if index in held else values for index, values in state.items()}
+        optimizer.install_state(own, copy=False)
 
 
 def _manifest(epoch: int, records: list[ShardRecord], optimizer: ShardedOptimizer) -> Manifest:
@@ -156,38 +157,42 @@ def _form(parameter: torch.Tensor) -> ParameterForm:
     return ParameterForm(str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
 
 
-def _check_model(manifest: Manifest, parameters: Sequence[torch.Tensor], directory: Path) -> None:
-    if len(manifest.parameters) != len(parameters):
+def _sizes(manifest: Manifest) -> list[int]:
+    return [math.prod(form.shape) for form in manifest.parameters]
+
+
+def _check_model(manifest: Manifest, optimizer: ShardedOptimizer) -> None:
+    """Raises CheckpointError unless the save is of these parameters in these groups."""
+    save = f"the save of epoch {manifest.epoch}"
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != manifest.group_sizes:
         raise CheckpointError(
-            f"{directory} is of another model: it has {len(manifest.parameters)} parameters, this one {len(parameters)}"
+            f"{save} is of parameter groups with {manifest.group_sizes} parameters, this optimizer's have {sizes}: "
+            "make the same groups in the same order before loading"
         )
-    for index, (there, parameter) in enumerate(zip(manifest.parameters, parameters, strict=True)):
+    for index, (there, parameter) in enumerate(zip(manifest.parameters, optimizer.parameters, strict=True)):
         if there != _form(parameter):
             raise CheckpointError(
-                f"{directory} is of another model: parameter {index} is {there.dtype} {tuple(there.shape)} there, "
+                f"{save} is of another model: parameter {index} is {there.dtype} {tuple(there.shape)} there, "
                 f"{parameter.dtype} {tuple(parameter.shape)} here"
             )
 
 
-def _check_groups(manifest: Manifest, optimizer: ShardedOptimizer) -> None:
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    if sizes != manifest.group_sizes:
-        raise CheckpointError(
-            f"the save of epoch {manifest.epoch} is of parameter groups with {manifest.group_sizes} parameters, this "
-            f"optimizer's have {sizes}: make the same groups in the same order before loading"
-        )
-
-
 @contextmanager
-def _seen(directory: Path, manifest: Manifest) -> Iterator[tuple[list[Shard], list[str]]]:
+def _seen(directories: Sequence[Path], manifest: Manifest) -> Iterator[tuple[list[Shard], list[str]]]:
     """The files of the save that are in order here, and what is wrong with the others."""
     shards, problems = [], []
     with ExitStack() as stack:
         for record in manifest.shards:
-            try:
-                shards.append(stack.enter_context(Shard(directory, record)))
-            except CheckpointError as error:
-                problems.append(str(error))
+            wrong = []
+            for directory in directories:
+                try:
+                    shards.append(stack.enter_context(Shard(directory, record)))
+                    break
+                except CheckpointError as error:
+                    wrong.append(str(error))
+            else:
+                problems += wrong
         yield shards, problems
 
 

@@ -83,14 +83,14 @@ class Shard:
             raise CheckpointError(f"{self._file.path} is damaged: {name} is not {form.dtype} {tuple(form.shape)}")
         return tensor
 
-    def check_fit(self, parameters: Sequence[Tensor]) -> None:
-        """Raises CheckpointError unless each state could be that of its parameter."""
+    def check_fit(self, sizes: Sequence[int]) -> None:
+        """Raises CheckpointError unless each state could be that of its parameter, which has so many elements."""
         for index, entry in self._entries.items():
-            if index >= len(parameters):
-                raise CheckpointError(f"{self._file.path} has state of parameter {index} of only {len(parameters)}")
+            if index >= len(sizes):
+                raise CheckpointError(f"{self._file.path} has state of parameter {index} of only {len(sizes)}")
             for name, node in entry.statistics.items():
                 # Statistics are of their parameter's size, of one of its sides, or scalars.
-                if any(math.prod(form.shape) > max(1, parameters[index].numel()) for form in tensor_nodes(node)):
+                if any(math.prod(form.shape) > max(1, sizes[index]) for form in tensor_nodes(node)):
                     raise CheckpointError(f"{self._file.path}: {index}/{name} is larger than its parameter")
 
     def check_content(self, indices: Iterable[int]) -> None:

@@ -90,7 +90,7 @@ class ShardedStateStore:
             place = self.directory / f"save-{number:08d}"
             manifest = unseal(Manifest, sealed, place / MANIFEST)
             try:
-                load_save(place if place.is_dir() else None, manifest, optimizer, group)
+                load_save([place], manifest, optimizer, group)
             except CheckpointError as error:
                 problems.append(f"{place.name}: {error}")
                 continue

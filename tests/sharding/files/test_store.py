@@ -230,7 +230,7 @@ def load_into_another_model(directory: str) -> list[str]:
 def test_a_save_of_another_model_is_refused(worlds: Worlds, tmp_path: Path) -> None:
     worlds(2).run(save, str(tmp_path))
     for model, layout in worlds(2).run(load_into_another_model, str(tmp_path)):
-        assert "parameter 0 is float32 (7, 5) there, torch.float32 (9, 5) here" in model
+        assert "of another model: parameter 0 is float32 (7, 5) there, torch.float32 (9, 5) here" in model
         assert "parameter groups with [3, 4] parameters, this optimizer's have [7]" in layout
 
 

@@ -1,0 +1,173 @@
+"""The sharded optimizer state of a site in its checkpoints: every rank writes its share, beside training.
+
+rank 0, main thread     copy ──────── CopyShares ───────▶ every rank copies its share at the same moment
+rank 0, its writer      write ─────── WriteShares ──────▶ every rank begins to write its copy in a thread
+                        (asks until all have ended) ────▶ LookAfterShares; the manifest, when all have written
+                        settle ────── SettleShares ─────▶ the checkpoint has its name
+
+Orders only ever wait for memory, never for a disk, so that steps are not held up by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from swarmcli.errors import CheckpointError, SiteError
+from swarmcli.sharding.files.exchange import exchange
+from swarmcli.sharding.files.moving import ShardedOptimizer
+from swarmcli.sharding.files.save import Report, complete, read_manifest, try_to_write
+from swarmcli.sharding.files.shard import State
+from swarmcli.sharding.zero.consolidation import copied
+from swarmcli.sites.links import named
+from swarmcli.sites.orders import Order, OrderDesk
+from swarmcli.sites.site import Site
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.2
+
+
+class CopyShares(Order, frozen=True):
+    """Every rank copies its share, to write it later."""
+
+
+class WriteShares(Order, frozen=True):
+    """Every rank begins to write its copy into this directory of its home."""
+
+    directory: str
+    epoch: int
+
+
+class LookAfterShares(Order, frozen=True):
+    """Says whether all ranks have written; if they have, all make the save a whole one, or none."""
+
+
+class SettleShares(Order, frozen=True):
+    """On machines that do not share rank 0's directory: what `directory` holds is called `name` now (empty: goes), and
+    what is called otherwise than those kept goes."""
+
+    directory: str
+    name: str
+    kept: list[str]
+
+
+class SiteShards:
+    """One rank's hand in the checkpoints of its site: it has a share of the optimizer's state and a directory.
+
+    Takes a copy of the share in host memory from `CopyShares` until it is written.
+    """
+
+    def __init__(self, site: Site, home: Path, optimizer: ShardedOptimizer) -> None:
+        """`home`: the site's directory on this machine; `optimizer`: sharded over the site's ranks."""
+        self._site, self.home = site, home
+        self._optimizer = optimizer
+        self._copy: State = {}
+        self._writer = ThreadPoolExecutor(1, "swarm-shards")
+        self._writing: Future[Report] | None = None
+        self._directory, self._epoch = home, 0
+
+    @property
+    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+        """For the Follower of a rank other than 0."""
+        return {
+            CopyShares: lambda order: self.copy(),
+            WriteShares: self.begin,
+            LookAfterShares: self._look_after,
+            SettleShares: self.settle,
+        }
+
+    def leading(self, desk: OrderDesk) -> LeadingShards:
+        """At rank 0: what a CheckpointStore writes a sharded checkpoint with."""
+        return LeadingShards(self, desk)
+
+    def copy(self) -> None:
+        """The share as it is now, while nobody steps it."""
+        self._copy = {index: copied(values) for index, values in self._optimizer.local_state().items()}
+
+    def begin(self, order: WriteShares) -> None:
+        """Begins to write the copy; `look_after` says when that has ended."""
+        self._directory, self._epoch = self._place(order.directory), order.epoch
+        copy, self._copy = self._copy, {}
+        self._writing = self._writer.submit(try_to_write, self._directory, self._site.rank, order.epoch, copy)
+
+    def look_after(self) -> str | None:
+        """The other half of `LookAfterShares` at every rank: what is wrong, "" if all is written, None: not yet."""
+        writing = self._writing
+        if writing is None:
+            raise SiteError("this rank was asked how it gets on with its share before it was told to write it")
+        with named("not every rank of the site said whether it has written its share"):
+            ended = all(exchange(b"1" if writing.done() else b"", self._site.orders))
+            if not ended:
+                return None
+            try:
+                complete(self._directory, self._epoch, writing.result(), self._optimizer, self._site.orders)
+            except CheckpointError as error:
+                return str(error)
+        return ""
+
+    def _look_after(self, order: LookAfterShares) -> None:
+        self.look_after()  # rank 0 says what is wrong
+
+    def settle(self, order: SettleShares) -> None:
+        """What rank 0 did to its directories is done to those of this machine, if they are others."""
+        partial = self._place(order.directory)
+        try:
+            if order.name and partial.is_dir():
+                place = partial.with_name(PurePosixPath(order.name).name)
+                shutil.rmtree(place, ignore_errors=True)
+                partial.rename(place)
+            shutil.rmtree(partial, ignore_errors=True)
+            if order.kept:
+                self._remove_others(partial.parent, order.kept)
+        except OSError as error:
+            logger.warning("the shards of a checkpoint could not be put into their place: %s", error)
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._writer.shutdown(wait=True)
+
+    def _place(self, directory: str) -> Path:
+        relative = PurePosixPath(directory)
+        if relative.is_absolute() or ".." in relative.parts:
+            raise SiteError(f"rank 0 named {directory!r}, which is no directory of this site's home")
+        return self.home / relative
+
+    def _remove_others(self, directory: Path, kept: Sequence[str]) -> None:
+        for path in directory.glob("epoch-*"):
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class LeadingShards:
+    """Rank 0's side: makes all ranks write their shares into a checkpoint. See swarmcli.training.CheckpointStore."""
+
+    def __init__(self, own: SiteShards, desk: OrderDesk) -> None:
+        self._own, self._desk = own, desk
+        self._waiting = threading.Event()  # never set
+
+    def copy(self) -> None:
+        """All ranks copy their shares. To be called while the optimizer does not step; blocks. Raises SiteError."""
+        self._desk.order(CopyShares(), self._own.copy)
+
+    def write(self, directory: Path, epoch: int) -> str:
+        """All ranks write their copies into `directory`; a digest of what they wrote. Blocks as long as their disks do.
+
+        Raises CheckpointError if one could not, and SiteError if one is gone.
+        """
+        order = WriteShares(directory.relative_to(self._own.home).as_posix(), epoch)
+        self._desk.order(order, lambda: self._own.begin(order))
+        while (problem := self._desk.order(LookAfterShares(), self._own.look_after)) is None:
+            self._waiting.wait(LOOK_SECONDS)
+        if problem:
+            raise CheckpointError(problem)
+        return read_manifest(directory)[1].hex()
+
+    def settle(self, directory: Path, name: str, kept: Sequence[str]) -> None:
+        """`directory` is called `name` now, or was removed (empty); of the others those `kept` are left."""
+        self._desk.order(SettleShares(directory.relative_to(self._own.home).as_posix(), name, list(kept)))
