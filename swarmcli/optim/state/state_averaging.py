@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swarmcli.averaging.tasks import on_executor
+from swarmcli.averaging.tasks import forgetful, on_executor
 from swarmcli.errors import SwarmError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
@@ -143,6 +143,8 @@ class StateAveraging:
         """The state that is being averaged is of no use any more: leaves the round; the others go on."""
         passage, self._passage = self._passage, None
         if passage is not None:
+            passage.waiting.clear()
+            passage.averaged.clear()
             passage.over.set()
         if self._task is not None:
             self._task.cancel()
@@ -166,6 +168,7 @@ class StateAveraging:
             passage.waiting.clear()
             passage.over.set()
 
+    @forgetful
     async def _average(self, passage: _Passage, number: int) -> str:
         """One volume. Why there was no average of it, if there was none."""
         volume = passage.waiting.pop(0)

@@ -3,63 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 
 import pytest
 import torch
 
-from swarmcli.averaging import AveragerConfig, MatchmakingOptions
-from swarmcli.dht import DHTNode
 from swarmcli.events import Noticed, RoundFinished
 from swarmcli.network import virtual_time
 from swarmcli.network.memory import MemoryNetwork
-from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.residence import InPlace
-from swarmcli.optim.state.state_averaging import StateAveraging
-from swarmcli.optim.state.training_state import TrainingState
-from tests.optim.optim_swarm import make_node, record
-
-TAG = b"epoch"
-
-
-@dataclass
-class Peer:
-    node: DHTNode
-    parameter: torch.nn.Parameter
-    statistics: torch.Tensor  # of batch norm, say
-    counter: torch.Tensor
-    averaging: StateAveraging
-
-    @property
-    def values(self) -> list[float]:
-        return self.parameter.tolist()
-
-    async def begin(self, peers: Sequence[Peer], weight: float = 1.0, *, changes: bool = True) -> None:
-        mates = [peer.node.peer_id for peer in peers]
-        await self.averaging.begin(TAG, 1, weight, mates, changes=changes)
-
-
-@asynccontextmanager
-async def swarm(*values: float, network: MemoryNetwork | None = None) -> AsyncIterator[list[Peer]]:
-    """Peers whose parameters and statistics begin with these values."""
-    network = network or MemoryNetwork(seed=1)
-    async with AsyncExitStack() as stack:
-        peers: list[Peer] = []
-        for number, value in enumerate(values):
-            node = await make_node(network, number, peers[0].node if peers else None)
-            stack.push_async_callback(node.shutdown)
-            parameter = torch.nn.Parameter(torch.full((3,), value))
-            statistics, counter = torch.full((2,), 10 * value), torch.tensor(number)
-            optimizer = torch.optim.SGD([parameter], lr=1.0)
-            state = TrainingState("run", optimizer, extra_tensors=[statistics, counter])
-            config = AveragerConfig(prefix="state", matchmaking=MatchmakingOptions(min_matchmaking_time=10.0))
-            averaging = StateAveraging(node, config, Replica(state, InPlace([parameter])))
-            await averaging.start()
-            stack.push_async_callback(averaging.shutdown)
-            peers.append(Peer(node, parameter, statistics, counter, averaging))
-        yield peers
+from tests.optim.optim_swarm import record
+from tests.optim.state.averaging_swarm import swarm
 
 
 def test_all_hold_the_weighted_mean_and_counters_are_left_alone() -> None:
