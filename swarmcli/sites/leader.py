@@ -55,7 +55,8 @@ class SiteLeader:
 
     @property
     def local_epoch(self) -> int:
-        return self._optimizer.local_epoch
+        """As all ranks have been told: where steps are delayed, the Optimizer comes to the next one between steps."""
+        return self._optimizer.local_epoch if self._told is None else self._told.epoch
 
     def zero_grad(self) -> None:
         self._optimizer.zero_grad()
@@ -86,13 +87,17 @@ class SiteLeader:
 
     def close(self) -> None:
         """The other ranks may go; then this one leaves the site. To be called after the Optimizer's shutdown."""
-        if self._sharded is not None:
-            self._sharded.statistics.close()
+        self._give_up_orders()
         try:
             self._desk.close()
         except SiteError as error:
             logger.warning("not every rank was there to be let go: %s", error)
         self._site.close()
+
+    def _give_up_orders(self) -> None:
+        """A SiteOptimizer's statistics have a thread of their own that gives some."""
+        if self._sharded is not None:
+            self._sharded.statistics.close()
 
     def __enter__(self) -> SiteLeader:
         return self
@@ -102,7 +107,9 @@ class SiteLeader:
         if kind is None:
             self.close()
         else:
-            self._site.close(broken=True)
+            self._site.break_off()
+            self._give_up_orders()
+            self._site.close()
 
     def _step(self, samples: int, *, ended: bool) -> None:
         with self._all_or_none():

@@ -165,10 +165,9 @@ def _leader(
             target_batch_size=plan.target_batch_size,
             optimizer=sharded if plan.zero else lambda params: made(params, **settings),
             params=trained,
-            offload_optimizer=False,
             scheduler=schedule,
             accumulate=sums.accumulate,
-            **options,
+            **{"offload_optimizer": False, **options},
         )
         shards = _shards(plan, site, optimizer.opt.zero) if plan.home else None
         if shards is not None:

@@ -137,3 +137,25 @@ def test_compressed_gradients_are_those_of_one_peer_with_the_samples_of_all(worl
     leader, member = worlds(2).run(train_compressed)
     assert torch.equal(leader[0], member[0])
     torch.testing.assert_close(leader[0], leader[1], rtol=1e-8, atol=1e-10)
+
+
+def train_with_delay(options: dict[str, Any]) -> list[Any]:
+    """Epochs end while the next batches are computed. Whether all ranks held the same whenever a step had ended."""
+    plan, own = Plan(kind="adamw", sizes=(2, 3), turns=2), dist.get_rank()
+    with site_rank(plan, offload_optimizer=True, **options) as rank:
+        turn, seen = 0, []
+        while rank.steps.local_epoch < 5:
+            rank.steps.zero_grad()
+            loss_of(rank.net, rows(own, 0, turn, plan.sizes[own])).backward()
+            rank.steps.step(batch_size=plan.sizes[own])
+            seen.append([rank.steps.local_epoch, weights(rank.net)])
+            turn += 1
+    return seen
+
+
+@pytest.mark.parametrize("delayed", ["delay_optimizer_step", "delay_grad_averaging"])
+def test_delayed_epochs_leave_all_ranks_with_the_same(worlds: Worlds, delayed: str) -> None:
+    leader, member = worlds(2).run(train_with_delay, {delayed: True})
+    assert [epoch for epoch, _ in leader] == [epoch for epoch, _ in member]
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(leader, member, strict=True))
+    assert len({tuple(each.tolist()) for _, each in leader}) >= 4
