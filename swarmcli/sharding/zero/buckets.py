@@ -24,10 +24,7 @@ class ParameterBuckets:
 
     def intact(self) -> bool:
         """Whether the parameters still are views of the buckets; `model.half()`, for one, gives them other memory."""
-        return all(
-            parameter.data_ptr() == view.data_ptr() and parameter.dtype is view.dtype
-            for parameter, view in self._views.items()
-        )
+        return all(parameter.data_ptr() == view.data_ptr() for parameter, view in self._views.items())
 
     def lay_out(self, parameters_by_rank: Sequence[Sequence[torch.Tensor]]) -> None:
         """Moves the values into new buckets; what is no longer trainable gets memory of its own again."""

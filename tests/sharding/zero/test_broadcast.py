@@ -31,6 +31,11 @@ def test_short_tensors_of_a_device_share_messages_of_bounded_size(sizes: list[tu
     assert len(messages) <= alone + 2 + short // (PACK_BYTES - SHORT_BYTES)
 
 
+def test_a_message_that_is_full_is_followed_by_another() -> None:
+    tensors = [torch.empty(SHORT_BYTES, dtype=torch.uint8) for _ in range(20)]
+    assert [len(message) for message in packs(tensors)] == [16, 4]
+
+
 def broadcast_everything(views: bool) -> list[torch.Tensor]:
     """Every rank starts with what only it has; afterwards all have what the owners had."""
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -202,6 +202,10 @@ def test_a_group_that_is_refused_changes_nothing(worlds: Worlds) -> None:
     worlds(2).run(refuse_groups)
 
 
+def storage_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
 def change_trainability(bucket_view: bool) -> list[str]:
     parameters = make_parameters()
     optimizer = ZeroRedundancyOptimizer(parameters, SGD, parameters_as_bucket_view=bucket_view, lr=0.1)
@@ -209,8 +213,10 @@ def change_trainability(bucket_view: bool) -> list[str]:
         trained(optimizer, parameters, range(2))
         parameters[0].requires_grad = parameters[5].requires_grad = False
         trained(optimizer, parameters, range(2, 4))
+        assert all(storage_bytes(parameters[index]) == parameters[index].numel() * 4 for index in (0, 5))
         parameters[0].requires_grad = True
         trained(optimizer, parameters, range(4, 6))
+        assert (storage_bytes(parameters[0]) > parameters[0].numel() * 4) == bucket_view
         parameters[3].data = parameters[3].data.clone()
         trained(optimizer, parameters, range(6, 8))
     assert all(torch.isfinite(parameter).all() for parameter in parameters)
