@@ -256,7 +256,8 @@ def read_standing(metadata: Mapping[str, Any]) -> Standing:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    """In one order, whoever made the group: states that are equal are then described by equal bytes."""
+    return {key: group[key] for key in sorted(group) if key not in ("params", "param_names")}
 
 
 def _mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -1,0 +1,314 @@
+"""States that go from sites to plain peers, from plain peers to sites, and from a site to one of another size."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmcli.averaging.state.distant import DistantTensor, loaded
+from swarmcli.averaging.state.snapshot import PinnedState
+from swarmcli.compression import Float16Compression
+from swarmcli.errors import StateDownloadError
+from swarmcli.events import Event, Events, Noticed, PeerRefused, StateDownloaded
+from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.network.tcp import TCPTransport
+from swarmcli.optim.membership.lineage import hash_tensors
+from swarmcli.optim.membership.state_exchange import StateExchange
+from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.residence import InPlace
+from swarmcli.optim.state.training_state import CapturedState, TrainingState
+from swarmcli.sites.share import ReadPinned, ShareOfStatistics
+from tests.sharding.processes import Worlds
+from tests.sites.site_state import advance, plain_state, site_state
+
+pytestmark = pytest.mark.processes
+
+LARGE = [(400, 500), (7,), (500, 300), (), (4000,)]  # a state of some 5 MB, in 80 chunks
+
+
+class Peer:
+    """One peer of a swarm, reduced to its state."""
+
+    def __init__(self, state: TrainingState, **options: object) -> None:
+        self.state = state
+        self.events: list[Event] = []
+        events = Events()
+        events.subscribe(self.events.append)
+        self.endpoint = Endpoint(TCPTransport(Identity.generate(), host="127.0.0.1"), events=events)
+        self.replica = Replica(state, InPlace(state.parameters))
+        self.captured = asyncio.Event()
+        self.exchange = StateExchange(self.endpoint, "run", self.replica, **options)
+        self._capture, self.replica.capture = self.replica.capture, self._note_capture  # type: ignore[method-assign]
+
+    async def _note_capture(self) -> CapturedState:
+        captured = await self._capture()
+        self.captured.set()
+        return captured
+
+    async def take_over(self, *donors: Peer) -> tuple[str, ...]:
+        """Downloads the state that the donors have now; who gave something of it."""
+        for donor in donors:
+            self.endpoint.learn(donor.endpoint.info)
+        return await self.take_over_from(donors[0].state, [donor.endpoint.peer_id for donor in donors])
+
+    async def take_over_from(self, like: TrainingState, donors: list[PeerID]) -> tuple[str, ...]:
+        await self.exchange.download(like.standing, donors, timeout=20, reason="for a test")
+        return next(event.donors for event in reversed(self.events) if isinstance(event, StateDownloaded))
+
+
+@asynccontextmanager
+async def peers(*states: TrainingState, **options: object) -> AsyncIterator[list[Peer]]:
+    made = [Peer(state, **options) for state in states]
+    for peer in made:
+        await peer.endpoint.start()
+        peer.exchange.start()
+    try:
+        yield made
+    finally:
+        for peer in made:
+            peer.exchange.close()
+            await peer.endpoint.close()
+
+
+def expect_equal(one: CapturedState, other: CapturedState) -> None:
+    assert one.metadata == other.metadata
+    assert list(one.tensors) == list(other.tensors)
+    for name, tensor in one.tensors.items():
+        assert torch.equal(loaded(tensor), loaded(other.tensors[name])), name
+
+
+def both_ways(kind: str) -> None:
+    with site_state(kind, shapes=LARGE) as site:
+        if site is None:
+            return
+        newcomer, returning = plain_state(kind, seed=3, shapes=LARGE), plain_state(kind, seed=4, shapes=LARGE)
+
+        async def main() -> None:
+            async with peers(site, newcomer, returning) as (at_site, first, second):
+                advance(site, 3)
+                await first.take_over(at_site)
+                expect_equal(newcomer.capture(), site.capture())
+                for state in (site, newcomer):
+                    advance(state, 2, seed=5)
+                expect_equal(newcomer.capture(), site.capture())
+                advance(newcomer, 2, seed=6)
+                assert await at_site.take_over(first) == (first.endpoint.peer_id.text,)
+                expect_equal(newcomer.capture(), site.capture())
+                await second.take_over(at_site)  # which hands on what it has downloaded
+                expect_equal(returning.capture(), site.capture())
+                for state in (site, newcomer):
+                    advance(state, 2, seed=7)
+                expect_equal(newcomer.capture(), site.capture())
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adafactor", "averaged"])
+def test_from_a_site_to_a_plain_peer_and_back(worlds: Worlds, kind: str) -> None:
+    worlds(2).run(both_ways, kind)
+
+
+def while_training() -> int:
+    with site_state("amsgrad", shapes=LARGE) as site:
+        if site is None:
+            return 0
+        newcomers = [plain_state("amsgrad", seed=seed, shapes=LARGE) for seed in range(3)]
+        twin = plain_state("amsgrad", shapes=LARGE)
+
+        async def main() -> int:
+            async with peers(site, *newcomers) as (donor, *others):
+                advance(site, 2)
+                wanted, steps = site.standing, 0
+                for other in others:
+                    other.endpoint.learn(donor.endpoint.info)
+                async with asyncio.TaskGroup() as tasks:
+                    ids = [donor.endpoint.peer_id]
+                    coming = [
+                        tasks.create_task(other.exchange.download(wanted, ids, timeout=20, reason="for a test"))
+                        for other in others
+                    ]
+                    await donor.captured.wait()
+                    while not all(task.done() for task in coming):
+                        await donor.replica.change(lambda: advance(site, 1, seed=7))
+                        steps += 1
+                advance(twin, 2)
+                for newcomer in newcomers:
+                    expect_equal(twin.capture(), newcomer.capture())
+                for _ in range(steps):
+                    advance(twin, 1, seed=7)
+                expect_equal(twin.capture(), site.capture())
+                return steps
+
+        return asyncio.run(main())
+
+
+def test_several_downloads_at_once_while_the_site_trains_on(worlds: Worlds) -> None:
+    steps, _ = worlds(2).run(while_training)
+    assert steps > 1
+
+
+def mixed() -> None:
+    with site_state("adamw", shapes=LARGE) as site:
+        if site is None:
+            return
+        twin, newcomer = plain_state("adamw", shapes=LARGE), plain_state("adamw", seed=3, shapes=LARGE)
+        for state in (site, twin):
+            advance(state, 3)
+
+        async def main() -> None:
+            async with peers(site, twin, newcomer) as (first, second, third):
+                await third.take_over(first, second)
+                assert not any(isinstance(event, PeerRefused) for event in third.events)
+                one, other = [await peer.exchange._provide(site.standing.lineage) for peer in (first, second)]
+                assert PinnedState(one).manifest == PinnedState(other).manifest
+                expect_equal(twin.capture(), newcomer.capture())
+
+        asyncio.run(main())
+
+
+def test_a_site_and_a_plain_peer_give_parts_of_one_state(worlds: Worlds) -> None:
+    worlds(2).run(mixed)
+
+
+def lossy() -> None:
+    with site_state("adamw", shapes=LARGE) as site:
+        if site is None:
+            return
+        donor, newcomer = plain_state("adamw", shapes=LARGE), plain_state("adamw", seed=3, shapes=LARGE)
+        advance(donor, 3)
+
+        async def main() -> None:
+            async with peers(donor, newcomer, site, compression=Float16Compression()) as (first, second, third):
+                for peer in (second, third):
+                    await peer.take_over(first)
+                    assert any(isinstance(event, Noticed) and "lossy" in event.text for event in peer.events)
+                expect_equal(newcomer.capture(), site.capture())
+                advance(site, 1)
+                advance(newcomer, 1)
+                await second.take_over(third)  # statistics of other ranks come as they are
+                for name, tensor in site.capture().tensors.items():
+                    error = 0.0 if isinstance(tensor, DistantTensor) else 1e-3
+                    got = newcomer.capture().tensors[name]
+                    torch.testing.assert_close(got, loaded(tensor), rtol=error, atol=error)
+
+        asyncio.run(main())
+
+
+def test_with_a_lossy_codec(worlds: Worlds) -> None:
+    worlds(2).run(lossy)
+
+
+def misfit() -> None:
+    with site_state("adamw") as site:
+        if site is None:
+            return
+        advance(site, 2)
+        before = site.capture().clone()
+        donor = plain_state("adamw", shapes=[(300, 40), (8,), (50, 50), (), (4000,)])
+
+        async def main() -> None:
+            async with peers(donor, site) as (first, second):
+                with pytest.raises(StateDownloadError, match="parameter/1"):
+                    await second.take_over(first)
+                assert any(isinstance(event, PeerRefused) for event in second.events)
+
+        asyncio.run(main())
+        expect_equal(before, site.capture())
+
+
+def test_a_state_that_does_not_fit_is_refused_before_it_comes(worlds: Worlds) -> None:
+    worlds(2).run(misfit)
+
+
+def lose_a_rank() -> list[str]:
+    reads, read = 0, ShareOfStatistics._read_pinned
+
+    def dying(self: ShareOfStatistics, order: ReadPinned) -> None:
+        nonlocal reads
+        reads += 1
+        if reads > 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        read(self, order)
+
+    ShareOfStatistics._read_pinned = dying  # type: ignore[method-assign]
+    with site_state("adamw", shapes=LARGE, timeout=5.0) as site:
+        assert site is not None
+        advance(site, 2)
+        newcomer = plain_state("adamw", seed=3, shapes=LARGE)
+        before = newcomer.capture().clone()
+
+        async def main() -> list[str]:
+            async with peers(site, newcomer) as (first, second):
+                with pytest.raises(StateDownloadError) as failed:
+                    await second.take_over(first)
+                assert not any(isinstance(event, PeerRefused) for event in second.events)
+                return list(failed.value.attempts.values())
+
+        reasons = asyncio.run(main())
+    expect_equal(before, newcomer.capture())
+    return reasons
+
+
+def test_a_rank_that_dies_ends_the_download_by_name(worlds: Worlds) -> None:
+    survivor, _ = worlds(2, grouped=False).outcomes(lose_a_rank)
+    assert survivor.error is None and "cannot be read" in survivor.value[0] and "rank 1" in survivor.value[0]
+
+
+def donate(meeting: str) -> bytes | None:
+    """Serves its state until the other site has it; returns its digest."""
+    with site_state("adamw", shapes=LARGE) as site:
+        if site is None:
+            return None
+        advance(site, 3)
+
+        async def main() -> None:
+            async with peers(site) as (donor,):
+                address = f"{donor.endpoint.info.addresses[0]}/{donor.endpoint.peer_id.text}"
+                await asyncio.to_thread(Path(meeting, "address").write_text, address)
+                await asyncio.to_thread(Path(meeting, "done").read_text)
+
+        asyncio.run(main())
+        advance(site, 2, seed=5)
+        return _digest(site)
+
+
+def follow(meeting: str) -> bytes | None:
+    """The site that downloads it, through a file in the same place."""
+    with site_state("adamw", seed=3, shapes=LARGE, spool=Path(meeting)) as site:
+        if site is None:
+            return None
+        like = plain_state("adamw", shapes=LARGE)
+        advance(like, 3)
+
+        async def main() -> None:
+            async with peers(site) as (newcomer,):
+                address = await asyncio.to_thread(Path(meeting, "address").read_text)
+                donor = await newcomer.endpoint.connect(address, timeout=10)
+                await newcomer.take_over_from(like, [donor])
+                await asyncio.to_thread(Path(meeting, "done").write_text, "done")
+
+        asyncio.run(main())
+        expect_equal(like.capture(), site.capture())
+        advance(site, 2, seed=5)
+        return _digest(site)
+
+
+def _digest(state: TrainingState) -> bytes:
+    return hash_tensors(loaded(tensor) for tensor in state.capture().tensors.values())
+
+
+def test_from_a_site_of_two_to_a_site_of_four(worlds: Worlds, tmp_path: Path) -> None:
+    for name in ("address", "done"):
+        os.mkfifo(tmp_path / name)
+    with ThreadPoolExecutor() as executor:
+        two = executor.submit(worlds(2).run, donate, str(tmp_path))
+        four = executor.submit(worlds(4).run, follow, str(tmp_path))
+        assert two.result()[0] == four.result()[0] is not None
