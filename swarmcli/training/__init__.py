@@ -13,7 +13,13 @@ from swarmcli.training.loop import (
     StepReport,
     TrainingLoop,
 )
-from swarmcli.training.schedule import build_optimizer, build_scheduler, optimizer_factory, parameter_groups
+from swarmcli.training.schedule import (
+    build_optimizer,
+    build_scheduler,
+    optimizer_factory,
+    optimizer_kind,
+    parameter_groups,
+)
 from swarmcli.training.task import Batch, Task, build_task, stream_seed
 from swarmcli.training.tokenizer import ByteTokenizer, SavedTokenizer, load_tokenizer
 
@@ -40,6 +46,7 @@ __all__ = [
     "load_checkpoint",
     "load_tokenizer",
     "optimizer_factory",
+    "optimizer_kind",
     "parameter_groups",
     "stop_on_signals",
     "stream_seed",

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import torch
@@ -24,6 +24,9 @@ from torch import Tensor, nn
 
 from swarmcli.errors import CheckpointError
 from swarmcli.training.portable import unflatten
+
+if TYPE_CHECKING:
+    from swarmcli.sharding.files.manifest import Manifest
 
 FORMAT = 1
 SHARDED_FORMAT = 2
@@ -91,7 +94,6 @@ def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True
         raise CheckpointError(f"{path} belongs to the run {manifest['run_id']!r}, not to {run_id!r}")
     for name, digest in manifest["sha256"].items():
         _check_file(path / Path(name).name, digest)
-    sharded = manifest["format"] == SHARDED_FORMAT
     structure = manifest["optimizer"] if whole else {**manifest["optimizer"], "state": {}}
     try:
         with LazyTensors(path / TRAINING) as tensors:
@@ -99,19 +101,25 @@ def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True
         model = load_file(path / MODEL)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; use an older checkpoint") from error
-    if whole and sharded:
-        optimizer["state"] = _read_shards(path, manifest)
+    if whole and manifest["format"] == SHARDED_FORMAT:
+        from swarmcli.sharding.files.save import read_whole
+
+        optimizer["state"] = read_whole(path / SHARDS, read_shards(path, manifest))
     return Checkpoint(path, manifest["run_id"], manifest["epoch"], model, optimizer)
 
 
-def _read_shards(path: Path, manifest: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+def read_shards(path: Path, manifest: Mapping[str, Any]) -> Manifest:
+    """What a sharded checkpoint says about its shards. CheckpointError when they are not those that belong to it."""
     # Imported here because few processes ever read a sharded checkpoint, and it takes torch.distributed.
-    from swarmcli.sharding.files.save import read_manifest, read_whole
+    from swarmcli.sharding.files.save import read_manifest
 
     shards, digest = read_manifest(path / SHARDS)
     if digest.hex() != manifest["shards"]:
-        raise CheckpointError(f"{path / SHARDS} belongs to another checkpoint, of epoch {shards.epoch}")
-    return read_whole(path / SHARDS, shards)
+        raise CheckpointError(
+            f"{path / SHARDS} belongs to another checkpoint, of epoch {shards.epoch}, than {path / MANIFEST}; "
+            "use an older checkpoint"
+        )
+    return shards
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from swarmcli.recipe import OptimizerSettings, Recipe, SchedulerSettings
+from swarmcli.recipe import Recipe, SchedulerSettings
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
@@ -18,21 +18,39 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     return optimizer_factory(recipe)(parameter_groups(recipe, model))
 
 
-def optimizer_factory(recipe: Recipe) -> Callable[[Any], torch.optim.Optimizer]:
+def optimizer_factory(
+    recipe: Recipe, around: Callable[..., torch.optim.Optimizer] | None = None
+) -> Callable[[Any], torch.optim.Optimizer]:
     """Makes the recipe's optimizer of parameter groups: the model's own, or copies of them elsewhere.
 
     With `max_grad_norm` each step first scales the gradients down to that norm: it is the average's norm, equal on
-    all peers, so that they stay equal.
+    all peers, so that they stay equal. `around(groups, kind, **defaults)` makes one that steps as `kind` does.
     """
-    settings = recipe.optimizer
+    kind, defaults = optimizer_kind(recipe)
+    max_norm = recipe.optimizer.max_grad_norm
 
     def make(groups: Any) -> torch.optim.Optimizer:
-        optimizer = _create(settings, groups)
-        if settings.max_grad_norm is not None:
-            _clip_before_steps(optimizer, settings.max_grad_norm)
+        optimizer = kind(groups, **defaults) if around is None else around(groups, kind, **defaults)
+        if max_norm is not None:
+            _clip_before_steps(optimizer, max_norm)
         return optimizer
 
     return make
+
+
+def optimizer_kind(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class of the recipe's optimizer, and what it is made with besides the parameters."""
+    settings = recipe.optimizer
+    kind: type[torch.optim.Optimizer]
+    own: dict[str, Any]
+    match settings.name:
+        case "adamw":
+            kind, own = torch.optim.AdamW, {"betas": settings.betas, "eps": settings.eps}
+        case "adam":
+            kind, own = torch.optim.Adam, {"betas": settings.betas, "eps": settings.eps}
+        case "sgd":
+            kind, own = torch.optim.SGD, {"momentum": settings.momentum}
+    return kind, {"lr": settings.learning_rate, **own}
 
 
 def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
@@ -48,16 +66,6 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def _create(settings: OptimizerSettings, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    match settings.name:
-        case "adamw":
-            return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps)
-        case "adam":
-            return torch.optim.Adam(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps)
-        case "sgd":
-            return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
 
 
 def _clip_before_steps(optimizer: torch.optim.Optimizer, max_norm: float) -> None:

@@ -20,22 +20,22 @@ from swarmcli.errors import CheckpointError
 from swarmcli.network import wire
 from swarmcli.sharding.files.exchange import agree
 from swarmcli.sharding.files.manifest import MANIFEST as SHARDS_MANIFEST
-from swarmcli.sharding.files.manifest import Manifest, unseal
+from swarmcli.sharding.files.manifest import Manifest, seal, unseal
 from swarmcli.sharding.files.moving import ShardedOptimizer, move_state
-from swarmcli.sharding.files.save import load_save, read_manifest
+from swarmcli.sharding.files.save import load_save
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
 from swarmcli.training.checkpoint import (
     MANIFEST,
+    SHARDED_FORMAT,
     SHARDS,
     TRAINING,
     Checkpoint,
     LazyTensors,
     file_digest,
     load_checkpoint,
-)
-from swarmcli.training.checkpoint import (
-    read_manifest as read_checkpoint_manifest,
+    read_manifest,
+    read_shards,
 )
 from swarmcli.training.portable import unflatten
 
@@ -100,10 +100,8 @@ def _choose(
     for path in waiting:
         try:
             checkpoint = load_checkpoint(path, run_id, whole=False)
-            shards = b""
-            if (path / SHARDS).is_dir():
-                read_manifest(path / SHARDS)
-                shards = (path / SHARDS / SHARDS_MANIFEST).read_bytes()
+            manifest = read_manifest(path)
+            shards = seal(read_shards(path, manifest)) if manifest["format"] == SHARDED_FORMAT else b""
             place = path.relative_to(home).as_posix() if path.is_relative_to(home) else ""
             return checkpoint, Chosen(str(path), place, file_digest(path / MANIFEST), shards)
         except (CheckpointError, OSError) as error:
@@ -135,7 +133,7 @@ def _statistics(path: Path, parameters: Sequence[Tensor], stack: ExitStack) -> M
     """Of a single process's checkpoint, by parameter; views of the file while the stack is open."""
     try:
         tensors = stack.enter_context(LazyTensors(path / TRAINING))
-        found = unflatten(read_checkpoint_manifest(path)["optimizer"].get("state", {}), tensors)
+        found = unflatten(read_manifest(path)["optimizer"].get("state", {}), tensors)
         for index, statistics in found.items():
             for name, value in statistics.items():
                 if isinstance(value, Tensor) and value.numel() > max(1, parameters[index].numel()):

@@ -1,0 +1,186 @@
+"""Checkpoints of sites and of single processes, read by either."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.errors import CheckpointError
+from swarmcli.sites.checkpoint import SiteShards
+from swarmcli.sites.orders import Follower, OrderDesk
+from swarmcli.sites.site import Site
+from swarmcli.training import CheckpointStore, load_checkpoint
+from swarmcli.training.shares import load_newest
+from tests.sharding.conftest import worlds
+from tests.sharding.files.jobs import differing, groups, parameters, plain, reference, sharded, train, whole
+from tests.sharding.processes import Worlds
+
+__all__ = ["worlds"]
+pytestmark = pytest.mark.processes
+
+SWARM = {"epoch": 3, "lineage": "ab" * 32, "scheduler": {"last_epoch": 3}, "gradients": {"g": torch.ones(2)}}
+
+
+def net(made: list[nn.Parameter]) -> nn.Module:
+    return nn.ParameterList(made)
+
+
+def write_as_site(home: str, steps: int) -> dict[str, Any]:
+    """What a site writes, without the training around it."""
+    site = Site.form(timeout=10.0)
+    zero = sharded(site.orders)
+    train(zero, steps)
+    shards = SiteShards(site, Path(home), zero)
+    if site.rank == 0:
+        desk = OrderDesk(site)
+        leading = shards.leading(desk)
+        leading.copy()
+        state = {"state": {}, "param_groups": torch.optim.AdamW(groups(parameters())).state_dict()["param_groups"]}
+        store = CheckpointStore(Path(home, "site"), "run")
+        assert store.write(net(zero.parameters), {**state, "swarm": SWARM}, steps, shards=leading) is not None  # type: ignore[arg-type]
+        desk.close()
+    else:
+        follower = Follower(site, shards.handlers)
+        follower.start()
+        follower.join()
+    shards.close()
+    site.close()
+    return plain(zero.local_state())
+
+
+def read_as_site(home: str, paths: list[str]) -> dict[str, Any]:
+    site = Site.form(timeout=10.0)
+    zero = sharded(site.orders)
+    before = plain(zero.local_state())
+    try:
+        checkpoint = load_newest(site, Path(home), zero, map(Path, paths if site.rank == 0 else []), "run")
+    except CheckpointError as error:
+        assert plain(zero.local_state()) == before == {}
+        return {"error": str(error)}
+    finally:
+        site.close()
+    return {
+        "state": plain(zero.local_state()),
+        "epoch": checkpoint.epoch if checkpoint else None,
+        "own": checkpoint.optimizer["state"] if checkpoint else None,
+        "swarm": checkpoint.optimizer["swarm"] if checkpoint else None,
+    }
+
+
+def write_alone(directory: Path, steps: int) -> Path:
+    optimizer = reference(steps)
+    made = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    path = CheckpointStore(directory, "run").write(net(made), {**optimizer.state_dict(), "swarm": SWARM}, steps)
+    assert path is not None
+    return path
+
+
+def expected(steps: int) -> dict[int, Any]:
+    return plain(reference(steps).state_dict()["state"])
+
+
+def test_a_single_process_reads_what_a_site_wrote(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(4).run(write_as_site, str(tmp_path), 3)
+    checkpoint = load_checkpoint(tmp_path / "site/epoch-000003", "run")
+    assert differing(checkpoint.optimizer["state"], expected(3)) == []
+    assert differing(checkpoint.optimizer["swarm"], SWARM) == []
+    alone = torch.optim.AdamW(groups(parameters()))
+    checkpoint.restore_model(net([parameter for group in alone.param_groups for parameter in group["params"]]))
+    alone.load_state_dict(checkpoint.optimizer)
+    train(alone, 1, first=3)
+    after = reference(4).param_groups
+    for ours, theirs in zip(alone.param_groups, after, strict=True):
+        assert all(map(torch.equal, ours["params"], theirs["params"]))
+
+
+def test_a_site_reads_what_a_single_process_wrote(worlds: Worlds, tmp_path: Path) -> None:
+    path = write_alone(tmp_path, 2)
+    told = worlds(2).run(read_as_site, str(tmp_path), [str(path)])
+    assert differing(whole([each["state"] for each in told]), expected(2)) == []
+    assert differing(told[0]["own"], told[0]["state"]) == []  # what rank 0's optimizer is to load
+    assert [each["epoch"] for each in told] == [2, None]
+    assert differing(told[0]["swarm"], SWARM) == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_site_reads_what_a_site_of_another_size_wrote(worlds: Worlds, tmp_path: Path, size: int) -> None:
+    worlds(2).run(write_as_site, str(tmp_path), 3)
+    told = worlds(size).run(read_as_site, str(tmp_path), [str(tmp_path / "site/epoch-000003")])
+    assert differing(whole([each["state"] for each in told]), expected(3)) == []
+
+
+def test_without_checkpoints_there_is_nothing_to_read(worlds: Worlds, tmp_path: Path) -> None:
+    assert [each["epoch"] for each in worlds(2).run(read_as_site, str(tmp_path), [])] == [None, None]
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "training.safetensors", "checkpoint.json", "shards/rank-00001.safetensors",
+             "shards/rank-00000.msgpack", "shards/complete.msgpack"],
+)  # fmt: skip
+def test_a_damaged_file_is_named_and_the_older_checkpoint_read(worlds: Worlds, tmp_path: Path, name: str) -> None:
+    older = write_alone(tmp_path / "older", 2)
+    worlds(2).run(write_as_site, str(tmp_path), 3)
+    newer = tmp_path / "site/epoch-000003"
+    damage(newer / name)
+    told = worlds(2).run(read_as_site, str(tmp_path), [str(newer), str(older)])
+    assert differing(whole([each["state"] for each in told]), expected(2)) == []
+    for each in worlds(2).run(read_as_site, str(tmp_path), [str(newer)]):
+        assert str(newer / name) in each["error"]
+    with pytest.raises(CheckpointError, match=str(newer / name)):
+        load_checkpoint(newer)
+
+
+def test_missing_shards_are_named(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(2).run(write_as_site, str(tmp_path), 3)
+    place = tmp_path / "site/epoch-000003"
+    (place / "shards/rank-00001.safetensors").unlink()
+    errors = [each["error"] for each in worlds(2).run(read_as_site, str(tmp_path), [str(place)])]
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(place)
+    for text in [*errors, str(caught.value)]:
+        assert f"rank-00001.safetensors (written on {os.uname().nodename})" in text
+        assert "bring the files to where" in text
+
+
+def test_shards_of_another_checkpoint_are_refused(worlds: Worlds, tmp_path: Path) -> None:
+    for steps in (2, 3):
+        worlds(2).run(write_as_site, str(tmp_path), steps)
+    place = tmp_path / "site/epoch-000003"
+    for file in (tmp_path / "site/epoch-000002/shards").iterdir():
+        (place / "shards" / file.name).write_bytes(file.read_bytes())
+    words = f"{place / 'shards'} belongs to another checkpoint, of epoch 2"
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(place)
+    for each in worlds(2).run(read_as_site, str(tmp_path), [str(place)]):
+        assert words in each["error"]
+
+
+def test_statistics_larger_than_their_parameters_are_refused_at_all_ranks(worlds: Worlds, tmp_path: Path) -> None:
+    optimizer = reference(1)
+    state = optimizer.state_dict()
+    state["state"][0]["exp_avg"] = torch.zeros(100, 100)
+    path = CheckpointStore(tmp_path, "run").write(net(parameters()), state, 1)
+    for each in worlds(2).run(read_as_site, str(tmp_path), [str(path)]):
+        assert "0/exp_avg is larger than its parameter" in each["error"]
+
+
+def test_a_manifest_without_its_shards_is_damaged(worlds: Worlds, tmp_path: Path) -> None:
+    worlds(2).run(write_as_site, str(tmp_path), 3)
+    file = tmp_path / "site/epoch-000003/checkpoint.json"
+    manifest = json.loads(file.read_text())
+    del manifest["shards"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="shards is missing"):
+        load_checkpoint(file.parent)
