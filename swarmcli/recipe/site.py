@@ -72,6 +72,11 @@ def check_site(recipe: Recipe) -> None:
             "without local updates the processes of a site never differ, so there is nothing to average in levels; "
             "remove hierarchy, or join a run with local_updates.enabled: true",
         )
+    if site.hierarchy and recipe.local.offload_optimizer:
+        raise Conflict(
+            "local.offload_optimizer",
+            "with a hierarchy each process steps the model itself, not a copy in host memory; remove one of the two",
+        )
     if site.zero and recipe.offloaded:
         why = "delay" if recipe.delay.step else "local.offload_optimizer"
         raise Conflict(

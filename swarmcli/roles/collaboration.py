@@ -149,8 +149,16 @@ def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
 
 
 def find_resumed(recipe: Recipe, resume: str) -> Checkpoint:
-    """The checkpoint at the path `resume`, or with "latest" the newest that any peer of this machine wrote."""
+    """The checkpoint that `resume` names, read. Raises CheckpointError."""
+    return load_checkpoint(resumed_place(recipe, resume), recipe.run_id)
+
+
+def resumed_place(recipe: Recipe, resume: str) -> Path:
+    """Where the checkpoint at the path `resume` is, or with "latest" the newest that any peer of this machine wrote.
+
+    Raises CheckpointError when there is none.
+    """
     place = recipe.output_dir / recipe.run_id if resume == "latest" else Path(resume)
     if not place.exists():
         raise CheckpointError(f"--resume {resume}: {place} does not exist")
-    return load_checkpoint(find_checkpoint(place), recipe.run_id)
+    return find_checkpoint(place)

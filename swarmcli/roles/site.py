@@ -5,13 +5,14 @@ rank 0: run_site_leader                                every other rank: run_sit
     says who the peer is           ── Introduction ──▶     draws its own stream by it
     Optimizer in the swarm, SiteLeader around it           SiteMember
     TrainingLoop                     ◀─ every step ─▶      TrainingLoop
+    the state of every epoch         ◀─ with zero ──▶      its share of the statistics
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from torch import nn
 
 from swarmcli.network import wire
 from swarmcli.recipe import Recipe
-from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
+from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration, resumed_place
 from swarmcli.roles.peer import RunPeer
-from swarmcli.roles.trainer import final_checkpoint, train
+from swarmcli.roles.site_modes import Leading, following, leading
+from swarmcli.roles.site_state import SiteState, load_share
+from swarmcli.roles.trainer import come_into_step, train
 from swarmcli.roles.watch import RunWatch
-from swarmcli.sites.gradients import LeaderGradients, LeaderMeans, LeaderSums, MemberGradients, MemberMeans, MemberSums
+from swarmcli.sites.checkpoint import SiteShards
+from swarmcli.sites.gradients import LeaderGradients
+from swarmcli.sites.hierarchy import LeaderLevels
 from swarmcli.sites.leader import SiteLeader
-from swarmcli.sites.links import receive_bytes, send_bytes
 from swarmcli.sites.member import SiteMember
 from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.site import Site
@@ -37,7 +41,6 @@ from swarmcli.training import (
     TrainingLoop,
     build_task,
     choose_compute,
-    parameter_groups,
     stream_seed,
 )
 
@@ -53,11 +56,8 @@ class Introduction(msgspec.Struct, frozen=True):
 def form_site(recipe: Recipe, local_rank: int) -> Iterator[tuple[Site, Compute]]:
     """Meets the other processes, each on its device. Raises RecipeError, or SiteError when they do not come."""
     compute = choose_compute(recipe, local_rank)
-    site = Site.form(timeout=recipe.local.site.timeout, device=compute.device)
-    try:
+    with Site.form(timeout=recipe.local.site.timeout, device=compute.device) as site:
         yield site, compute
-    finally:
-        site.close()
 
 
 def run_site_leader(
@@ -68,68 +68,99 @@ def run_site_leader(
     compute: Compute,
     *,
     resume: str | None = None,
+    restarted: bool = False,
     on_epoch: Callable[[int], object] = lambda epoch: None,
 ) -> LoopResult:
-    """Trains as rank 0; `on_epoch` hears of each epoch that the site has come to. Otherwise as `run_trainer`.
+    """Trains as rank 0 until the run has ended or a process of the site was told to stop; otherwise as `run_trainer`.
 
+    `restarted`: goes on from the state of the life before. `on_epoch` hears of each epoch that the site has come to.
     Raises SiteError when the site has lost a process, or one of them has failed.
     """
-    recipe, desk = peer.recipe, OrderDesk(site)
-    introduction = wire.encode(Introduction(bytes(peer.peer_id), peer.home.path.name))
-    for rank in site.others:
-        send_bytes(site.pace, introduction, rank)
-    gradients: list[LeaderGradients] = []
+    place = resumed_place(peer.recipe, resume) if resume else None
+    site.share(wire.encode(Introduction(bytes(peer.peer_id), peer.home.path.name)))
+    desk = OrderDesk(site)
+    collaboration, gradients = _collaborate(peer, site, desk, compute)
+    state = SiteState(collaboration, site, desk)
+    watch.follow(collaboration.optimizer)
+    with SiteLeader(site, desk, collaboration.optimizer, collaboration.model, gradients, wants_to_stop=stop) as leader:
+        try:
+            state.load(place, restarted=restarted)
+            return _lead(collaboration, leader, state, watch, on_epoch)
+        finally:
+            peer.leave_summary(collaboration.optimizer)
+            collaboration.close()
+            state.close()
 
-    def further(model: nn.Module) -> dict[str, Any]:
-        if recipe.local_updates.enabled:
-            gradients.append(LeaderMeans(site, trained_parameters(recipe, model)))
-            return {}
-        sums = LeaderSums(site, desk)
-        gradients.append(sums)
-        return {"accumulate": sums.accumulate}
 
-    collaboration = Collaboration(peer, resume=resume, compute=compute, further=further)
-    optimizer, model = collaboration.optimizer, collaboration.model
-    leader = SiteLeader(site, desk, optimizer, model, gradients[0], wants_to_stop=stop)
-    watch.follow(optimizer)
-    try:
-        result = train(collaboration, leader, leader.stopped, on_step=lambda report: on_epoch(optimizer.local_epoch))
-        if result.reason == "data ended":
-            leader.drain()
-        if result.reason == "max_epochs":
-            watch.state = "finished"
-            final_checkpoint(collaboration)
-            optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
-        return result
-    finally:
-        peer.leave_summary(optimizer)
-        collaboration.close()
-        leader.close()
+def _collaborate(peer: RunPeer, site: Site, desk: OrderDesk, compute: Compute) -> tuple[Collaboration, LeaderGradients]:
+    modes: list[Leading] = []
+
+    def options(model: nn.Module) -> dict[str, Any]:
+        modes.append(leading(peer.recipe, site, desk, model))
+        return modes[0].options
+
+    collaboration = Collaboration(peer, compute=compute, further=options)
+    gradients = modes[0].gradients
+    if isinstance(gradients, LeaderLevels):
+        gradients.lead(collaboration.optimizer)
+    return collaboration, gradients
+
+
+def _lead(
+    collaboration: Collaboration,
+    leader: SiteLeader,
+    state: SiteState,
+    watch: RunWatch,
+    on_epoch: Callable[[int], object],
+) -> LoopResult:
+    optimizer, seen = collaboration.optimizer, -1
+    come_into_step(collaboration, leader)
+    with state.saving() as saved:
+
+        def after_step(report: object) -> None:
+            nonlocal seen
+            saved.look()
+            if optimizer.local_epoch != seen:
+                seen = optimizer.local_epoch
+                on_epoch(seen)
+
+        result = train(collaboration, leader, leader.stopped, on_step=after_step)
+    if result.reason == "data ended":
+        leader.drain()
+    if result.reason == "max_epochs":
+        watch.state = "finished"
+        state.write_final()
+        optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
+    return result
 
 
 def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threading.Event, *, home: Path | None) -> None:
-    """Computes for rank 0 until that lets this process go. Raises SiteError when the site is broken."""
-    introduction = wire.decode(Introduction, receive_bytes(site.pace, 0))
+    """Computes for rank 0 until that lets this process go. Raises SiteError when the site is broken.
+
+    `home`: the directory of the site on this machine; None: where rank 0 has its own, if it is this machine.
+    """
+    introduction = wire.decode(Introduction, site.share())
+    home = home or recipe.output_dir / recipe.run_id / introduction.home
     task = build_task(recipe)
     model = task.build_model().to(compute.device)
-    parameters = trained_parameters(recipe, model)
-    gradients: MemberGradients = (
-        MemberMeans(site, parameters) if recipe.local_updates.enabled else MemberSums(site, parameters)
-    )
-    member = SiteMember(site, model, gradients, wants_to_stop=stop)
-    settings = LoopSettings(member_seed(recipe, introduction, site.rank), recipe.accumulation_steps, recipe.max_epochs)
-    loop = TrainingLoop(task, model, member, settings, compute=compute, on_loss=member.note_loss)
-    member.load_state_from_peers()
-    if loop.run(member.stopped).reason == "data ended":
-        member.drain()
-    member.close()
+    mode = following(recipe, site, model)
+    with ExitStack() as stack:
+        handlers = {}
+        if mode.share is not None:
+            shards = SiteShards(site, home, mode.share.zero)
+            stack.callback(shards.close)
+            load_share(site, home, mode.share.zero)
+            handlers = {**mode.share.handlers, **shards.handlers}
+        member = stack.enter_context(SiteMember(site, model, mode.gradients, handlers, wants_to_stop=stop))
+        settings = LoopSettings(
+            stream_seed_of(recipe, introduction, site.rank), recipe.accumulation_steps, recipe.max_epochs
+        )
+        loop = TrainingLoop(task, model, member, settings, compute=compute, on_loss=member.note_loss)
+        member.load_state_from_peers()
+        if loop.run(member.stopped).reason == "data ended":
+            member.drain()
 
 
-def member_seed(recipe: Recipe, introduction: Introduction, rank: int) -> int:
-    """Of the stream of data of a rank: unlike those of the others, of rank 0 and of all other peers."""
+def stream_seed_of(recipe: Recipe, introduction: Introduction, rank: int) -> int:
+    """Of the stream of data of a rank but 0: unlike those of the others and of all other peers."""
     return stream_seed(recipe.seed, introduction.peer_id + rank.to_bytes(4, "big"))
-
-
-def trained_parameters(recipe: Recipe, model: nn.Module) -> list[nn.Parameter]:
-    """In the order of the optimizer."""
-    return [parameter for group in parameter_groups(recipe, model) for parameter in group["params"]]

@@ -34,15 +34,24 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
     optimizer = collaboration.optimizer
     watch.follow(optimizer)
     try:
+        come_into_step(collaboration, optimizer)
         result = train(collaboration, optimizer, stop)
         if result.reason == "max_epochs":
             watch.state = "finished"
-            final_checkpoint(collaboration)
+            _write_final_checkpoint(collaboration)
             optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
         return result
     finally:
         peer.leave_summary(optimizer)
         collaboration.close()
+
+
+def come_into_step(collaboration: Collaboration, steps: Steps) -> None:
+    """Joins the run, and downloads its state if this peer has another."""
+    steps.load_state_from_peers()
+    last = collaboration.peer.recipe.max_epochs
+    if last is not None and steps.local_epoch >= last:
+        collaboration.peer.events.emit(Noticed("info", f"this run has reached its last epoch, {last}, already"))
 
 
 def train(
@@ -52,7 +61,7 @@ def train(
     *,
     on_step: Callable[[object], object] | None = None,
 ) -> LoopResult:
-    """Comes into step with the run, and computes until `stop` is set, the run has ended or the data has."""
+    """Computes until `stop` is set, the run has ended or the data has."""
     peer, recipe = collaboration.peer, collaboration.peer.recipe
     loop = TrainingLoop(
         collaboration.task,
@@ -63,14 +72,10 @@ def train(
         on_loss=steps.note_loss,
         on_step=on_step,
     )
-    steps.load_state_from_peers()
-    if recipe.max_epochs is not None and steps.local_epoch >= recipe.max_epochs:
-        peer.events.emit(Noticed("info", f"this run has reached its last epoch, {recipe.max_epochs}, already"))
     return loop.run(stop)
 
 
-def final_checkpoint(collaboration: Collaboration) -> None:
-    """Into the peer's home, as the last word of a run that has ended."""
+def _write_final_checkpoint(collaboration: Collaboration) -> None:
     peer, optimizer = collaboration.peer, collaboration.optimizer
     store = CheckpointStore(
         peer.home.path / "checkpoints", peer.recipe.run_id, keep=peer.recipe.checkpoint.keep, events=peer.events

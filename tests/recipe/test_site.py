@@ -6,6 +6,7 @@ from .recipes import SMALL, refused, small
 
 FOUR = "local.site.processes=4"
 LOCAL = "local_updates.enabled=yes"
+LEVEL = "local.site.hierarchy={2: 4}"
 
 
 def test_left_alone_a_trainer_is_one_process() -> None:
@@ -38,6 +39,10 @@ def test_what_a_volunteer_does_with_a_site_is_not_compared_with_others() -> None
         ([FOUR, LOCAL, "local.site.hierarchy={2: 2}"], "groups of 2 in a site of 4; the last group is the whole site"),
         ([LOCAL, "local.site.hierarchy={2: 2}"], "groups of 2 in a site of 1"),
         ([FOUR, "local.site.hierarchy={2: 2, 4: 4}"], "without local updates the processes of a site never differ"),
+        (
+            [FOUR, LOCAL, "local.site.hierarchy={2: 4}", "local.offload_optimizer=yes"],
+            "each process steps the model itself",
+        ),
         ([FOUR, "delay.grad_averaging=yes", "local.site.zero=yes"], "zero leaves no whole optimizer that delay could"),
         ([FOUR, "local.offload_optimizer=yes", "local.site.zero=yes"], "remove zero, or offload_optimizer"),
         ([FOUR, "local.device=cuda:1"], "cuda:1 is one device, and the site has 4 processes; write cuda"),

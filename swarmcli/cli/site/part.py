@@ -59,15 +59,17 @@ def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, com
     with Session(
         "trainer", part.recipe, settings, contacts, part.home, verbose=part.verbose, process=process
     ) as session:
-        peer, watch, seen = session.peer, session.show(part.web, part.web_host), 0
-
-        def note(epoch: int) -> None:
-            nonlocal seen
-            if epoch != seen:
-                seen = epoch
-                process.note_epoch(epoch, Network(peer.port, tuple(peer.acquaintances())))
-
-        run_site_leader(peer, watch, session.stop, site, compute, resume=part.resume, on_epoch=note)
+        peer, watch = session.peer, session.show(part.web, part.web_host)
+        run_site_leader(
+            peer,
+            watch,
+            session.stop,
+            site,
+            compute,
+            resume=part.resume,
+            restarted=process.restarted,
+            on_epoch=lambda epoch: process.note_epoch(epoch, Network(peer.port, tuple(peer.acquaintances()))),
+        )
 
 
 def _follow(process: SiteProcess, part: Part, recipe: Recipe, site: Site, compute: Compute) -> None:

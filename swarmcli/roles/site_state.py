@@ -1,0 +1,104 @@
+"""What a site goes on from when it is started again: the state of its last epochs, in the directory `site` of its home.
+
+With a sharded optimizer every rank writes and reads its share; otherwise rank 0 has all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from swarmcli.errors import CheckpointError
+from swarmcli.roles.checkpoints import BackgroundCheckpoints
+from swarmcli.roles.collaboration import Collaboration
+from swarmcli.sharding.files.moving import ShardedOptimizer
+from swarmcli.sites.checkpoint import LeadingShards, SiteShards
+from swarmcli.sites.orders import OrderDesk
+from swarmcli.sites.sharded_optimizer import SiteOptimizer
+from swarmcli.sites.site import Site
+from swarmcli.training import Checkpoint, CheckpointStore, load_checkpoint
+from swarmcli.training.shares import load_newest
+
+logger = logging.getLogger(__name__)
+
+LAST = "site"  # the directory of the last states
+KEPT = 2  # of them
+
+
+class SiteState:
+    """Rank 0's side. `close` it before the site ends."""
+
+    def __init__(self, collaboration: Collaboration, site: Site, desk: OrderDesk) -> None:
+        peer, inner = collaboration.peer, collaboration.optimizer.opt
+        self._collaboration, self._site, self._home = collaboration, site, peer.home.path
+        self._run_id = peer.recipe.run_id
+        self._last = CheckpointStore(self._home / LAST, self._run_id, keep=KEPT)
+        self._sharded: ShardedOptimizer | None = None
+        self._own: SiteShards | None = None
+        self._shards: LeadingShards | None = None
+        if isinstance(inner, SiteOptimizer):
+            self._last.directory.mkdir(exist_ok=True)
+            inner.statistics.spool = self._last.directory
+            self._sharded = inner.zero
+            self._own = SiteShards(site, self._home, inner.zero)
+            self._shards = self._own.leading(desk)
+
+    def load(self, resume: Path | None, *, restarted: bool) -> None:
+        """Goes on from the last state of a life before, or from the checkpoint `resume`; with neither as it is.
+
+        Raises CheckpointError when `resume` cannot be used. What a life before left is only a shorter way: if it
+        cannot be used the run's state is downloaded.
+        """
+        last = list(reversed(self._last.all())) if restarted else []
+        places = last or ([resume] if resume else [])
+        try:
+            checkpoint = self._read(places)
+        except CheckpointError as error:
+            if not last:
+                raise
+            logger.warning("the site begins without its last state: %s", error)
+            return
+        if checkpoint is not None:
+            checkpoint.restore_model(self._collaboration.model)
+            self._collaboration.optimizer.load_state_dict(checkpoint.optimizer)
+
+    def _read(self, places: Sequence[Path]) -> Checkpoint | None:
+        if self._sharded is not None:
+            return load_newest(self._site, self._home, self._sharded, places, self._run_id)
+        problems = []
+        for place in places:
+            try:
+                return load_checkpoint(place, self._run_id)
+            except CheckpointError as error:
+                problems.append(str(error))
+        if problems:
+            raise CheckpointError("; ".join(problems))
+        return None
+
+    def saving(self) -> BackgroundCheckpoints:
+        """Writes every epoch, beside training. To be made when this peer is in step with the run."""
+        optimizer = self._collaboration.optimizer
+        self._last.remove_after(optimizer.local_epoch)
+        return BackgroundCheckpoints(self._last, self._collaboration.model, optimizer, 1, shards=self._shards)
+
+    def write_final(self) -> None:
+        """The checkpoint of a run that has ended, into the home."""
+        collaboration = self._collaboration
+        recipe, events = collaboration.peer.recipe, collaboration.peer.events
+        store = CheckpointStore(self._home / "checkpoints", self._run_id, keep=recipe.checkpoint.keep, events=events)
+        state, epoch = collaboration.optimizer.state_dict(), collaboration.optimizer.local_epoch
+        if self._shards is not None:
+            self._shards.copy()
+        store.write(collaboration.model, state, epoch, shards=self._shards)
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+
+def load_share(site: Site, home: Path, optimizer: ShardedOptimizer) -> None:
+    """At the other ranks, while rank 0 is in `SiteState.load`. Raises SiteError."""
+    with suppress(CheckpointError):  # whether that is the end is for rank 0 to say, who knows the same
+        load_newest(site, home, optimizer)
