@@ -1,6 +1,6 @@
 """Ranks of a site that learn by themselves: each steps its own model, and the site averages its models by levels.
 
-every step            each rank steps with the gradients of its own batch
+every step            each rank steps with the gradients of its own batch (or each crew with those of its ranks)
 at a level's period   the ranks of each group of that level average their parameters
 the swarm's epochs    the parameters of all ranks become their mean at rank 0, before that averages its state in the
                       swarm and before such an average comes in; then all ranks get rank 0's
@@ -21,12 +21,14 @@ from swarmcli.optim.gradients.accumulator import sum_type
 from swarmcli.optim.state.plain_values import fit, to_plain
 from swarmcli.sharding.levels.plan import read_plan
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
-from swarmcli.sharding.zero.consolidation import receive_share, send_share
 from swarmcli.sharding.zero.local_state import settings_of
+from swarmcli.sites.crew import Crew
 from swarmcli.sites.gradients import sum_over_ranks
+from swarmcli.sites.learners import Learner, LoneLearner, give_statistics
 from swarmcli.sites.links import named, receive_bytes, send_bytes
 from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.pace import Report, Verdict
+from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
 
 CHUNK_BYTES = 64 << 20  # of parameters that are copied at a time for their mean
@@ -46,10 +48,14 @@ class Settings(msgspec.Struct, frozen=True):
 class SiteLevels:
     """One rank's part in averaging models within the site. All ranks take the same steps with it."""
 
-    def __init__(self, site: Site, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]) -> None:
-        """Raises ValueError for a hierarchy that does not fit the site."""
+    def __init__(
+        self, site: Site, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int], *, crews: bool = False
+    ) -> None:
+        """`crews`: the groups of the first level are crews, whose ranks have the same parameters always. Raises
+        ValueError for a hierarchy that does not fit the site."""
         self._plan = read_plan(hierarchy, 0)
         self._whole = len(self._plan) - 1
+        self._lowest = 1 if crews else 0
         with named("the groups of this site's hierarchy did not come together"):
             self._backend = ProcessGroupLevels(self._plan, site.pace, timeout=site.timeout)
         self._parameters = list(parameters)
@@ -75,6 +81,8 @@ class SiteLevels:
 
     def average(self, level: int) -> None:
         """Raises SiteError."""
+        if level < self._lowest:
+            return
         with named("the models of this site were not averaged"):
             self._backend.average(level, self._parameters, self._step)
 
@@ -85,24 +93,29 @@ class LeaderLevels:
     generation = 0
 
     def __init__(
-        self, site: Site, desk: OrderDesk, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]
+        self,
+        site: Site,
+        desk: OrderDesk,
+        parameters: Sequence[torch.Tensor],
+        hierarchy: Mapping[int, int],
+        crew: Crew | None = None,
     ) -> None:
-        """`parameters`: those that the optimizer steps, in its order. All ranks make theirs at the same time."""
-        self._site, self._desk = site, desk
+        """`parameters`: those that the optimizer steps, in its order; with a `crew` it is a SiteOptimizer of that."""
+        self._site, self._desk, self._crew = site, desk, crew
         self._parameters = list(parameters)
-        self._levels = SiteLevels(site, parameters, hierarchy)
-        self._optimizer: Optimizer | None = None
+        self._hierarchy = hierarchy
+        self._led: tuple[Optimizer, SiteLevels] | None = None
         self._gathered = True  # the parameters here are those of all ranks; at first everyone takes rank 0's
         self._replaced = True  # … and the statistics are
         self.at_rest = True
 
     def lead(self, optimizer: Optimizer) -> None:
-        """To be told once of the Optimizer that was made with this as its companions. Raises ValueError for one that
-        steps other parameters than the model's."""
+        """To be told once of the Optimizer that was made with this as its companions, while the other ranks make their
+        MemberLevels. Raises ValueError for one that steps other parameters than the model's."""
         stepped = [parameter for group in optimizer.opt.param_groups for parameter in group["params"]]
         if list(map(id, stepped)) != list(map(id, self._parameters)):
             raise ValueError("hierarchy: the optimizer has to step the parameters of the model, not copies (offload)")
-        self._optimizer = optimizer
+        self._led = optimizer, SiteLevels(self._site, self._parameters, self._hierarchy, crews=self._crew is not None)
 
     # Companions
 
@@ -121,7 +134,8 @@ class LeaderLevels:
 
     def take(self, samples: int, reports: Sequence[Report]) -> int:
         self.at_rest = True
-        if not samples:
+        own = samples if self._crew is None else self._crew.take(self._parameters, samples, reports)
+        if not own:
             for parameter in self._parameters:
                 parameter.grad = None  # others have samples, and this rank would step with gradients that are zero
         return samples + sum(each.samples for each in reports)
@@ -130,37 +144,43 @@ class LeaderLevels:
         return self._gathered
 
     def finish(self, verdict: Verdict) -> None:
-        assert self._optimizer is not None, "lead() was not called"
-        if self._levels.is_news(verdict):
-            self._tell(self._optimizer.opt)
-        level = self._levels.due(verdict)
+        assert self._led is not None, "lead() was not called"
+        optimizer, levels = self._led
+        if levels.is_news(verdict):
+            self._tell(optimizer.opt)
+        level = levels.due(verdict)
         if level is not None:
-            self._optimizer.alone_with_parameters(lambda: self._levels.average(level))
+            optimizer.alone_with_parameters(lambda: levels.average(level))
+            if isinstance(optimizer.opt, SiteOptimizer):
+                optimizer.opt.shared.note_equal()  # in its crew, whose ranks were in the same groups
         self._gathered = self._replaced = False
         self.at_rest = verdict.stop
 
     def _tell(self, optimizer: torch.optim.Optimizer) -> None:
         groups = [to_plain(settings_of(group)) for group in optimizer.param_groups]
         news = wire.encode(Settings(groups, self._replaced))
-        statistics = optimizer.state_dict()["state"] if self._replaced else {}
         for rank in self._site.others:
             send_bytes(self._site.pace, news, rank)
-            if self._replaced:
-                with named(f"rank {rank} did not take the optimizer's statistics"):
-                    send_share(statistics, rank, self._site.pace)
+        if not self._replaced:
+            return
+        if isinstance(optimizer, SiteOptimizer):
+            assert self._crew is not None, "a SiteOptimizer is that of a crew"
+            self._crew.give_statistics(optimizer.zero)
+        else:
+            give_statistics(self._site, self._site.others, optimizer.state_dict()["state"])
 
 
 class MemberLevels:
-    """Another rank's side: it steps its own model with an optimizer of its own, whose settings are rank 0's."""
+    """Another rank's side: it steps its own model, by settings that are rank 0's."""
 
     generation = 0
 
-    def __init__(self, site: Site, optimizer: torch.optim.Optimizer, hierarchy: Mapping[int, int]) -> None:
-        """`optimizer` has the parameters in the same order as rank 0's."""
+    def __init__(self, site: Site, learner: Learner | torch.optim.Optimizer, hierarchy: Mapping[int, int]) -> None:
+        """`learner`: an optimizer with the parameters in the same order as rank 0's, or a CrewLearner."""
         self._site = site
-        self._optimizer = optimizer
-        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._levels = SiteLevels(site, self._parameters, hierarchy)
+        self._learner: Learner = LoneLearner(site, learner) if isinstance(learner, torch.optim.Optimizer) else learner
+        self._parameters = [parameter for group in self._learner.groups for parameter in group["params"]]
+        self._levels = SiteLevels(site, self._parameters, hierarchy, crews=self._learner.in_crew)
         self._lock = threading.Lock()  # the main thread changes parameters, the Follower reads them
 
     @property
@@ -168,12 +188,11 @@ class MemberLevels:
         return {GatherParameters: self._hand_over}
 
     def prepare(self, samples: int) -> None:
-        if samples:
-            with self._lock:
-                self._optimizer.step()
+        with self._lock:
+            self._learner.prepare(samples)
 
     def contribute(self, samples: int) -> None:
-        """The step is taken; rank 0 takes what it has learned when the swarm wants it."""
+        self._learner.contribute(samples)
 
     def finish(self, verdict: Verdict) -> None:
         if self._levels.is_news(verdict):
@@ -185,13 +204,11 @@ class MemberLevels:
 
     def _hear(self) -> None:
         news = wire.decode(Settings, receive_bytes(self._site.pace, 0))
-        for position, (group, settings) in enumerate(zip(self._optimizer.param_groups, news.groups, strict=True)):
+        for position, (group, settings) in enumerate(zip(self._learner.groups, news.groups, strict=True)):
             own = settings_of(group)  # schedulers leave notes of their own at rank 0
             group.update(fit(own, {name: settings[name] for name in own if name in settings}, f"groups[{position}]"))
         if news.statistics:
-            with named("rank 0 did not send the optimizer's statistics"):
-                statistics = receive_share(0, self._site.pace, range(len(self._parameters)))
-            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": statistics})
+            self._learner.take_statistics()
 
     def _hand_over(self, order: GatherParameters) -> None:
         with self._lock:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,14 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
+from swarmcli.sharding import ZeroRedundancyOptimizer
+from swarmcli.sites.crew import Crew, CrewLearner
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
 from swarmcli.sites.leader import SiteLeader
 from swarmcli.sites.member import SiteMember
 from swarmcli.sites.orders import OrderDesk
+from swarmcli.sites.pace import SharedModel
+from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from tests.sites.site_training import OPTIMIZERS, loss_of, model, rows, schedule, weights
 
@@ -58,24 +63,53 @@ def site_rank(
     *,
     target: int,
     kind: str = "momentum",
+    zero: bool = False,
     contacts: Sequence[str] = (),
     wants_to_stop: threading.Event | None = None,
     **options: Any,
 ) -> Iterator[Rank]:
     """This process's part of a site; `options` are the Optimizer's."""
     net = model(0 if dist.get_rank() == 0 else 7)
-    made, settings = OPTIMIZERS[kind]
-    with Site.form(timeout=10.0) as site:
+    with Site.form(timeout=10.0) as site, ExitStack() as last:
+        crew = Crew.form(site, next(iter(hierarchy.values()))) if zero else None
         if dist.get_rank() == 0:
-            with _leader(site, net, hierarchy, made, settings, target, contacts, wants_to_stop, options) as rank:
+            made = partial(_sharded, site, net, kind, crew) if crew else _whole(kind)
+            options |= {"params": list(net.parameters()), "optimizer": made, "target_batch_size": target}
+            with _leader(site, net, hierarchy, crew, contacts, wants_to_stop, options) as rank:
+                if crew is not None:
+                    last.enter_context(crew)
                 yield rank
+                last.close()
         else:
-            levels = MemberLevels(site, made(net.parameters(), **settings), hierarchy)
+            optimizer = _share(crew, net, kind) if crew else _whole(kind)(net.parameters())
+            learner = CrewLearner(crew, optimizer) if crew else optimizer
+            levels = MemberLevels(site, learner, hierarchy)
             with SiteMember(site, net, levels, wants_to_stop=wants_to_stop) as member:
-                rank = Rank(net, member, levels._optimizer)
+                if crew is not None:
+                    last.enter_context(crew)
+                rank = Rank(net, member, optimizer)
                 member.load_state_from_peers()
                 _write_down(levels, rank)
                 yield rank
+                last.close()
+
+
+def _whole(kind: str) -> Any:
+    made, settings = OPTIMIZERS[kind]
+    return partial(made, **settings)
+
+
+def _sharded(site: Site, net: torch.nn.Module, kind: str, crew: Crew, params: Any) -> SiteOptimizer:
+    made, settings = OPTIMIZERS[kind]
+    assert crew.site is not None and crew.desk is not None
+    return SiteOptimizer(params, made, site=crew.site, desk=crew.desk, shared=SharedModel(site, net), **settings)
+
+
+def _share(crew: Crew, net: torch.nn.Module, kind: str) -> ShareOfOptimizer | ZeroRedundancyOptimizer:
+    made, settings = OPTIMIZERS[kind]
+    if crew.site is not None:
+        return ShareOfOptimizer(net.parameters(), made, site=crew.site, **settings)
+    return ZeroRedundancyOptimizer(net.parameters(), made, process_group=crew.pace, **settings)
 
 
 @contextmanager
@@ -83,22 +117,19 @@ def _leader(
     site: Site,
     net: torch.nn.Module,
     hierarchy: Mapping[int, int],
-    made: Any,
-    settings: Mapping[str, Any],
-    target: int,
+    crew: Crew | None,
     contacts: Sequence[str],
     wants_to_stop: threading.Event | None,
     options: Mapping[str, Any],
 ) -> Iterator[Rank]:
     desk = OrderDesk(site)
-    levels = LeaderLevels(site, desk, list(net.parameters()), hierarchy)
+    levels = LeaderLevels(site, desk, list(net.parameters()), hierarchy, crew)
     with DHT(contacts, start=True, host="127.0.0.1") as dht:
         optimizer = Optimizer(
             dht=dht,
             run_id="site",
-            target_batch_size=target,
-            optimizer=made(net.parameters(), **settings),
             scheduler=schedule,
+            offload_optimizer=False,
             grad_averager=None,
             companions=levels,
             **options,
@@ -124,19 +155,23 @@ def _write_down(levels: Any, rank: Rank) -> None:
     levels.finish = finish_and_note
 
 
-def done_over(logs: Sequence[Sequence[Entry]], sizes: Sequence[int], hierarchy: Mapping[int, int], kind: str) -> Any:
-    """The weights of all ranks after the same steps in one process, of a site that is alone in its swarm."""
-    made, settings = OPTIMIZERS[kind]
+def done_over(
+    logs: Sequence[Sequence[Entry]], sizes: Sequence[int], hierarchy: Mapping[int, int], kind: str, crew: int = 1
+) -> list[torch.Tensor]:
+    """The weights of all ranks after the same steps in one process, of a site that is alone in its swarm. `crew`: so
+    many ranks step as one."""
     nets = [model() for _ in sizes]
-    optimizers = [made(net.parameters(), **settings) for net in nets]
+    optimizers = [_whole(kind)(net.parameters()) for net in nets]
     schedulers = [schedule(optimizer) for optimizer in optimizers]
     epoch = 0
     for step, entries in enumerate(zip(*logs, strict=True)):
-        for who, (batch, _, given) in enumerate(entries):
-            assert not given
-            if batch is not None:
+        assert not any(given for _, _, given in entries)
+        for who in range(len(nets)):
+            mates = range(who // crew * crew, who // crew * crew + crew)
+            batches = [rows(mate, *entries[mate][0], sizes[mate]) for mate in mates if entries[mate][0] is not None]
+            if batches:
                 optimizers[who].zero_grad()
-                loss_of(nets[who], rows(who, *batch, sizes[who])).backward()
+                loss_of(nets[who], torch.cat(batches)).backward()
                 optimizers[who].step()
         group = next((hierarchy[period] for period in reversed(hierarchy) if step % period == 0), 1)
         if entries[0][1] != epoch:

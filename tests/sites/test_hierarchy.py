@@ -22,9 +22,9 @@ pytestmark = pytest.mark.processes
 UNEQUAL = {2: (3, 5), 4: (3, 5, 1, 2)}
 
 
-def train_alone(levels: list[list[int]], sizes: list[int], kind: str) -> list[Any]:
+def train_alone(levels: list[list[int]], sizes: list[int], kind: str, zero: bool = False) -> list[Any]:
     own, turns = dist.get_rank(), 5
-    with site_rank(dict(levels), target=turns * sum(sizes), kind=kind) as rank:
+    with site_rank(dict(levels), target=turns * sum(sizes), kind=kind, zero=zero) as rank:
         rank.train(sizes[own], epochs=3, turns=turns)
     return [rank.log, weights(rank.net)]
 
@@ -43,6 +43,17 @@ def test_alone_it_is_the_same_computation_in_one_process(
         torch.testing.assert_close(result, wanted, **TIGHT)
         assert torch.equal(result, results[0][1])  # an epoch has just ended
     assert not torch.equal(results[0][1], weights(model()))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(("size", "levels"), [(2, [[2, 2]]), (4, [[2, 2], [3, 4]]), (4, [[1, 4]])])
+def test_crews_step_as_one(worlds: Worlds, size: int, levels: list[list[int]], kind: str) -> None:
+    sizes = UNEQUAL[size]
+    results = worlds(size).run(train_alone, levels, list(sizes), kind, True)
+    expected = done_over([log for log, _ in results], sizes, dict(levels), kind, crew=levels[0][1])
+    for (_, result), wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, wanted, **TIGHT)
+        assert torch.equal(result, results[0][1])
 
 
 # A loss that is linear in the weights has the same gradient everywhere, so what each rank learns is known beforehand.
