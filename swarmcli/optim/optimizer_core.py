@@ -351,7 +351,7 @@ class OptimizerCore:
         if self.replica.may_gather:  # otherwise the average is taken in by the next step, and what is saved is older
             await self._keeper.settle()
         await self.replica.publish()
-        return self.replica.state.checkpoint()
+        return await self.replica.checkpoint()
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`, once the model's parameters of that moment have been restored.

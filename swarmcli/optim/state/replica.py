@@ -114,6 +114,11 @@ class Replica:
             await on_executor(self._nbytes, self.residence.publish)
             self._note_replaced()
 
+    async def checkpoint(self) -> dict[str, Any]:
+        """See TrainingState.checkpoint. Of a large model the digest takes seconds, and the loop goes on meanwhile."""
+        async with self._lock:
+            return await on_executor(self._nbytes, self.state.checkpoint)
+
     async def load_checkpoint(self, state_dict: Mapping[str, Any]) -> None:
         """See TrainingState.load_checkpoint; the model's parameters are those of the checkpoint."""
         async with self._lock:
