@@ -98,7 +98,7 @@ class CheckpointStore:
     def remove_after(self, epoch: int) -> None:
         """Removes the checkpoints of later epochs: of a history that this peer is no part of any more."""
         for path in self.all():
-            if path.name > f"epoch-{epoch:06d}":
+            if int(path.name.partition("-")[2]) > epoch:
                 shutil.rmtree(path, ignore_errors=True)
 
     def all(self) -> list[Path]:
