@@ -32,8 +32,10 @@ async def helper(swarm: Swarm, modes: Modes) -> AuxiliaryCore:
         Modes(gradients=None, state=StateOptions(delay=False)),
         Modes(gradients=None, state=StateOptions(statistics=("momentum_buffer",))),
         Modes(gradients=None, state=StateOptions(average_every=2)),
+        Modes(gradients=None, state=StateOptions(delay=False, volume_bytes=16)),
+        Modes(gradients=None, state=StateOptions(statistics=("momentum_buffer",), volume_bytes=16)),
     ],
-    ids=["at once", "in the background", "every second epoch"],
+    ids=["at once", "in the background", "every second epoch", "volumes at once", "volumes in the background"],
 )
 def test_an_auxiliary_reduces_states_too(modes: Modes) -> None:
     async def main() -> None:
@@ -49,7 +51,8 @@ def test_an_auxiliary_reduces_states_too(modes: Modes) -> None:
 
             await together(training, assist())
             states = [r for r in rounds if r.purpose == "run_state"]
-            assert [r.epoch for r in states if r.outcome == "committed" and len(r.members) == 3]
+            assisted = [r.epoch for r in states if r.outcome == "committed" and len(r.members) == 3]
+            assert assisted.count(EPOCHS - 2) == len(core._states.volumes())
             assert not [r.reason for r in states if r.outcome != "committed" and r.epoch < EPOCHS]
             assert max(event.seconds for trainer in trainers for event in trainer.epochs[1:]) < 3.0
             await core.shutdown()

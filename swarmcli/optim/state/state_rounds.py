@@ -120,7 +120,8 @@ class StateRounds:
         if isinstance(result, str):
             return result
         self._took = result.seconds.get(AveragingStage.RUNNING_ALLREDUCE.value, 0.0)
-        return "" if result.total_weight > 0 else "nobody in the group had samples"
+        # Auxiliaries do not learn of everybody's weight.
+        return "" if result.total_weight > 0 or averager.config.auxiliary else "nobody in the group had samples"
 
 
 async def _ended(control: StepControl) -> RoundResult | str:

@@ -195,6 +195,7 @@ def test_a_replaced_state_is_not_moved_by_the_volumes_that_are_left(changes: boo
             await until(lambda: len(rounds) == 3)
             await peers[0].replica.restore(captured)
             await asyncio.sleep(3)
+            await peers[0].averaging.apply(wait=False)
             assert peers[0].values == [0.0] * SIZE
             peers[0].averaging.drop()
             assert not await peers[0].averaging.apply(wait=True)
