@@ -97,7 +97,7 @@ class SiteAccumulator(GradientAccumulator):
         if own:
             super().add(own)
         else:
-            self._make_ready()
+            self._make_ready()  # for the others' sums
             self.times += 1
         self._summed += batch_size - own
         self._elsewhere += batch_size - own
@@ -106,7 +106,6 @@ class SiteAccumulator(GradientAccumulator):
     def hand_in(self) -> int:
         """As GradientAccumulator does, with the sums of all ranks. Raises SiteError. Never on the event loop."""
         if self._elsewhere:
-            self._make_ready()
             found = self._desk.order(GatherGradients(self.generation), self._fetch)
             self._summed += found - self._elsewhere  # equal, unless a reset came between
             self._elsewhere = 0

@@ -42,7 +42,7 @@ def told(sums: SiteAccumulator) -> list[Any]:
 
 
 def sum_up(script: str) -> list[Any]:
-    """Each letter of the script is done by all ranks; what rank 0 holds is told after each hand-in."""
+    """Each letter of the script is done by all ranks; what rank 0 holds is told after each hand-in, its count at `c`."""
     with Site.form(timeout=10) as site:
         trained, pace, seen = parameters(), Pace(site), []
         if site.rank:
@@ -74,6 +74,8 @@ def sum_up(script: str) -> list[Any]:
                 own.hand_in()
                 seen.append(told(own))
                 site.meet()
+            elif letter == "c":
+                seen.append(own.samples)
             else:
                 {"r": own.reset, "t": own.take_back, "s": own.settle}[letter]()
         desk.close()
@@ -99,8 +101,8 @@ BOTH = [0, 6, 7.0, 7.0, 0.0, 7.0]
         ("ar", [[0, 0]]),
         ("arh", [[0, 0, 0.0, 0.0, 0.0, 0.0], [0, 0]]),
         # The reset is news to the others with the next verdict: what they add before it is void, and not counted.
-        ("arah", [[0, 1, 1.0, 1.0, 0.0, 1.0], [0, 1]]),
-        ("araah", [[0, 4, 5.5, 5.5, 0.0, 5.5], [0, 4]]),  # (2 · 1 + 2 · 10) / 4
+        ("caracch", [0, 1, 1, [0, 1, 1.0, 1.0, 0.0, 1.0], [0, 1]]),
+        ("araach", [4, [0, 4, 5.5, 5.5, 0.0, 5.5], [0, 4]]),  # (2 · 1 + 2 · 10) / 4
         ("h", [[0, 0, 0.0, 0.0, 0.0, 0.0], [0, 0]]),
     ],
 )

@@ -109,7 +109,7 @@ def test_orders_of_several_threads_do_not_mix(worlds: Worlds) -> None:
 
 def fail_in(kind: str) -> list[str]:
     """What each rank's main thread, which waits in the pace group, and its orders end with."""
-    with Site.form(timeout=2) as site:
+    with Site.form(timeout=1000) as site:
         worker = Worker(site) if site.rank else None
         desk = None if site.rank else OrderDesk(site)
         said = []
