@@ -60,10 +60,17 @@ def sever(group: dist.ProcessGroup) -> None:
     calls. Without effect on a group that is severed already.
 
     A thread inside of a gloo call cannot be told anything, but gloo closes all connections of a group as soon as one
-    wait in it has run out of time.
+    wait in it has run out of time. A process that is gone already gives another error, which closes nothing; so all
+    are tried.
     """
+    for rank in dist.get_process_group_ranks(group):
+        if rank != dist.get_rank():
+            _wait_in_vain(group, rank)
+
+
+def _wait_in_vain(group: dist.ProcessGroup, source: int) -> None:
     try:
-        work = dist.irecv(torch.empty(1), src=_any_other(group), group=group, tag=_NEVER_SENT)
+        work = dist.irecv(torch.empty(1), src=source, group=group, tag=_NEVER_SENT)
         if work is not None:
             work.wait(_AT_ONCE)
     except (RuntimeError, ValueError):
@@ -79,7 +86,3 @@ def named(what: str) -> Iterator[None]:
         # gloo begins with the place in its source and ends with advice.
         reason = re.sub(r"^\[\S*\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
         raise SiteError(f"{what}: {reason:.300}") from error
-
-
-def _any_other(group: dist.ProcessGroup) -> int:
-    return (dist.get_rank(group) + 1) % dist.get_world_size(group)

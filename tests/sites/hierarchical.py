@@ -64,13 +64,14 @@ def site_rank(
     target: int,
     kind: str = "momentum",
     zero: bool = False,
+    timeout: float = 10.0,
     contacts: Sequence[str] = (),
     wants_to_stop: threading.Event | None = None,
     **options: Any,
 ) -> Iterator[Rank]:
     """This process's part of a site; `options` are the Optimizer's."""
     net = model(0 if dist.get_rank() == 0 else 7)
-    with Site.form(timeout=10.0) as site, ExitStack() as last:
+    with Site.form(timeout=timeout) as site, ExitStack() as last:
         crew = Crew.form(site, next(iter(hierarchy.values()))) if zero else None
         if dist.get_rank() == 0:
             made = partial(_sharded, site, net, kind, crew) if crew else _whole(kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +15,13 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
-from tests.sharding.processes import Worlds
+from swarmcli.sites.crew import Crew
+from swarmcli.sites.hierarchy import LeaderLevels
+from swarmcli.sites.orders import OrderDesk
+from swarmcli.sites.site import Site
+from tests.sharding.processes import World, Worlds
 from tests.sites.hierarchical import done_over, site_rank
-from tests.sites.site_training import OPTIMIZERS, TIGHT, in_thread, model, schedule, weights
+from tests.sites.site_training import OPTIMIZERS, TIGHT, in_thread, model, schedule, train, weights
 
 pytestmark = pytest.mark.processes
 
@@ -139,3 +145,122 @@ def test_nothing_learned_is_lost(worlds: Worlds, size: int, levels: list[list[in
     torch.testing.assert_close((site + plain) / 2, expected, **TIGHT)
     if not delay:
         torch.testing.assert_close(site, plain, **TIGHT)
+
+
+def state_of(optimizer: Any) -> dict[str, torch.Tensor]:
+    """Of its parameters' first moments, those that are here, by index."""
+    state = optimizer.zero.local_state() if hasattr(optimizer, "zero") else None
+    state = optimizer.local_state() if hasattr(optimizer, "local_state") else state
+    state = optimizer.state_dict()["state"] if state is None else state
+    return {str(index): values["exp_avg"] for index, values in state.items()}
+
+
+def join_a_running_swarm(levels: list[list[int]], zero: bool) -> list[Any]:
+    """What each rank holds when it begins, and at rank 0 what the peer has that was there before."""
+    options: dict[str, Any] = {"target": 8, "kind": "adamw", "zero": zero}
+    if dist.get_rank():
+        with site_rank(dict(levels), **options) as rank:
+            rate = getattr(rank.optimizer, "zero", rank.optimizer).param_groups[0]["lr"]
+            return [weights(rank.net), state_of(rank.optimizer), rate]
+    net, (made, settings) = model(), OPTIMIZERS["adamw"]
+    with DHT(start=True, host="127.0.0.1") as dht:
+        peer = Optimizer(
+            dht=dht,
+            run_id="site",
+            target_batch_size=8,
+            optimizer=made(net.parameters(), **settings),
+            scheduler=schedule,
+            grad_averager=None,
+        )
+        with shut_down_afterwards(peer):
+            train(peer, net, PLAIN, 4, epochs=3, turns=2)
+            with site_rank(dict(levels), contacts=dht.get_visible_addresses(), **options) as rank:
+                found = [weights(rank.net), state_of(rank.optimizer.opt), rank.optimizer.param_groups[0]["lr"]]
+            return [*found, weights(net), state_of(peer.opt), peer.param_groups[0]["lr"]]
+
+
+@pytest.mark.parametrize(
+    ("size", "levels", "zero"), [(2, [[2, 2]], False), (4, [[2, 2], [4, 4]], False), (4, [[2, 2], [4, 4]], True)]
+)
+def test_all_ranks_of_a_newcomer_begin_where_the_swarm_is(
+    worlds: Worlds, size: int, levels: list[list[int]], zero: bool
+) -> None:
+    results = worlds(size).run(join_a_running_swarm, levels, zero)
+    swarms, moments, rate = results[0][3:]
+    for found, own, own_rate in [result[:3] for result in results]:
+        assert torch.equal(found, swarms)
+        assert own_rate == rate == OPTIMIZERS["adamw"][1]["lr"] / 4
+        assert own and all(torch.equal(own[index], moments[index]) for index in own)
+    for first in range(0, size, crew := 2 if zero else 1):
+        assert set().union(*(results[rank][1] for rank in range(first, first + crew))) == set(moments)
+
+
+def train_unequal(counts: list[int]) -> list[Any]:
+    """Each rank has so many batches; those whose data has ended change nothing by themselves."""
+    own = dist.get_rank()
+    with site_rank({100: 2}, target=10**6, kind="adamw") as rank:
+        for turn in range(counts[own]):
+            rank.step((0, turn), 4)
+        before = weights(rank.net)
+        rank.batch = None
+        rank.steps.drain()
+    return [before, weights(rank.net), rank.log]
+
+
+@pytest.mark.parametrize("counts", [[2, 5], [5, 2], [1, 4]])
+def test_ranks_whose_data_ends_sooner_wait_unchanged_and_share_in_the_end(worlds: Worlds, counts: list[int]) -> None:
+    results = worlds(2).run(train_unequal, counts)
+    own = [before for before, _, _ in results]
+    for _, last, log in results:
+        torch.testing.assert_close(last, (own[0] + own[1]) / 2, **TIGHT)
+        assert len(log) == max(counts) + 1
+    expected = done_over([log[:-1] for _, _, log in results], (4, 4), {100: 2}, "adamw")
+    for before, wanted in zip(own, expected, strict=True):
+        torch.testing.assert_close(before, wanted, **TIGHT)
+
+
+def refused() -> None:
+    with Site.form(timeout=10.0) as site:
+        for size in (1, 3):
+            with pytest.raises(ValueError, match=f"crews of {size} in a site of 2"):
+                Crew.form(site, size)
+        if dist.get_rank():
+            return
+        net = model()
+        levels = LeaderLevels(site, OrderDesk(site), list(net.parameters()), {2: 2})
+        with DHT(start=True, host="127.0.0.1") as dht:
+            optimizer = Optimizer(
+                dht=dht,
+                run_id="site",
+                target_batch_size=8,
+                params=list(net.parameters()),
+                optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+                grad_averager=None,
+                offload_optimizer=True,
+                companions=levels,
+            )
+            with shut_down_afterwards(optimizer), pytest.raises(ValueError, match="not copies"):
+                levels.lead(optimizer)
+
+
+def test_what_does_not_fit(worlds: Worlds) -> None:
+    worlds(2).run(refused)
+
+
+def lose_a_rank(levels: list[list[int]], zero: bool, lost: int) -> None:
+    """The site's patience is longer than the test's: who waits for a dead rank, or for one that does, fails it."""
+    with site_rank(dict(levels), target=10**6, zero=zero, timeout=100.0) as rank:
+        for turn in range(10):
+            if turn == 3 and dist.get_rank() == lost:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rank.step((0, turn), 2)
+
+
+@pytest.mark.parametrize(("zero", "lost"), [(False, 3), (True, 1), (True, 3)])
+def test_a_rank_that_dies_ends_the_site_with_errors(zero: bool, lost: int) -> None:
+    world = World(4)
+    outcomes = world.outcomes(lose_a_rank, [[2, 2], [3, 4]], zero, lost)
+    world.close()
+    assert "ended with -9" in str(outcomes[lost].error)
+    for rank, outcome in enumerate(outcomes):
+        assert rank == lost or "SiteError" in str(outcome.error)
