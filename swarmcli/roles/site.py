@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,9 @@ from swarmcli.recipe import Recipe
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration, resumed_place
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.site_modes import Leading, following, leading
-from swarmcli.roles.site_state import SiteState, load_share
+from swarmcli.roles.site_state import SiteState
 from swarmcli.roles.trainer import come_into_step, train
 from swarmcli.roles.watch import RunWatch
-from swarmcli.sites.checkpoint import SiteShards
-from swarmcli.sites.gradients import LeaderGradients
 from swarmcli.sites.hierarchy import LeaderLevels
 from swarmcli.sites.leader import SiteLeader
 from swarmcli.sites.member import SiteMember
@@ -79,20 +77,24 @@ def run_site_leader(
     place = resumed_place(peer.recipe, resume) if resume else None
     site.share(wire.encode(Introduction(bytes(peer.peer_id), peer.home.path.name)))
     desk = OrderDesk(site)
-    collaboration, gradients = _collaborate(peer, site, desk, compute)
-    state = SiteState(collaboration, site, desk)
-    watch.follow(collaboration.optimizer)
-    with SiteLeader(site, desk, collaboration.optimizer, collaboration.model, gradients, wants_to_stop=stop) as leader:
+    collaboration, mode = _collaborate(peer, site, desk, compute)
+    optimizer = collaboration.optimizer
+    state = SiteState(collaboration, mode.site, mode.desk)
+    watch.follow(optimizer)
+    with (
+        SiteLeader(site, desk, optimizer, collaboration.model, mode.gradients, wants_to_stop=stop) as leader,
+        mode.crew,
+    ):
         try:
             state.load(place, restarted=restarted)
             return _lead(collaboration, leader, state, watch, on_epoch)
         finally:
-            peer.leave_summary(collaboration.optimizer)
+            peer.leave_summary(optimizer)
             collaboration.close()
             state.close()
 
 
-def _collaborate(peer: RunPeer, site: Site, desk: OrderDesk, compute: Compute) -> tuple[Collaboration, LeaderGradients]:
+def _collaborate(peer: RunPeer, site: Site, desk: OrderDesk, compute: Compute) -> tuple[Collaboration, Leading]:
     modes: list[Leading] = []
 
     def options(model: nn.Module) -> dict[str, Any]:
@@ -100,10 +102,9 @@ def _collaborate(peer: RunPeer, site: Site, desk: OrderDesk, compute: Compute) -
         return modes[0].options
 
     collaboration = Collaboration(peer, compute=compute, further=options)
-    gradients = modes[0].gradients
-    if isinstance(gradients, LeaderLevels):
-        gradients.lead(collaboration.optimizer)
-    return collaboration, gradients
+    if isinstance(modes[0].gradients, LeaderLevels):
+        modes[0].gradients.lead(collaboration.optimizer)
+    return collaboration, modes[0]
 
 
 def _lead(
@@ -143,18 +144,14 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
     home = home or recipe.output_dir / recipe.run_id / introduction.home
     task = build_task(recipe)
     model = task.build_model().to(compute.device)
-    mode = following(recipe, site, model)
-    with ExitStack() as stack:
-        handlers = {}
-        if mode.share is not None:
-            shards = SiteShards(site, home, mode.share.zero)
-            stack.callback(shards.close)
-            load_share(site, home, mode.share.zero)
-            handlers = {**mode.share.handlers, **shards.handlers}
-        member = stack.enter_context(SiteMember(site, model, mode.gradients, handlers, wants_to_stop=stop))
-        settings = LoopSettings(
-            stream_seed_of(recipe, introduction, site.rank), recipe.accumulation_steps, recipe.max_epochs
-        )
+    mode = following(recipe, site, model, home)
+    seed = stream_seed_of(recipe, introduction, site.rank)
+    with (
+        closing(mode.shards) if mode.shards else nullcontext(),
+        SiteMember(site, model, mode.gradients, mode.handlers, wants_to_stop=stop) as member,
+        mode.crew,
+    ):
+        settings = LoopSettings(seed, recipe.accumulation_steps, recipe.max_epochs)
         loop = TrainingLoop(task, model, member, settings, compute=compute, on_loss=member.note_loss)
         member.load_state_from_peers()
         if loop.run(member.stopped).reason == "data ended":

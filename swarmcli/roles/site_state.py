@@ -31,6 +31,7 @@ class SiteState:
     """Rank 0's side. `close` it before the site ends."""
 
     def __init__(self, collaboration: Collaboration, site: Site, desk: OrderDesk) -> None:
+        """`site`: the ranks that share the optimizer, if it is sharded, and `desk` where they take their orders."""
         peer, inner = collaboration.peer, collaboration.optimizer.opt
         self._collaboration, self._site, self._home = collaboration, site, peer.home.path
         self._run_id = peer.recipe.run_id

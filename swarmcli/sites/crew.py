@@ -114,15 +114,20 @@ class CrewLearner:
 
     in_crew = True
 
-    def __init__(self, crew: Crew, share: ShareOfOptimizer | ZeroRedundancyOptimizer) -> None:
-        """In rank 0's crew a ShareOfOptimizer with `site=crew.site`, elsewhere a ZeroRedundancyOptimizer with
-        `process_group=crew.pace`."""
+    def __init__(
+        self,
+        crew: Crew,
+        share: ShareOfOptimizer | ZeroRedundancyOptimizer,
+        handlers: Mapping[type[Order], Callable[[Any], None]] | None = None,
+    ) -> None:
+        """In rank 0's crew a ShareOfOptimizer with `site=crew.site`, and `handlers` for further orders of that crew's
+        desk; elsewhere a ZeroRedundancyOptimizer with `process_group=crew.pace`."""
         self._crew = crew
         self._led = isinstance(share, ShareOfOptimizer)
         self._zero = share.zero if isinstance(share, ShareOfOptimizer) else share
         self._means = MemberMeans(crew.site, self._zero.parameters) if crew.site is not None else None
         if isinstance(share, ShareOfOptimizer):
-            crew.follow(share.handlers)
+            crew.follow({**share.handlers, **(handlers or {})})
 
     @property
     def groups(self) -> list[dict[str, Any]]:
