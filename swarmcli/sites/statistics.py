@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -73,7 +74,7 @@ class SiteStatistics:
         self._releases.close()
 
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
-        pin = Pin(next(self._numbers), self._releases)
+        pin = self._releases.watched(Pin(next(self._numbers)))
         outlines = self._desk.order(PinStatistics(pin.number), self._receive_outlines)
         own, numbers = self._share.live()
         tensors: dict[str, AnyTensor] = dict(own)
@@ -197,12 +198,11 @@ class PinnedStatistic(DistantTensor):
         return self._statistics.read_pinned(self._pin.number, self._place, begin, end)
 
 
+@dataclass(frozen=True, eq=False)
 class Pin:
     """Stands for the copies that the ranks made at one moment: they keep them for as long as it lives."""
 
-    def __init__(self, number: int, releases: Releases) -> None:
-        self.number = number
-        weakref.finalize(self, releases.note, number).atexit = False
+    number: int
 
 
 class Releases:
@@ -211,22 +211,29 @@ class Releases:
     def __init__(self, desk: OrderDesk) -> None:
         self._desk = desk
         self._waiting: SimpleQueue[int | None] = SimpleQueue()  # its `put` is safe in finalizers
-        self._thread = threading.Thread(target=self._run, name="swarm-releases", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
-    def note(self, pin: int) -> None:
-        self._waiting.put(pin)
+    def watched(self, pin: Pin) -> Pin:
+        """The ranks will be told when it is gone."""
+        weakref.finalize(pin, self._waiting.put, pin.number).atexit = False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="swarm-releases", daemon=True)
+            self._thread.start()
+        return pin
 
     def close(self) -> None:
-        self._waiting.put(None)
-        self._thread.join()
+        """Returns when the ranks have been told of all that are gone. Idempotent."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
 
     def _run(self) -> None:
-        while (pin := self._waiting.get()) is not None:
+        while (number := self._waiting.get()) is not None:
             try:
-                self._desk.order(ReleaseStatistics(pin))
+                self._desk.order(ReleaseStatistics(number))
             except SiteError as error:
-                logger.debug("pin %d was not released: %s", pin, error)
+                logger.debug("pin %d was not released: %s", number, error)
 
 
 def _by_index(values: dict[str, Any]) -> dict[str, Any]:

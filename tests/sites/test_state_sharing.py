@@ -9,17 +9,21 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from swarmcli.averaging.state.distant import DistantTensor, loaded
 from swarmcli.averaging.state.snapshot import PinnedState
 from swarmcli.compression import Float16Compression
+from swarmcli.dht import DHT
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Event, Events, Noticed, PeerRefused, StateDownloaded
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.network.tcp import TCPTransport
+from swarmcli.optim import Optimizer
 from swarmcli.optim.membership.lineage import hash_tensors
 from swarmcli.optim.membership.state_exchange import StateExchange
 from swarmcli.optim.state.replica import Replica
@@ -28,6 +32,7 @@ from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites.share import ReadPinned, ShareOfStatistics
 from tests.sharding.processes import Worlds
 from tests.sites.site_state import advance, plain_state, site_state
+from tests.sites.site_training import OPTIMIZERS, TIGHT, Plan, in_thread, model, schedule, site_rank, train, weights
 
 pytestmark = pytest.mark.processes
 
@@ -312,3 +317,33 @@ def test_from_a_site_of_two_to_a_site_of_four(worlds: Worlds, tmp_path: Path) ->
         two = executor.submit(worlds(2).run, donate, str(tmp_path))
         four = executor.submit(worlds(4).run, follow, str(tmp_path))
         assert two.result()[0] == four.result()[0] is not None
+
+
+def join_a_site_late() -> list[Any]:
+    """A site has trained by itself when a plain peer comes; then they train together. Weights at both times."""
+    plan, own = Plan(kind="adamw", sizes=(6, 6), zero=True, turns=1), dist.get_rank()
+    with site_rank(plan) as rank:
+        train(rank.steps, rank.net, own, 6, epochs=3, turns=1)
+        if own:
+            train(rank.steps, rank.net, own, 4, epochs=5, turns=1)
+            return [weights(rank.net)]
+        net, seen = model(7), [weights(rank.net)]
+        with DHT(rank.dht.get_visible_addresses(), start=True, host="127.0.0.1") as dht:
+            made, settings = OPTIMIZERS[plan.kind]
+            optimizer = made(net.parameters(), **settings)
+            peer = Optimizer(dht=dht, run_id="site", target_batch_size=12, optimizer=optimizer, scheduler=schedule)
+            peer.load_state_from_peers()
+            seen.append(weights(net))
+            plain = in_thread(lambda: train(peer, net, 2, 4, epochs=5, turns=1))
+            train(rank.steps, rank.net, own, 4, epochs=5, turns=1)
+            plain.join()
+            peer.shutdown()
+    return [weights(rank.net), weights(net), *seen]
+
+
+def test_a_peer_that_comes_late_has_the_state_of_a_site(worlds: Worlds) -> None:
+    leader, member = worlds(2).run(join_a_site_late)
+    site, plain, before, downloaded = leader
+    assert torch.equal(before, downloaded) and not torch.equal(before, site)
+    assert torch.equal(member[0], site)
+    torch.testing.assert_close(plain, site, **TIGHT)

@@ -1,0 +1,138 @@
+"""Statistics of a plain optimizer by their places, and of optimizers that keep them elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.averaging.state.slots import FileSlots
+from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
+from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.residence import InPlace
+from swarmcli.optim.state.statistics import OwnStatistics, Piece, by_parameter, put, read_place, statistics_of
+from swarmcli.optim.state.training_state import CapturedState, TrainingState
+from tests.optim.state.test_training_state import OPTIMIZERS, SCHEDULERS, advance, make_state
+
+FORMS = [torch.randn(4, 3), torch.randn(3, 4).T, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]
+
+
+@pytest.mark.parametrize("tensor", FORMS, ids=["contiguous", "transposed", "channels last"])
+def test_elements_are_counted_in_the_flattened_tensor(tensor: torch.Tensor) -> None:
+    expected = tensor.reshape(-1).clone()
+    expected[3:9] = torch.arange(6.0)
+    put(changed := tensor.clone(), 3, torch.arange(6.0))
+    assert changed.stride() == tensor.stride()
+    assert torch.equal(changed.reshape(-1), expected)
+
+
+def test_pieces_of_live_statistics() -> None:
+    state = make_state(1)
+    own = OwnStatistics(state.optimizer)
+    assert own.describe() == {}
+    advance(state, 2, seed=3)
+    described = own.describe()
+    assert set(described) == {f"{index}/{name}" for index in (0, 1) for name in ("step", "exp_avg", "exp_avg_sq")}
+    assert described["0/exp_avg"].shape == (4, 3) and described["1/step"].shape == ()
+    pieces = [Piece("0/exp_avg", 2, 9), Piece("1/step", 0, 1), Piece("1/exp_avg_sq", 3, 3)]
+    first, count, nothing = own.read(pieces)
+    live = state.optimizer.state[state.parameters[0]]["exp_avg"]
+    assert torch.equal(first, live.reshape(-1)[2:9]) and count.tolist() == [2.0] and nothing.numel() == 0
+    first += 1
+    assert not torch.equal(first, live.reshape(-1)[2:9]), "copies"
+    own.write(pieces, [first, count * 7, nothing])
+    assert torch.equal(first, live.reshape(-1)[2:9])
+    assert float(state.optimizer.state[state.parameters[1]]["step"]) == 14.0
+
+
+@pytest.mark.parametrize(
+    "place", ["exp_avg", "x/exp_avg", "-1/a", "01/a", "1/", "1/" + "a" * 65, "1" * 10 + "/a", "²/a"]
+)
+def test_what_is_no_place(place: str) -> None:
+    with pytest.raises(ValueError, match="parameter index"):
+        read_place(place)
+
+
+def test_places_that_there_are_not() -> None:
+    parameters = [torch.zeros(3)]
+    assert by_parameter({"0/a": 1, "0/b/c": 2}, parameters) == {0: {"a": 1, "b/c": 2}}
+    with pytest.raises(ValueError, match="only 1 parameters"):
+        by_parameter({"1/a": 1}, parameters)
+    with pytest.raises(ValueError, match="more than 16"):
+        by_parameter({f"0/{name}": 1 for name in range(17)}, parameters)
+
+
+def test_equal_states_are_captured_alike_whoever_stepped_first() -> None:
+    one, other = make_state(1), make_state(1)
+    for state, order in ((one, (0, 1)), (other, (1, 0))):
+        for index in order:  # frozen layers that are thawed, for example, get their statistics later
+            state.parameters[index].grad = torch.ones_like(state.parameters[index])
+            state.optimizer.step()
+            state.parameters[index].grad = None
+    assert list(one.capture().tensors) == list(other.capture().tensors)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_state_in_a_file_is_restored_like_one_in_memory(optimizer: str, tmp_path: Path) -> None:
+    donor, here, there = (make_state(seed, optimizer) for seed in (1, 2, 3))
+    advance(donor, 3, seed=5)
+    captured = donor.capture().clone()
+    pinned = PinnedState(Snapshot(b"", None, captured.tensors))
+    slots = FileSlots(pinned.layout, tmp_path)
+    for chunk in range(pinned.layout.chunks):
+        slots.slot(chunk)[:] = b"".join(pinned.chunk(chunk))
+        slots.settle(chunk)
+    here.restore(captured)
+    there.restore(CapturedState(captured.metadata, slots.tensors()))
+    for state in (donor, here, there):
+        advance(state, 2, seed=6)
+    assert donor.digest() == here.digest() == there.digest()
+
+
+class Elsewhere(OwnStatistics):
+    """Notes in which threads it is asked."""
+
+    waits = True
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self.threads: list[threading.Thread] = []
+
+    def capture(self) -> Any:
+        self.threads.append(threading.current_thread())
+        return super().capture()
+
+    @contextmanager
+    def staged(self, *args: Any) -> Iterator[Callable[[], None]]:
+        self.threads.append(threading.current_thread())
+        with super().staged(*args) as install:
+            yield install
+
+
+def test_what_waits_for_others_is_never_asked_on_the_loop() -> None:
+    parameters = [torch.randn(4, 3).requires_grad_(), torch.randn(3).requires_grad_()]
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    optimizer.statistics = elsewhere = Elsewhere(optimizer)
+    state = TrainingState("run", optimizer, SCHEDULERS["lambda"](optimizer), extra_tensors=[torch.zeros(2)])
+    assert state.statistics is elsewhere
+    stepped: list[threading.Thread] = []
+
+    async def main() -> None:
+        replica = Replica(state, InPlace(state.parameters))
+        await replica.change(lambda: stepped.append(threading.current_thread()))
+        await replica.restore(await replica.capture())
+        assert len(elsewhere.threads) == 2 and threading.current_thread() not in [*elsewhere.threads, *stepped]
+
+    asyncio.run(main())
+
+
+def test_an_attribute_that_is_something_else_is_no_statistics() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(3)], lr=0.1)
+    optimizer.statistics = {"seen": 3}  # of a user's own class, perhaps
+    assert isinstance(statistics_of(optimizer), OwnStatistics)
