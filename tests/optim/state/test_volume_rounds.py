@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Sequence
 
 import pytest
 import torch
 
-from swarmcli.averaging.allreduce import lending
 from swarmcli.events import Noticed, RoundFinished
 from swarmcli.network import virtual_time
 from swarmcli.network.memory import MemoryNetwork
-from swarmcli.optim.state import state_buffers
 from swarmcli.optim.state.state_rounds import Occasion
 from tests.optim.optim_swarm import record, until
 from tests.optim.state.averaging_swarm import Peer, swarm
+from tests.optim.state.volume_memory import VolumeMemory
 
 SIZE = 13  # elements of float32 in the parameter; with the statistics 60 bytes
 STATE = 60
@@ -56,37 +54,15 @@ def test_many_volumes_give_what_one_gives_bit_for_bit(volume_bytes: int, changes
     virtual_time.run(main(), timeout=300)
 
 
-class Memory:
-    """Counts the memory for volumes and for the results of rounds, as long as anybody holds it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = self.most = 0
-        fresh = lending.fresh_memory
-
-        def counted(nbytes: int) -> torch.Tensor:
-            array = fresh(nbytes).numpy()
-            self.now += nbytes
-            self.most = max(self.most, self.now)
-            weakref.finalize(array, self._gone, nbytes)
-            return torch.from_numpy(array)
-
-        monkeypatch.setattr(lending, "fresh_memory", counted)
-        monkeypatch.setattr(state_buffers, "fresh_memory", counted)
-
-    def _gone(self, nbytes: int) -> None:
-        self.now -= nbytes
-
-
 LARGE = 1 << 20  # elements
 VOLUME = 4 * LARGE // 8
 
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_nobody_needs_memory_for_more_than_a_volume_and_it_is_given_back(
-    changes: bool, monkeypatch: pytest.MonkeyPatch
+    changes: bool,
 ) -> None:
     async def main() -> None:
-        memory = Memory(monkeypatch)
         async with swarm(1.0, 3.0, size=LARGE, volume_bytes=VOLUME) as peers:
             assert memory.now == 0
             for peer in peers:
@@ -103,7 +79,8 @@ def test_nobody_needs_memory_for_more_than_a_volume_and_it_is_given_back(
             await asyncio.sleep(31)  # as long as a round's memory is kept for the next one
             assert memory.now == 0
 
-    virtual_time.run(main(), timeout=300)
+    with VolumeMemory() as memory:
+        virtual_time.run(main(), timeout=300)
 
 
 def test_the_rest_of_the_mates_go_on_without_one_that_dies_in_the_third_volume() -> None:
@@ -204,9 +181,8 @@ def test_a_replaced_state_is_not_moved_by_the_volumes_that_are_left(changes: boo
     virtual_time.run(main(), timeout=300)
 
 
-def test_shutting_down_in_the_middle_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutting_down_in_the_middle_leaves_nothing_behind() -> None:
     async def main() -> None:
-        memory = Memory(monkeypatch)
         async with swarm(0.0, 2.0, size=SIZE, volume_bytes=12) as peers:
             rounds = record(peers[0].node, RoundFinished)
             for peer in peers:
@@ -222,7 +198,8 @@ def test_shutting_down_in_the_middle_leaves_nothing_behind(monkeypatch: pytest.M
             assert not [name for name in tasks if name.startswith(("StateAveraging", "AveragerCore"))]
             assert memory.now == 0
 
-    virtual_time.run(main(), timeout=300)
+    with VolumeMemory() as memory:
+        virtual_time.run(main(), timeout=300)
 
 
 def test_volumes_of_one_occasion_have_a_tag_each_and_the_first_is_the_lineage() -> None:
