@@ -51,9 +51,22 @@ GRACE_SECONDS = 3.0  # for the others to tell what they saw of a rank that faile
 _TENSOR = 1  # the code of the msgpack extension
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# The server is one for all tests of the process, and so is this list: the other module that uses it is in it as well.
+# What ranks use is imported once, in the server they are forked from. It is one for all tests of the process, and so is
+# this list: the other module that uses it is in it as well.
 CONTEXT.set_forkserver_preload(
-    ["torch.distributed.optim", "torch.nn.parallel", "pytest", "tests.end_to_end.round_member", __name__]
+    [
+        "torch._dynamo",  # which the first step of any optimizer imports
+        "torch.distributed.optim",
+        "torch.nn.parallel",
+        "pytest",
+        "safetensors.torch",
+        "swarmcli.sharding",
+        "swarmcli.sites.checkpoint",
+        "swarmcli.sites.leader",
+        "swarmcli.training.loop",
+        "tests.end_to_end.round_member",
+        __name__,
+    ]
 )
 
 
