@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ class Chosen(msgspec.Struct, frozen=True):
     shards: bytes  # the manifest of its shards; empty: a single process wrote it
 
 
+READ_SECONDS = 3600.0  # that a rank waits for another, which reads and checks its part of a checkpoint
 NONE = Chosen("", "", "", b"")
 
 
@@ -110,10 +112,11 @@ def _choose(
 
 
 def _load(site: Site, home: Path, optimizer: ShardedOptimizer, chosen: Chosen) -> None:
+    meet = partial(site.meet, READ_SECONDS)
     places = [Path(chosen.path), *([home / chosen.place] if chosen.place else [])]
     if chosen.shards:
         manifest = unseal(Manifest, chosen.shards, Path(chosen.path, SHARDS, SHARDS_MANIFEST))
-        load_save([place / SHARDS for place in places], manifest, optimizer, site.pace)
+        load_save([place / SHARDS for place in places], manifest, optimizer, site.pace, meet=meet)
         return
     with ExitStack() as stack:
         held: Mapping[int, Mapping[str, Any]] = {}
@@ -126,7 +129,7 @@ def _load(site: Site, home: Path, optimizer: ShardedOptimizer, chosen: Chosen) -
         except CheckpointError as error:
             problem = str(error)
         agree(problem, site.pace)
-        optimizer.install_state(move_state(held, optimizer.indices_of(optimizer.rank), site.pace))
+        optimizer.install_state(move_state(held, optimizer.indices_of(optimizer.rank), site.pace, meet=meet))
 
 
 def _statistics(path: Path, parameters: Sequence[Tensor], stack: ExitStack) -> Mapping[int, Mapping[str, Any]]:

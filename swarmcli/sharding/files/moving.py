@@ -48,12 +48,15 @@ def move_state(
     group: dist.ProcessGroup,
     *,
     check: Callable[[Collection[int]], str | None] = lambda indices: None,
+    meet: Callable[[], object] = lambda: None,
 ) -> dict[int, Mapping[str, Any]]:
     """The state of the parameters `wanted`, as far as any rank of the group has one. A collective call.
 
     `held` is what this rank can give: live tensors or views of files. Others' state arrives in CPU memory, in pieces
     of bounded size; what this rank has itself is returned as it is. `check` is called with the parameters whose state
     this rank will give, before anything moves; the problem that it names is raised as CheckpointError at all ranks.
+    `meet` is called where ranks may come at very different times, by all of them: it waits for all, longer than the
+    group's timeout allows.
     Raises ValueError at all ranks for state that nobody wants, which would be lost, and RuntimeError when a rank is
     gone or the group's timeout has passed.
     """
@@ -64,18 +67,23 @@ def move_state(
     if lost:
         raise ValueError(f"there is state of parameters {lost[:10]}, which no rank of the new layout owns")
     moves = plan_moves([each.held for each in offers], [each.wanted for each in offers])
-    agree(check([move.parameter for move in moves if move.source == rank]), group)
-    return _carry_out(moves, held, rank, group)
+    problem = check([move.parameter for move in moves if move.source == rank])
+    meet()
+    agree(problem, group)
+    return _carry_out(moves, held, group, meet)
 
 
-def _carry_out(moves: list[Move], held: State, rank: int, group: dist.ProcessGroup) -> dict[int, Mapping[str, Any]]:
+def _carry_out(
+    moves: list[Move], held: State, group: dist.ProcessGroup, meet: Callable[[], object]
+) -> dict[int, Mapping[str, Any]]:
     """All ranks go through the pairs in the same order, so that no two wait for each other crosswise."""
-    own: dict[int, Mapping[str, Any]] = {}
-    for (source, target), pair in groupby(moves, key=lambda move: (move.source, move.target)):
+    rank = dist.get_rank(group)
+    own = {move.parameter: held[move.parameter] for move in moves if move.source == move.target == rank}
+    others = [move for move in moves if move.source != move.target]
+    for (source, target), pair in groupby(others, key=lambda move: (move.source, move.target)):
         indices = [move.parameter for move in pair]
-        if source == target == rank:
-            own.update({index: held[index] for index in indices})
-        elif source == rank:
+        meet()
+        if source == rank:
             send_share({index: held[index] for index in indices}, target, group)
         elif target == rank:
             own.update(receive_share(source, group, indices))

@@ -12,7 +12,7 @@ then has its own ranks' files and the manifest.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from swarmcli.sharding.files.moving import ShardedOptimizer, move_state
 from swarmcli.sharding.files.settings import apply_settings, describe_settings
 from swarmcli.sharding.files.shard import Shard, State, shard_file, write_shard
 from swarmcli.sharding.zero.consolidation import copied
+from swarmcli.sharding.zero.state_tree import Node
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -62,20 +63,34 @@ def complete(directory: Path, epoch: int, own: Report, optimizer: ShardedOptimiz
     Raises CheckpointError at all ranks if one has not written, or none could write the manifest; the save is then
     none. RuntimeError when a rank is gone.
     """
-    reports = [wire.decode(Report, data) for data in exchange(wire.encode(own), group)]
-    problems = [report.problem for report in reports if report.record is None]
-    if problems:
+    settings = None
+    if dist.get_rank(group) == 0:
+        try:
+            settings = describe_settings(optimizer.param_groups)
+        except TypeError as error:
+            own = Report(None, f"rank 0 could not write the settings: {error}")
+    told = [wire.decode(_Told, data) for data in exchange(wire.encode(_Told(own, settings)), group)]
+    records = [each.report.record for each in told if each.report.record is not None]
+    if len(records) < len(told):
+        problems = [each.report.problem for each in told if each.report.record is None]
         raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(problems)}")
-    records = [report.record for report in reports if report.record is not None]
+    # The same everywhere: in a directory that ranks share, each writes over the others'.
+    manifest = Manifest(
+        FORMAT,
+        epoch,
+        records,
+        [_form(parameter) for parameter in optimizer.parameters],
+        [len(group["params"]) for group in optimizer.param_groups],
+        next(each.settings for each in told if each.settings is not None),
+    )
+    problem = ""
     try:
-        write_sealed(directory / MANIFEST, _manifest(epoch, records, optimizer))
-        problem = ""
+        write_sealed(directory / MANIFEST, manifest)
     except OSError as error:
         problem = f"{directory / MANIFEST} could not be written: {error}"
-    told = exchange(wire.encode(problem), group)
-    unwritten = [text for text in (wire.decode(str, data) for data in told) if text]
-    if len(unwritten) == len(told):  # one manifest anywhere is enough: it says what belongs to the save
-        raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(unwritten)}")
+    problems = [wire.decode(str, data) for data in exchange(wire.encode(problem), group)]
+    if all(problems):  # one manifest anywhere is enough: it says what belongs to the save
+        raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(problems)}")
 
 
 def read_manifest(directory: Path) -> tuple[Manifest, bytes]:
@@ -102,14 +117,19 @@ def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]
 
 
 def load_save(
-    directories: Sequence[Path], manifest: Manifest, optimizer: ShardedOptimizer, group: dist.ProcessGroup
+    directories: Sequence[Path],
+    manifest: Manifest,
+    optimizer: ShardedOptimizer,
+    group: dist.ProcessGroup,
+    *,
+    meet: Callable[[], object] = lambda: None,
 ) -> None:
     """Lays the state of a save out over the optimizer's ranks, whoever wrote it. A collective call.
 
     `directories`: where this rank may see files of the save. Each rank reads what it owns from the files
     that it sees; what it does not see, one sends that does. Everything that will be used is checked first: either all
     ranks have their share and the settings afterwards, or CheckpointError is raised at all and nothing has changed.
-    RuntimeError when a rank is gone.
+    RuntimeError when a rank is gone. `meet`: see move_state.
     """
     with ExitStack() as stack:
         problems: list[str] = []
@@ -135,22 +155,11 @@ def load_save(
             return None
 
         held = {index: shard.state[index] for index, shard in by_index.items()}
-        state = move_state(held, optimizer.indices_of(optimizer.rank), group, check=check)
+        state = move_state(held, optimizer.indices_of(optimizer.rank), group, check=check, meet=meet)
         apply_settings(optimizer.param_groups, manifest.settings)
         # What others sent is nobody else's; of its own files a rank has views only.
         own = {index: copied(values) if index in held else values for index, values in state.items()}
         optimizer.install_state(own, copy=False)
-
-
-def _manifest(epoch: int, records: list[ShardRecord], optimizer: ShardedOptimizer) -> Manifest:
-    return Manifest(
-        FORMAT,
-        epoch,
-        records,
-        [_form(parameter) for parameter in optimizer.parameters],
-        [len(group["params"]) for group in optimizer.param_groups],
-        describe_settings(optimizer.param_groups),
-    )
 
 
 def _form(parameter: torch.Tensor) -> ParameterForm:
@@ -165,7 +174,7 @@ def _check_model(manifest: Manifest, optimizer: ShardedOptimizer) -> None:
     """Raises CheckpointError unless the save is of these parameters in these groups."""
     save = f"the save of epoch {manifest.epoch}"
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    if sizes != manifest.group_sizes:
+    if sizes != manifest.group_sizes or sum(sizes) != len(manifest.parameters):
         raise CheckpointError(
             f"{save} is of parameter groups with {manifest.group_sizes} parameters, this optimizer's have {sizes}: "
             "make the same groups in the same order before loading"
@@ -204,6 +213,11 @@ def _check_complete(
     missing = unsupplied(_expected(manifest), [each.indices for each in told])
     if missing:
         raise CheckpointError(_describe_missing(manifest, missing, [text for each in told for text in each.problems]))
+
+
+class _Told(msgspec.Struct, frozen=True):
+    report: Report
+    settings: Node | None  # rank 0's: schedulers may run there alone
 
 
 class _Sight(msgspec.Struct, frozen=True):

@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from swarmcli.errors import CheckpointError
 from swarmcli.sharding import ShardedStateStore
+from swarmcli.sharding.files.save import read_manifest
+from swarmcli.sharding.zero import transfer
 from tests.sharding.files.jobs import differing, plain, reference, sharded, train, whole
 from tests.sharding.processes import Worlds
 
@@ -28,7 +30,12 @@ def store(directory: str, *, apart: bool = False) -> ShardedStateStore:
 def save(directory: str, steps: int = 2, *, apart: bool = False, shares: list[float] | None = None) -> str:
     optimizer = sharded(shares=shares)
     train(optimizer, steps)
-    return store(directory, apart=apart).save(optimizer, epoch=steps).name
+    if dist.get_rank():  # as where a scheduler runs at rank 0 alone
+        optimizer.param_groups[1]["lr"] = 0.7
+    place = store(directory, apart=apart).save(optimizer, epoch=steps)
+    digests = transfer.gather_numbers([float(read_manifest(place)[1][0])], optimizer.process_group)
+    assert len({digest for (digest,) in digests}) == 1
+    return place.name
 
 
 def save_apart(directory: str, steps: int = 2) -> str:
@@ -234,10 +241,29 @@ def test_a_save_of_another_model_is_refused(worlds: Worlds, tmp_path: Path) -> N
         assert "parameter groups with [3, 4] parameters, this optimizer's have [7]" in layout
 
 
-def keep_none() -> None:
+def save_what_cannot_be_written(directory: str) -> list[str]:
+    texts = []
+    optimizer = sharded()
+    train(optimizer, 1)
+    optimizer.param_groups[0]["hook"] = print
+    with pytest.raises(CheckpointError) as caught:
+        store(directory).save(optimizer)
+    texts.append(str(caught.value))
+    del optimizer.param_groups[0]["hook"]
+    if dist.get_rank() == 1:
+        optimizer.install_state({index: {"odd": {1, 2}} for index in optimizer.indices_of(1)})
+    with pytest.raises(CheckpointError) as caught:
+        store(directory).save(optimizer)
+    return [*texts, str(caught.value)]
+
+
+def test_values_that_cannot_be_written_are_named_at_all_ranks(worlds: Worlds, tmp_path: Path) -> None:
+    for setting, statistic in worlds(2).run(save_what_cannot_be_written, str(tmp_path)):
+        assert "param_groups[0]['hook']" in setting
+        assert "rank 1 could not write" in statistic and "['odd'] is a set" in statistic
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_at_least_one_save_has_to_stay() -> None:
     with pytest.raises(ValueError, match="keep=0"):
         ShardedStateStore("x", keep=0)
-
-
-def test_keep_is_checked() -> None:
-    keep_none()
