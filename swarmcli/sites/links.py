@@ -18,11 +18,11 @@ _AT_ONCE = timedelta(milliseconds=1)
 _NEVER_SENT = 1 << 20  # a tag
 
 
-def send_bytes(group: dist.ProcessGroup, data: bytes, to: int) -> None:
-    """To the rank `to` of the site, whose `receive_bytes` gets it. Raises SiteError."""
-    send_numbers(group, torch.tensor([len(data)]), to)
+def send_bytes(group: dist.ProcessGroup, data: bytes, to: int, patience: timedelta | None = None) -> None:
+    """To the rank `to` of the site, whose `receive_bytes` gets it. See send_numbers."""
+    send_numbers(group, torch.tensor([len(data)]), to, patience)
     if data:
-        send_numbers(group, torch.frombuffer(bytearray(data), dtype=torch.uint8), to)
+        send_numbers(group, torch.frombuffer(bytearray(data), dtype=torch.uint8), to, patience)
 
 
 def receive_bytes(group: dist.ProcessGroup, source: int, patience: timedelta = FOREVER) -> bytes:
@@ -38,10 +38,20 @@ def receive_bytes(group: dist.ProcessGroup, source: int, patience: timedelta = F
     return data.numpy().tobytes()
 
 
-def send_numbers(group: dist.ProcessGroup, numbers: torch.Tensor, to: int) -> None:
-    """A host tensor, to the rank `to` of the site. Raises SiteError."""
-    with named(f"rank {to} does not take what it is sent"):
-        dist.send(numbers, dst=to, group=group)
+def send_numbers(group: dist.ProcessGroup, numbers: torch.Tensor, to: int, patience: timedelta | None = None) -> None:
+    """A host tensor, to the rank `to` of the site. Raises SiteError.
+
+    gloo sends nothing, not even one number, before the other end receives. For that the call waits `patience`; None:
+    for rank 0 as long as it lives, since it may have to wait for the swarm, for another rank the group's timeout.
+    """
+    with named(f"rank {to} is gone, or does not take what it is sent"):
+        work = dist.isend(numbers, dst=to, group=group)
+        if work is None:
+            raise SiteError("this process is not in the site's group")
+        if patience is None and to:
+            work.wait()
+        else:
+            work.wait(patience or FOREVER)
 
 
 def receive_numbers(

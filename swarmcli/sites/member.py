@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from swarmcli.errors import SiteError
 from swarmcli.sites.gradients import MemberGradients
 from swarmcli.sites.orders import Follower, Order
 from swarmcli.sites.pace import Pace, Report, SharedModel
@@ -110,12 +111,14 @@ class SiteMember:
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """If the block comes to no end, nobody waits for this rank; what its Follower died of is the reason to give."""
+        """If the block comes to no end, nobody waits for this rank."""
         done = False
         try:
             yield
             done = True
+        except SiteError:
+            self._follower.check()  # what that died of is the reason to give
+            raise
         finally:
             if not done:
                 self._site.break_off()
-                self._follower.check()

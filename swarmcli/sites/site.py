@@ -85,12 +85,12 @@ class Site:
     def share(self, data: bytes | None = None) -> bytes:
         """What rank 0 gives here, at every rank. All main threads call it; they wait for rank 0 as long as it lives.
 
-        Raises SiteError.
+        Raises SiteError; at rank 0 also if a rank does not call it within FORMING_SECONDS.
         """
         if self.rank:
             return receive_bytes(self.pace, 0)
         for rank in self.others:
-            send_bytes(self.pace, data or b"", rank)
+            send_bytes(self.pace, data or b"", rank, timedelta(seconds=FORMING_SECONDS))
         return data or b""
 
     def meet(self, seconds: float = FORMING_SECONDS) -> None:

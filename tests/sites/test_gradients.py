@@ -42,7 +42,7 @@ def told(sums: SiteAccumulator) -> list[Any]:
 
 
 def sum_up(script: str) -> list[Any]:
-    """Each letter of the script is done by all ranks; what rank 0 holds is told after each hand-in, its count at `c`."""
+    """All ranks do what each letter says. What rank 0 holds after each hand-in, and at the end; at `c` its samples."""
     with Site.form(timeout=10) as site:
         trained, pace, seen = parameters(), Pace(site), []
         if site.rank:

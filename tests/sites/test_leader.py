@@ -92,6 +92,17 @@ class Trainer:
         self.asked += 1
         self.on_ask()
 
+    def fail(self) -> None:
+        """In the next step, at this rank."""
+
+        def fail(samples: int) -> None:
+            raise KeyError("of its own")
+
+        if self.swarm:
+            self.swarm.on_step = lambda: fail(0)
+        else:
+            self.steps._gradients.prepare = fail
+
     def step(self, samples: int = 1) -> None:
         self.steps.zero_grad()
         for parameter in self.net.parameters():
@@ -171,6 +182,26 @@ def test_after_each_epoch_all_have_the_parameters_and_buffers_of_rank_0(worlds: 
     assert len(leader) == len(member) == 5
     assert all(torch.equal(a, b) for a, b in zip(leader, member, strict=True))
     assert not torch.equal(leader[0], leader[1])
+
+
+def fail_and_stay(who: int) -> str:
+    """Rank `who` fails in a step, and goes on to live."""
+    trainer = Trainer(seconds=1000.0)
+    with pytest.raises((SiteError, KeyError)) as failed, trainer.steps:
+        trainer.step()
+        if trainer.rank == who:
+            trainer.fail()
+        try:
+            trainer.step()
+        finally:
+            dist.barrier()  # of the world, which no site breaks
+    return type(failed.value).__name__
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_fails_keeps_nobody_waiting_even_if_it_lives_on(worlds: Worlds, who: int) -> None:
+    kinds = worlds(3).run(fail_and_stay, who)
+    assert kinds == ["KeyError" if rank == who else "SiteError" for rank in range(3)]
 
 
 def fail_in_a_step(who: int, how: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -117,12 +118,47 @@ def sever_from_another_thread() -> None:
     thread.join()
     site.break_off()
     assert "rank 0 is gone" in str(failed[0])
-    with pytest.raises(SiteError, match="rank 0 does not take"):
+    with pytest.raises(SiteError, match="rank 0 is gone, or does not take"):
         send_numbers(site.orders, torch.zeros(1), 0)
 
 
 def test_breaking_off_wakes_all_threads_of_all_ranks(worlds: Worlds) -> None:
     worlds(2).run(sever_from_another_thread)
+
+
+def come_late(who: int) -> list[int]:
+    """Rank `who` takes several times the site's timeout before it meets the others."""
+    with Site.form(timeout=0.1) as site:
+        if site.rank == who:
+            with pytest.raises(SiteError):  # takes half a second
+                receive_numbers(site.orders, torch.empty(1), 1 - who, timedelta(seconds=0.5))
+        heard = site.share(b"still here")
+        site.meet()
+        return list(heard)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_site_that_forms_has_patience(worlds: Worlds, who: int) -> None:
+    assert worlds(2).run(come_late, who) == [list(b"still here")] * 2
+
+
+def wait_for_rank_0() -> str:
+    """The timeout is for the others. A send to rank 0 waits for it as a receive does; one from rank 0 has a limit."""
+    with Site.form(timeout=0.1) as site:
+        error = ""
+        if site.rank == 0:
+            with pytest.raises(SiteError) as failed:
+                send_numbers(site.orders, torch.ones(1), 1)
+            error = str(failed.value)
+            receive_numbers(site.pace, torch.empty(1), 1)
+        else:
+            send_numbers(site.pace, torch.ones(1), 0)
+        return error
+
+
+def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the_timeout(worlds: Worlds) -> None:
+    error, _ = worlds(2).run(wait_for_rank_0)
+    assert error.startswith("rank 1 is gone, or does not take what it is sent: Timed out")
 
 
 def announce_too_much() -> None:
