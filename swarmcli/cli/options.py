@@ -90,7 +90,7 @@ class LocalChoices:
             "port": self.port,
             "announce_addresses": list(self.announce_addresses) or None,
             "client_mode": self.client_mode or None,
-            "site.processes": self.processes,
+            **({"site": {}} if self.processes == 1 else {"site.processes": self.processes}),  # one process: no site
         }
         return [f"local.{key}={dumps(value, ensure_ascii=False)}" for key, value in chosen.items() if value is not None]
 

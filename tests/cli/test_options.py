@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.cli.options import LocalChoices, claim_home
-from swarmcli.errors import SwarmError
+from swarmcli.errors import RecipeError, SwarmError
 from swarmcli.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
@@ -31,3 +31,13 @@ def test_a_home_is_found_below_the_output_directory_or_taken_as_told(tmp_path: P
         assert told.path == tmp_path / "own"
         with pytest.raises(SwarmError, match="in use"):
             claim_home(recipe, "trainer", tmp_path / "own")
+
+
+def test_a_number_of_processes_makes_a_site_and_one_process_is_none() -> None:
+    assert load_recipe(RECIPE, LocalChoices(processes=4).overrides()).local.site.processes == 4
+    shared = RECIPE.with_name("site.yaml")
+    assert load_recipe(shared, LocalChoices(processes=4).overrides()).local.site.zero
+    alone = load_recipe(shared, LocalChoices(processes=1).overrides()).local.site
+    assert (alone.processes, alone.zero) == (1, False)
+    with pytest.raises(RecipeError, match=r"local\.site\.processes should be at least 1, not 0"):
+        load_recipe(RECIPE, LocalChoices(processes=0).overrides())

@@ -58,4 +58,5 @@ def test_every_mode_has_a_recipe() -> None:
         "stdlib-lm",
         "wikitext-lm",
         "continue-local",
+        "site",  # in test_site.py
     }

@@ -12,6 +12,7 @@ import pytest
 from swarmcli.cli.processes import Child
 from tests.end_to_end.site_processes import alive, ranks
 from tests.end_to_end.swarm import Swarm
+from tests.end_to_end.test_recipes import EPOCHS, OVERRIDES, RECIPES
 from tests.end_to_end.test_run import finish
 
 pytestmark = pytest.mark.processes
@@ -29,17 +30,22 @@ def contributes_after(run: Swarm, name: str, epoch: int, *alive: Child) -> None:
 
 
 def test_a_site_is_one_peer_with_the_samples_of_all_its_processes(swarm: MakeSwarm) -> None:
-    run = swarm(12, target=TARGET)
-    run.start_monitor()
-    site = run.start("join", "site", "--nproc", "2")
-    trainer = run.start("join", "trainer")
-    finish(run, 12, site, trainer)
+    run = swarm(EPOCHS)
+    run.recipe = RECIPES / "site.yaml"
+    words = [*OVERRIDES, "--set", "run_id=test-run", "--set", f"output_dir={run.directory}"]
+    site = run.start("join", "site", *words)
+    run.wait(lambda: (run.home("site") / "peer.json").exists(), "the site is up", site)
+    assert sorted(ranks(site)) == [0, 1]
+    run.contact = run.told("site")["addresses"][0]
+    trainer = run.start("join", "trainer", *words, "--nproc", "1")
+    finish(run, EPOCHS, site, trainer)
     together = [epoch for epoch in run.epochs("trainer") if epoch.peers == 2]
     assert together
     by_epoch = {epoch.epoch: epoch for epoch in run.epochs("site")}
     assert all(by_epoch[each.epoch].own_samples + each.own_samples == each.samples for each in together[1:])
-    said = site.last_words(60)
-    assert "a site of 2 processes" in said and said.count("left at epoch 12") == 1
+    assert (run.home("site") / "checkpoints" / f"epoch-{EPOCHS:06d}" / "shards").is_dir()
+    said = site.log.read_text()
+    assert "a site of 2 processes" in said and said.count(f"left at epoch {EPOCHS}") == 1
     assert "Traceback" not in said and "elastic" not in said
 
 
