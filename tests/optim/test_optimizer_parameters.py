@@ -70,7 +70,7 @@ def test_use_ext_grad_buffer_gives_a_newcomer_the_last_average(shared: bool) -> 
 
 
 @pytest.mark.parametrize("lossy", [True, False])
-def test_load_state_compression_makes_a_download_shorter_and_a_lossy_one_is_told(lossy: bool) -> None:
+def test_load_state_compression_rounds_what_a_newcomer_gets_and_that_is_told(lossy: bool) -> None:
     nets = [make_model(seed) for seed in (1, 2)]
     compression = {"load_state_compression": Float16Compression()} if lossy else {}
     with dhts(2) as (first, second), optimizer(first, nets[0], **compression) as donor:
