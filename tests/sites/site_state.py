@@ -15,12 +15,25 @@ from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 
+
+class Counted(torch.optim.SGD):
+    """Keeps statistics that are no tensors."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["steps"], state["kind"] = state.get("steps", 0) + 1, "counted"
+        return super().step(closure)
+
+
 SHAPES = [(300, 40), (7,), (50, 50), (), (4000,)]
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "momentum": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
     "adamw": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
     "amsgrad": (torch.optim.Adam, {"lr": 0.02, "amsgrad": True}),
     "adafactor": (torch.optim.Adafactor, {"lr": 0.02}),
+    "counted": (Counted, {"lr": 0.02, "momentum": 0.9}),
     "averaged": (torch.optim.ASGD, {"lr": 0.02}),
 }
 Shapes = list[tuple[int, ...]]

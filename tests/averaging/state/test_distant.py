@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from swarmcli.averaging.state import snapshot as snapshot_module
 from swarmcli.averaging.state.distant import PIECE, DistantTensor, fill, loaded, pieces
+from swarmcli.averaging.state.donor import ChunkRequest, _hash_ahead
 from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
 from swarmcli.compression import Float16Compression, TensorDescriptor
 from swarmcli.compression.base import tensor_memory
@@ -97,6 +98,9 @@ def test_a_donor_reads_every_byte_once() -> None:
         async with Swarm(1) as swarm:
             state = elsewhere(make_state(), "weight")
             swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
+            pinned = PinnedState(swarm.states[0])
+            await _hash_ahead(pinned, ChunkRequest(0, pinned.layout.chunks))
+            assert not state["weight"].reads
             check(await swarm.download(), Snapshot(b"v1", {"epoch": 3}, make_state()))
             reads = sorted(state["weight"].reads)
             assert [begin for begin, _ in reads] == [0, *(end for _, end in reads[:-1])]
@@ -133,7 +137,7 @@ def test_what_is_lost_ends_the_download_and_nothing_else() -> None:
             state = elsewhere(make_state(), "weight")
             swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
             state["weight"].lost = True
-            with pytest.raises(StateDownloadError, match="rank 3 is gone"):
+            with pytest.raises(StateDownloadError, match="cannot be read any more: rank 3 is gone"):
                 await swarm.download()
             assert not any(isinstance(event, PeerRefused) for event in swarm.events)
             state["weight"].lost = False
