@@ -4,8 +4,9 @@ torch's.
 Ranks are processes with one thread each and gloo between them; gradients are there already, so that a step is the
 local optimizer's and the exchange of parameters. Both optimizers step in turns in the same processes, each on a model
 of its own; a step takes as long as at its slowest rank. Memory is measured in processes that have one of them only.
+`overlap` is a whole iteration under DistributedDataParallel, with the step after the backward pass or inside it.
 
-    python -m benchmarks.zero [small] [gpt2]
+    python -m benchmarks.zero [small] [gpt2] [overlap]
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._contest import Crew
 from benchmarks._memory import MIB, resident
@@ -28,6 +31,8 @@ STEPS = {"small": 60, "gpt2": 9}  # of each optimizer, after two to warm up
 RANKS = (2, 4)
 STATE_BYTES = 8  # K: Adam's two moments of a float32 parameter
 KINDS = ("torch", "swarm")
+WHERE = ("after it", "at its end", "inside it")
+ITERATIONS = 30
 
 
 def shapes(model: str) -> list[tuple[int, ...]]:
@@ -103,6 +108,54 @@ def weigh(pipe: Pipe, index: int, ranks: int, kind: str, model: str, views: bool
     pipe.recv()
 
 
+def time_iterations(pipe: Pipe, index: int, ranks: int) -> None:
+    """Answers with the seconds of each iteration, by where it steps."""
+    join_world(pipe, index, ranks)
+    iterations = {where: iterating(where) for where in WHERE}
+    seconds: dict[str, list[float]] = {where: [] for where in WHERE}
+    pipe.recv()
+    for _ in range(4 + ITERATIONS):
+        for where, iterate in iterations.items():
+            dist.barrier()
+            began = time.perf_counter()
+            iterate()
+            seconds[where].append(time.perf_counter() - began)
+    pipe.send({where: times[4:] for where, times in seconds.items()})
+    pipe.recv()
+
+
+def iterating(where: str) -> Callable[[], None]:
+    """Makes a model of 8 layers, 8 million parameters; returns what trains it by one batch."""
+    width, layers, rows = 1024, 8, 64
+    ddp = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers))))
+    overlap = where != "after it"
+    zero = sharded_class("swarm")(ddp.parameters(), torch.optim.Adam, overlap_with_ddp=overlap, lr=1e-4)
+    if overlap:
+        from swarmcli.sharding import hook_with_zero_step, hook_with_zero_step_interleaved
+
+        make_hook = hook_with_zero_step if where == "at its end" else hook_with_zero_step_interleaved
+        ddp.register_comm_hook(None, make_hook(allreduce_hook, ddp, zero))
+    inputs = torch.randn(rows, width)
+
+    def iterate() -> None:
+        ddp.zero_grad()
+        ddp(inputs).square().mean().backward()
+        if not overlap:
+            zero.step()
+
+    return iterate
+
+
+def compare_overlap() -> None:
+    for ranks in RANKS:
+        told = asked(time_iterations, ranks)
+        medians = {
+            where: statistics.median(map(max, zip(*(each[where] for each in told), strict=True))) for where in WHERE
+        }
+        steps = ", ".join(f"{where} {1000 * seconds:.1f} ms" for where, seconds in medians.items())
+        print(f"  {ranks} ranks, an iteration that steps {steps}, of the backward pass", flush=True)
+
+
 def asked(target: Callable[..., None], ranks: int, *arguments: Any) -> list[Any]:
     crew = Crew(target, ranks, ranks, *arguments)
     try:
@@ -145,7 +198,11 @@ def measure(models: Sequence[str]) -> None:
 
 
 def main() -> None:
-    measure([each for each in sys.argv[1:] if each in STEPS] or list(STEPS))
+    wanted = [each for each in sys.argv[1:] if each in (*STEPS, "overlap")] or [*STEPS, "overlap"]
+    measure([each for each in wanted if each in STEPS])
+    if "overlap" in wanted:
+        print("overlap with DDP: a backward pass and a step")
+        compare_overlap()
 
 
 if __name__ == "__main__":
