@@ -183,7 +183,11 @@ class AveragerCore:
 
     async def highest_shared_epoch(self) -> int:
         """Of the states that others offer; -1: nobody offers one, or none that has an epoch."""
-        return max((offer.epoch for _, offer in await self._sharing.donors()), default=-1)
+        return max(await self.shared_epochs(), default=-1)
+
+    async def shared_epochs(self) -> list[int]:
+        """Of the states that others offer, one for each who does, by what they say; -1: it has no epoch."""
+        return [offer.epoch for _, offer in await self._sharing.donors()]
 
     def _unheard(self, group: Group, member: PeerID, reason: str) -> None:
         self._rounds.spawn(note_absence(self._service, group, member, reason))

@@ -85,20 +85,13 @@ class HierarchicalModelAverager:
         `params` are those of a model or the parameter groups of an optimizer; only parameters with a gradient are
         averaged, in place, all or none. On a process group every rank of the level's group calls this at the same
         step. In a swarm the call waits for the others up to `matchmaking_time`; if there is no average, the result says
-        why, and the parameters are as they were. Members that have counted fewer steps than others of the group catch
-        up with them.
+        why, and the parameters are as they were. Who has counted fewer steps than most others goes by theirs.
 
         Raises TypeError for what are no parameters, ValueError where the processes of a group average different
         parameters, FingerprintError where the peers of a group do, and torch's RuntimeError where a process is lost.
         The step is not counted then.
         """
-        level = self._plan.due(self._step)
-        tensors = tensors_with_gradients(params)
-        if level is None:
-            self._step += 1
-            return None
-        average = self._backend.average(level, tensors, self._step)
-        self._step = average.step + 1
+        self._step, average = self._backend.take_step(tensors_with_gradients(params), self._step)
         return average
 
     def load_state_from_peers(
@@ -114,7 +107,7 @@ class HierarchicalModelAverager:
         step = self._backend.download(trainable_tensors(params), timeout)
         if step is None:
             return False
-        self._step = step + 1
+        self._step = step  # at which they still may be
         return True
 
     def state_dict(self) -> dict[str, Any]:

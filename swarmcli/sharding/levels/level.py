@@ -30,6 +30,10 @@ class LevelAverage:
 class LevelBackend(Protocol):
     """Groups of one member at several levels, within which tensors are averaged. Used by one thread."""
 
+    def take_step(self, tensors: Sequence[torch.Tensor], step: int) -> tuple[int, LevelAverage | None]:
+        """Averages if it is the turn of a level; the number of the next step, and what came of it."""
+        ...
+
     def average(self, level: int, tensors: Sequence[torch.Tensor], step: int) -> LevelAverage:
         """Replaces the tensors by their mean over the members of this level's group, all of them or none.
 

@@ -34,6 +34,7 @@ class ProcessGroupLevels:
                 "no process group is there: call torch.distributed.init_process_group() first, or give "
                 "swarm=SwarmGroups(...) to average with the peers of a swarm"
             )
+        self._plan = plan
         self._timeout = timeout
         whole = dist.group.WORLD if process_group is None else process_group
         if not isinstance(whole, dist.ProcessGroup):
@@ -49,6 +50,11 @@ class ProcessGroupLevels:
             if size not in made:
                 made[size] = self._group_of(size or len(self._ranks))
         self._levels = [made[size] for size in plan.group_sizes]
+
+    def take_step(self, tensors: Sequence[torch.Tensor], step: int) -> tuple[int, LevelAverage | None]:
+        """See LevelBackend and `average`. Every rank takes the same steps."""
+        level = self._plan.due(step)
+        return step + 1, None if level is None else self.average(level, tensors, step)
 
     def average(self, level: int, tensors: Sequence[torch.Tensor], step: int) -> LevelAverage:
         """See LevelBackend. Raises ValueError, in every member alike, if their tensors differ; the RuntimeError of

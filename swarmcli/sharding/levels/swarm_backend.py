@@ -32,8 +32,13 @@ class SwarmBackend:
         )
         self._runner.start(make, wait=True, timeout=None)
 
+    def take_step(self, tensors: Sequence[torch.Tensor], step: int) -> tuple[int, LevelAverage | None]:
+        """See SwarmLevels.take_step. Waits for the round; other threads leave the tensors alone meanwhile."""
+        taken: tuple[int, LevelAverage | None] = self._runner.run(lambda levels: levels.take_step(tensors, step))
+        return taken
+
     def average(self, level: int, tensors: Sequence[torch.Tensor], step: int) -> LevelAverage:
-        """See SwarmLevels.average. Waits for the round; other threads leave the tensors alone meanwhile."""
+        """See SwarmLevels.average. Waits likewise."""
         average: LevelAverage = self._runner.run(lambda levels: levels.average(level, tensors, step))
         return average
 

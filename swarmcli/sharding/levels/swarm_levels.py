@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from statistics import median_high
 from typing import Any, TypeAlias
 
 import torch
 
-from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult
-from swarmcli.errors import AveragingError, RoundFailed, StateDownloadError
+from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult, StepControl
+from swarmcli.errors import AveragingError, DHTError, MatchmakingError, NetworkError, RoundFailed, StateDownloadError
 from swarmcli.network.thread import offload
 from swarmcli.sharding.levels.level import NOTHING, LevelAverage
 from swarmcli.sharding.levels.plan import LevelPlan
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
 
 MAX_STEP = 1 << 40  # that anybody believes of another peer
+JUMPS = 3  # to a later step that others are at, in one step of this peer
+LOOK_AROUND = 1.0  # seconds between two looks where the others are, while nobody comes
 TRIES = 3  # a group whose members die in the middle of a round is formed again without them
 
 Signature: TypeAlias = list[tuple[torch.Size, torch.dtype]]
@@ -37,18 +41,43 @@ class SwarmLevels:
             raise ValueError(
                 "period_group_size_dict has groups of 1; a group of a swarm has at least 2 members, or None"
             )
-        self._groups = groups
+        self._groups, self._plan = groups, plan
         self._names = groups.names(plan)
         self._configs = groups.configs(plan)
         self._averagers: list[AveragerCore] = []
         self._copies: list[torch.Tensor] = []
-        self._step = -1  # of what is in the copies; -1: nothing that anybody has trained
+        self._state_step = -1  # of what is in the copies; -1: nothing that others should begin with
+        self._behind = False  # others were ahead when this peer came, and it has nothing of theirs yet
 
-    async def average(self, level: int, tensors: Sequence[torch.Tensor], step: int) -> LevelAverage:
+    async def take_step(self, tensors: Sequence[torch.Tensor], step: int) -> tuple[int, LevelAverage | None]:
+        """See LevelBackend. Who is behind takes the step that most others are at: so their levels are due together.
+
+        Otherwise two peers that are a step apart could look for each other at different levels forever.
+        """
+        if not tensors or step < self._plan.warmup_steps:
+            level = self._plan.due(step)
+            return step + 1, None if level is None else await self.average(level, tensors, step)
+        await self._fit(tensors)
+        step = await self._present_step(step)
+        for remaining in reversed(range(JUMPS + 1)):
+            level = self._plan.due(step)
+            if level is None:
+                self._tell(step)
+                break
+            average = await self.average(level, tensors, step, watchful=remaining > 0)
+            if average.averaged or (present := await self._present_step(step)) == step or not remaining:
+                return average.step + 1, average
+            step = present
+        return step + 1, None
+
+    async def average(
+        self, level: int, tensors: Sequence[torch.Tensor], step: int, *, watchful: bool = False
+    ) -> LevelAverage:
         """One round with the others of this level's group who look for one now; see LevelBackend.
 
-        A round that fails leaves the tensors as they are, and the result, an event and the log say why. Raises
-        FingerprintError if the others average other tensors.
+        A round that fails leaves the tensors as they are, and the result, an event and the log say why; so does a
+        `watchful` one that finds nobody while most others go on to a later step. Raises FingerprintError if the others
+        average other tensors.
         """
         group = self._names[level] or EVERYONE
         if not tensors:
@@ -56,18 +85,20 @@ class SwarmLevels:
         await self._fit(tensors)
         async with self._at_rest():
             await offload(_copy, tensors, self._copies)
-            self._step = max(self._step, step)
+            if not self._behind:
+                self._state_step = step
+        self._tell(step)
         try:
-            result = await self._round(self._averagers[level], step)
+            result = await self._round(self._averagers[level], step, watchful)
         except AveragingError as error:
             logger.warning("step %d: no average with %s: %s", step, group, error)
             return LevelAverage(step, level, group, 0, str(error))
         if result.total_weight == 0:
             return LevelAverage(step, level, group, 0, "nobody in the group had parameters that can be averaged")
+        agreed = _most(step, [_read_step(told) for told in result.values()])
         async with self._at_rest():
             await offload(_copy, self._copies, tensors)
-            self._step = agreed = max(step, *(_read_step(told) for told in result.values()))
-        self._averagers[-1].declare_state(epoch=self._step)
+            self._state_step, self._behind = agreed, False
         return LevelAverage(agreed, level, group, len(result.contributors))
 
     async def download(self, tensors: Sequence[torch.Tensor], timeout: float | None) -> int | None:
@@ -92,7 +123,8 @@ class SwarmLevels:
         async with self._at_rest():
             await offload(_copy, arrived, tensors)
             await offload(_copy, arrived, self._copies)
-            self._step = step
+            self._state_step, self._behind = step, False
+        self._tell(step)
         return step
 
     async def shutdown(self) -> None:
@@ -112,12 +144,29 @@ class SwarmLevels:
             await averager.start()
             self._averagers.append(averager)
 
-    async def _round(self, averager: AveragerCore, step: int) -> RoundResult:
+    async def _present_step(self, step: int) -> int:
+        try:
+            told = await self._averagers[-1].shared_epochs()
+        except (NetworkError, DHTError) as error:
+            logger.info("step %d: where the others are is not known: %s", step, error)
+            return step
+        present = _most(step, [epoch for epoch in told if 0 <= epoch <= MAX_STEP])
+        self._behind = self._behind or (present > step and self._state_step < 0)
+        return present
+
+    def _tell(self, step: int) -> None:
+        """Others who are behind will look for a group at this step."""
+        if self._state_step >= 0:
+            self._averagers[-1].declare_state(epoch=step)
+
+    async def _round(self, averager: AveragerCore, step: int, watchful: bool) -> RoundResult:
         # Without retries of its own a search ends when time is up, and not in the middle of the next one.
         request = RoundRequest(gather=step, allow_retries=False, epoch=step)
         for remaining in reversed(range(TRIES)):
             control = averager.begin_round(request)
             try:
+                if watchful:
+                    await self._watch(control, step)
                 return await control
             except RoundFailed as error:
                 if not remaining:
@@ -127,9 +176,21 @@ class SwarmLevels:
                 control.cancel()  # without effect unless the waiting was interrupted
         raise AssertionError("the last try returns or raises")
 
+    async def _watch(self, control: StepControl, step: int) -> None:
+        """Returns when the round has ended or has a group. MatchmakingError: most others are at a later step."""
+        over = asyncio.Event()
+        for milestone in (control.begun, control):
+            milestone.add_done_callback(lambda _: over.set())
+        while not over.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AROUND):
+                    await over.wait()
+            if not over.is_set() and (present := await self._present_step(step)) > step and control.group is None:
+                raise MatchmakingError(f"most others are at step {present} already")
+
     async def _state(self) -> tuple[Any, Sequence[torch.Tensor]]:
         async with self._at_rest():
-            return {"step": self._step}, [copy.clone() for copy in self._copies]
+            return {"step": self._state_step}, [copy.clone() for copy in self._copies]
 
     @asynccontextmanager
     async def _at_rest(self) -> AsyncIterator[None]:
@@ -152,6 +213,11 @@ def _signature(tensors: Sequence[torch.Tensor]) -> Signature:
 
 def _words(signature: Signature) -> str:
     return f"{len(signature)} of {sum(shape.numel() for shape, _ in signature)} elements"
+
+
+def _most(own: int, others: Sequence[int]) -> int:
+    """The own step, or that of most others if it is higher: one that lies far ahead leads nobody on."""
+    return max(own, median_high(others)) if others else own
 
 
 def _read_step(told: Any) -> int:

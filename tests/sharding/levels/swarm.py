@@ -25,7 +25,7 @@ from swarmcli.sharding.levels.swarm_levels import SwarmLevels
 
 @dataclass(eq=False)
 class Peer:
-    """Counts its steps as HierarchicalModelAverager does, which cannot wait on an event loop."""
+    """A HierarchicalModelAverager that waits on an event loop."""
 
     node: DHTNode
     groups: SwarmGroups
@@ -44,9 +44,7 @@ class Peer:
         return [event for event in self.events if isinstance(event, RoundFinished)]
 
     async def average(self) -> LevelAverage | None:
-        level = self.plan.due(self.step)
-        average = None if level is None else await self.levels.average(level, self.tensors, self.step)
-        self.step = (self.step if average is None else average.step) + 1
+        self.step, average = await self.levels.take_step(self.tensors, self.step)
         return average
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
@@ -127,6 +128,77 @@ def test_those_who_are_behind_catch_up_with_the_others() -> None:
             assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
 
     virtual_time.run(main(), seed=6)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_two_who_are_a_step_apart_come_together(ahead: int) -> None:
+    """Each would look for the other at the level that its own step says, at the same time, forever."""
+
+    async def main() -> None:
+        async with Swarm(20) as swarm:
+            for number in range(2):
+                await swarm.add({1: 4, 2: 4, 4: 4}, "europe/paris")
+                swarm.peers[number].step = 4 + (number == ahead)
+            results = [await swarm.average() for _ in range(3)]
+            assert [groups_of(each) for each in results] == [
+                [("europe/paris", 2)] * 2,
+                [("europe", 2)] * 2,
+                [("europe/paris", 2)] * 2,
+            ]
+            assert {peer.step for peer in swarm.peers} == {8}
+
+    virtual_time.run(main(), seed=20)
+
+
+def test_a_newcomer_meets_the_one_who_waits() -> None:
+    async def main() -> None:
+        async with Swarm(21) as swarm:
+            first = await swarm.add({1: 4, 4: 4}, "here", value=3.0)
+            waiting = asyncio.ensure_future(first.average())
+            await asyncio.sleep(1.0)
+            newcomer = await swarm.add({1: 4, 4: 4}, "here", value=100.0)
+            newcomer.step = await newcomer.levels.download(newcomer.tensors, 10.0) or 0
+            assert newcomer.value == 3.0
+            assert groups_of([await newcomer.average(), await waiting]) == [("everyone", 2)] * 2
+            assert groups_of(await swarm.average()) == [("here", 2)] * 2
+
+    virtual_time.run(main(), seed=21)
+
+
+def test_peers_of_unlike_speed_keep_meeting() -> None:
+    """Each trains for as long as it takes, and nobody waits for more than 5 seconds."""
+
+    async def train(peer: Peer, random: Random, seconds: float) -> list[LevelAverage]:
+        found = []
+        for _ in range(12):
+            await asyncio.sleep(seconds * random.uniform(0.8, 1.2))
+            average = await peer.average()
+            found += [] if average is None else [average]
+        return found
+
+    async def main() -> None:
+        async with Swarm(22) as swarm:
+            peers = [await swarm.add({1: 8, 2: 8, 4: 8}, "a/b") for _ in range(4)]
+            results = await asyncio.gather(*(train(p, Random(n), 4.0 + n / 2) for n, p in enumerate(peers)))
+            for averages in results:
+                assert sum(average.averaged for average in averages) >= 8
+
+    virtual_time.run(main(), seed=22)
+
+
+def test_nobody_is_led_on_by_one_who_claims_to_be_far_ahead() -> None:
+    async def main() -> None:
+        async with Swarm(23) as swarm:
+            honest = [await swarm.add({1: 8}) for _ in range(3)]
+            await swarm.average()
+            liar = await swarm.add({1: 8})
+            liar.step = 1 << 39
+            await swarm.average(liar)
+            for _ in range(3):
+                assert groups_of(await swarm.average())[:3] == [("everyone", 4)] * 3
+            assert {peer.step for peer in honest} == {4}
+
+    virtual_time.run(main(), seed=23)
 
 
 @pytest.mark.parametrize("claim", [-1, 1 << 60, True, "9", None, [9], 9.0])
