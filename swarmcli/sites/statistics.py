@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -52,11 +53,14 @@ from swarmcli.sites.site import Site
 
 logger = logging.getLogger(__name__)
 
+_COPYING_SECONDS = 300.0  # for a pin
+
 
 class SiteStatistics:
     """At rank 0: the statistics of all ranks. Implements `swarmcli.optim.state.statistics.Statistics`.
 
-    A rank that is gone makes every method, and every read of what was captured, raise SiteError.
+    A rank that is gone, or silent for the site's timeout, makes every method, and every read of what was captured,
+    raise SiteError.
     """
 
     waits = True
@@ -176,11 +180,15 @@ class SiteStatistics:
         return self._share.owner_of(place) == self._site.rank
 
     def _receive_outlines(self) -> list[Outline]:
-        return [wire.decode(Outline, receive_bytes(self._site.orders, rank)) for rank in self._site.others]
+        """Not before every rank has copied its share, however large that is."""
+        patience = max(self._site.timeout, timedelta(seconds=_COPYING_SECONDS))
+        data = [receive_bytes(self._site.orders, rank, patience) for rank in self._site.others]
+        return [wire.decode(Outline, each) for each in data]
 
     def _receive(self, batch: Sequence[tuple[Span, torch.Tensor]]) -> None:
         for (place, _, _), content in batch:
-            receive_numbers(self._site.orders, as_bytes(content), self._share.owner_of(place))
+            owner = self._share.owner_of(place)
+            receive_numbers(self._site.orders, as_bytes(content), owner, self._site.timeout)
 
     def _send(self, batch: Sequence[tuple[Span, torch.Tensor]]) -> None:
         for (place, _, _), content in batch:
