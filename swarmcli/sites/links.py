@@ -58,7 +58,8 @@ def receive_numbers(
     group: dist.ProcessGroup, numbers: torch.Tensor, source: int, patience: timedelta = FOREVER
 ) -> None:
     """Into the host tensor `numbers`. Raises SiteError: `source` is gone, or did not send within `patience`."""
-    with named(f"rank {source} is gone, or sent nothing within {patience.total_seconds():g} s"):
+    late = "" if patience == FOREVER else f", or sent nothing within {patience.total_seconds():g} s"
+    with named(f"rank {source} is gone{late}"):
         work = dist.irecv(numbers, src=source, group=group)
         if work is None:
             raise SiteError("this process is not in the site's group")
@@ -67,15 +68,18 @@ def receive_numbers(
 
 def sever(group: dist.ProcessGroup) -> None:
     """Whoever waits for something in this group, in this process or another, gets an error now, and so do all later
-    calls. Without effect on a group that is severed already.
+    calls. Without effect on a group that is severed already, or that this process has left.
 
     A thread inside of a gloo call cannot be told anything, but gloo closes all connections of a group as soon as one
     wait in it has run out of time. A process that is gone already gives another error, which closes nothing; so all
     are tried.
     """
-    for rank in dist.get_process_group_ranks(group):
-        if rank != dist.get_rank():
-            _wait_in_vain(group, rank)
+    try:
+        others = [rank for rank in dist.get_process_group_ranks(group) if rank != dist.get_rank()]
+    except (RuntimeError, ValueError, KeyError):
+        return  # the group, or all of torch.distributed, has been taken apart here
+    for rank in others:
+        _wait_in_vain(group, rank)
 
 
 def _wait_in_vain(group: dist.ProcessGroup, source: int) -> None:
