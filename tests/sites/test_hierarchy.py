@@ -91,12 +91,14 @@ def learned(who: float, epochs: int, turns: int) -> torch.Tensor:
     return weights(net) - weights(model())
 
 
-def learn_beside_a_plain_peer(levels: list[list[int]], delay: bool, epochs: int, turns: int) -> list[torch.Tensor]:
+def learn_beside_a_plain_peer(
+    levels: list[list[int]], zero: bool, delay: bool, epochs: int, turns: int
+) -> list[torch.Tensor]:
     """At rank 0: the site's weights and the plain peer's. Each of the two computes half of the samples of an epoch, so
     that states are averaged with equal weights."""
     ranks, size, own, stop = dist.get_world_size(), 2, dist.get_rank(), threading.Event()
     work = {"epochs": epochs, "turns": turns, "size": size}
-    options: dict[str, Any] = {"target": 2 * turns * ranks * size, "wants_to_stop": stop}
+    options: dict[str, Any] = {"target": 2 * turns * ranks * size, "wants_to_stop": stop, "zero": zero}
     if own:
         with site_rank(dict(levels), **options) as rank:
             learn(rank.steps, rank.net, own, **work)
@@ -135,10 +137,14 @@ def shut_down_afterwards(optimizer: Optimizer) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("delay", [False, True], ids=["at once", "delayed"])
-@pytest.mark.parametrize(("size", "levels"), [(2, [[100, 2]]), (2, [[1, 2]]), (4, [[2, 2], [3, 4]])])
-def test_nothing_learned_is_lost(worlds: Worlds, size: int, levels: list[list[int]], delay: bool) -> None:
+@pytest.mark.parametrize(
+    ("size", "levels", "zero"),
+    [(2, [[100, 2]], False), (2, [[1, 2]], False), (4, [[2, 2], [3, 4]], False), (4, [[1, 2], [100, 4]], True)],
+    ids=["seldom", "always", "two levels", "crews"],
+)
+def test_nothing_learned_is_lost(worlds: Worlds, size: int, levels: list[list[int]], zero: bool, delay: bool) -> None:
     epochs, turns = 4, 3
-    results = worlds(size).run(learn_beside_a_plain_peer, levels, delay, epochs, turns)
+    results = worlds(size).run(learn_beside_a_plain_peer, levels, zero, delay, epochs, turns)
     site, plain = results[0]
     of_site = sum(learned(rank, epochs, turns) for rank in range(size)) / size
     expected = weights(model()) + (of_site + learned(PLAIN, epochs, turns)) / 2

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.links import MAX_MESSAGE_BYTES, receive_bytes, receive_numbers, send_bytes, send_numbers
+from swarmcli.sites.links import MAX_MESSAGE_BYTES, receive_bytes, receive_numbers, send_bytes, send_numbers, sever
 from swarmcli.sites.site import Site, launched_as_site
 from tests.sharding.processes import Worlds
 
@@ -120,6 +120,20 @@ def sever_from_another_thread() -> None:
     assert "rank 0 is gone" in str(failed[0])
     with pytest.raises(SiteError, match="rank 0 is gone, or does not take"):
         send_numbers(site.orders, torch.zeros(1), 0)
+
+
+def sever_what_is_gone() -> None:
+    """As a Follower does whose main thread has closed the site meanwhile."""
+    site = Site.form(timeout=5.0)
+    site.meet()
+    pace = site.pace
+    site.close()
+    sever(pace)
+
+
+@pytest.mark.parametrize("grouped", [True, False], ids=["the site", "all of torch.distributed"])
+def test_breaking_off_after_the_end_does_nothing(worlds: Worlds, grouped: bool) -> None:
+    worlds(2, grouped=grouped).run(sever_what_is_gone)
 
 
 def test_breaking_off_wakes_all_threads_of_all_ranks(worlds: Worlds) -> None:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.processes
 HIERARCHIES: list[tuple[int, dict[int, int], int]] = [
     (2, {2: 2}, 0),
     (2, {1: 1, 3: 2}, 0),
+    (3, {1: 1, 2: 3}, 0),  # a third is no binary fraction
     (4, {2: 2, 4: 4}, 0),
     (4, {1: 2, 5: 4}, 3),
     (4, {2: 4, 3: 2, 4: 4}, 0),  # the large groups more often than the small ones
