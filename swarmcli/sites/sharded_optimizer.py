@@ -55,8 +55,10 @@ class SiteOptimizer(torch.optim.Optimizer):
         **defaults: Any,
     ) -> None:
         """All ranks make theirs at the same time, the others by ShareOfOptimizer with equal arguments; `shares` as in
-        ZeroRedundancyOptimizer. `shared`: the site's
-        model, of which these are the parameters. Raises SiteError if a rank does not come."""
+        ZeroRedundancyOptimizer. `shared`: the site's model, of which these are the parameters.
+
+        Raises SiteError if a rank does not come.
+        """
         self.zero = _share(site, params, optimizer_class, shares, defaults)
         super().__init__(self.zero.param_groups, self.zero.defaults)
         self._site, self._desk, self.shared = site, desk, shared
@@ -125,8 +127,9 @@ class ShareOfOptimizer:
 
     def _step(self, order: StepShares) -> None:
         for position, (group, settings) in enumerate(zip(self.zero.param_groups, order.groups, strict=True)):
-            own = settings_of(group)  # schedulers leave notes of their own at rank 0
-            group.update(fit(own, {name: settings[name] for name in own if name in settings}, f"groups[{position}]"))
+            known = settings_of(group)  # schedulers leave notes of their own at rank 0
+            coming = {name: settings[name] for name in known if name in settings}
+            group.update(fit(known, coming, f"groups[{position}]"))
         indices = self.zero.indices_of(self._site.rank)
         parameters = [self._room(index) for index in indices if order.anew]
         gradients = {index: self._room(index) for index in indices if index in set(order.present)}
