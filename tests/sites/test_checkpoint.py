@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +183,37 @@ def test_checkpoints_beside_training_end_with_the_last_epoch(worlds: Worlds, tmp
     worlds(2).run(run_beside, str(tmp_path / "home"), 5)
     assert names(tmp_path / "home/site")[-1] == "epoch-000005"
     assert len(names(tmp_path / "home/site")) == 2
+
+
+def run_with_a_slow_disk(home: str) -> dict[str, Any]:
+    """Rank 1's disk does nothing until a further epoch is over."""
+    over = threading.Event()
+    with site_rank(plan(2, home, 2)) as rank:
+        train_an_epoch(rank, 2)
+        if rank.site.rank == 1:
+            from swarmcli.sharding.files import durable
+
+            flush = os.fsync
+            durable.os.fsync = lambda descriptor: over.wait() and flush(descriptor)  # type: ignore[attr-defined]
+            train_an_epoch(rank, 2)
+            durable.os.fsync = flush  # type: ignore[attr-defined]
+            over.set()
+            return {}
+        with ThreadPoolExecutor(1) as pool:
+            assert rank.optimizer is not None and rank.desk is not None and rank.shards is not None
+            leading = rank.shards.leading(rank.desk)
+            state, net = rank.optimizer.state_dict(), copy.deepcopy(rank.net)
+            leading.copy()
+            writing = pool.submit(store_of(rank).write, net, state, 1, shards=leading)
+            train_an_epoch(rank, 2)
+            return {"ended": writing.done(), "written": str(writing.result()), "epoch": rank.steps.local_epoch}
+
+
+def test_steps_do_not_wait_for_a_disk_and_what_is_written_is_of_the_moment_it_was_copied(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    home = str(tmp_path / "home")
+    leader, _ = worlds(2).run(run_with_a_slow_disk, home)
+    assert (leader["ended"], leader["epoch"]) == (False, 2)
+    first = worlds(2).run(run_site, 2, str(tmp_path / "other"), 1)
+    check_continued(worlds(2).run(run_site, 2, home, 1), first, 1)

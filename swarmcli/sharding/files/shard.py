@@ -115,9 +115,10 @@ class Shard:
 
 
 def tensor_names(index: int, statistics: Mapping[str, Node]) -> list[str]:
-    """`<index>/<statistic>`, and where a statistic is made of several tensors also `/<which>`."""
+    """`<index>/<statistic>`, and where a statistic is made of several tensors also `/<which>`; no two are equal."""
     names = []
-    for name, node in statistics.items():
+    for raw, node in statistics.items():
+        name = raw.replace("/", "//")  # so that one slash alone is never part of it
         if isinstance(node, TensorNode):
             names.append(f"{index}/{name}")
         else:

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from swarmcli.errors import CheckpointError
@@ -42,6 +44,14 @@ def test_state_of_every_kind_comes_back(tmp_path: Path) -> None:
         found = {i: {k: v for k, v in values.items() if k != "prev"} for i, values in shard.state.items()}
         expected = {i: {k: v for k, v in values.items() if k != "prev"} for i, values in STATE.items()}
         assert differing(found, expected) == []
+
+
+def test_names_that_look_like_others_are_kept_apart(tmp_path: Path) -> None:
+    state = {1: {"a": [torch.zeros(1)], "a/0": torch.ones(1), "a/": [torch.full((1,), 2.0)], "a//0": torch.tensor(3.0)}}
+    record = write_shard(tmp_path, 0, 0, state)
+    with Shard(tmp_path, record) as shard:
+        found = shard.state[1]
+        assert [float(found["a"][0]), float(found["a/0"]), float(found["a/"][0]), float(found["a//0"])] == [0, 1, 2, 3]
 
 
 def test_a_value_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
@@ -119,3 +129,32 @@ def test_a_description_that_is_missing_or_a_directory_is_named(tmp_path: Path) -
     file.mkdir()
     with pytest.raises(CheckpointError, match=f"{file} cannot be read"):
         Shard(tmp_path, record)
+
+
+TENSORS = st.builds(
+    lambda shape, dtype, seed: torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(50).to(dtype),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8]),
+    st.integers(0, 100),
+)
+PLAIN = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5)
+VALUES = st.recursive(
+    TENSORS | PLAIN, lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner), max_leaves=6
+)
+STATES = st.dictionaries(st.integers(0, 2000), st.dictionaries(st.text(max_size=8), VALUES, max_size=4), max_size=6)
+
+
+def parts(value: Any) -> Any:
+    """Lists and tuples as dicts, which `differing` compares."""
+    if isinstance(value, list | tuple):
+        return {"kind": type(value).__name__} | {str(place): parts(item) for place, item in enumerate(value)}
+    return {key: parts(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STATES)
+def test_any_state_comes_back_bit_for_bit(tmp_path: Path, state: dict[int, dict[str, Any]]) -> None:
+    record = write_shard(tmp_path, 0, 0, state)
+    with Shard(tmp_path, record) as shard:
+        shard.check_content(shard.state)
+        assert differing(parts(dict(shard.state)), parts(state)) == []
