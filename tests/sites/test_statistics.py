@@ -220,8 +220,8 @@ def test_live_statistics_are_read_and_written_in_pieces(worlds: Worlds, kind: st
 
 def small_pieces() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics_module, "PIECE", 64)
-        patch.setattr(statistics_module, "pieces", lambda nbytes, most=64: pieces(nbytes, most))
+        patch.setattr(statistics_module, "PIECE", 4096)
+        patch.setattr(statistics_module, "pieces", lambda nbytes, most=4096: pieces(nbytes, most))
         live("adamw")
         replace("adamw", 2, 1)
 
