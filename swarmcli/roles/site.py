@@ -71,7 +71,7 @@ def run_site_leader(
 ) -> LoopResult:
     """Trains as rank 0 until the run has ended or a process of the site was told to stop; otherwise as `run_trainer`.
 
-    `restarted`: goes on from the state of the life before. `on_epoch` hears of each epoch that the site has come to.
+    `restarted`: goes on from the state of the life before. `on_epoch` hears of each epoch that the site has ended.
     Raises SiteError when the site has lost a process, or one of them has failed.
     """
     place = resumed_place(peer.recipe, resume) if resume else None
@@ -87,7 +87,7 @@ def run_site_leader(
     ):
         try:
             state.load(place, restarted=restarted)
-            return _lead(collaboration, leader, state, watch, on_epoch)
+            return _lead(collaboration, leader, mode, state, watch, on_epoch)
         finally:
             peer.leave_summary(optimizer)
             collaboration.close()
@@ -110,12 +110,13 @@ def _collaborate(peer: RunPeer, site: Site, desk: OrderDesk, compute: Compute) -
 def _lead(
     collaboration: Collaboration,
     leader: SiteLeader,
+    mode: Leading,
     state: SiteState,
     watch: RunWatch,
     on_epoch: Callable[[int], object],
 ) -> LoopResult:
-    optimizer, seen = collaboration.optimizer, -1
     come_into_step(collaboration, leader)
+    optimizer, seen = collaboration.optimizer, collaboration.optimizer.local_epoch
     with state.saving() as saved:
 
         def after_step(report: object) -> None:
@@ -126,6 +127,8 @@ def _lead(
                 on_epoch(seen)
 
         result = train(collaboration, leader, leader.stopped, on_step=after_step)
+        if isinstance(mode.gradients, LeaderLevels) and result.reason == "max_epochs":
+            mode.gradients.rest()
     if result.reason == "data ended":
         leader.drain()
     if result.reason == "max_epochs":

@@ -37,6 +37,7 @@ class Rank:
     optimizer: Any  # rank 0's Optimizer, the others' torch optimizer
     log: list[Entry] = field(default_factory=list)
     batch: tuple[int, int] | None = None  # of the step under way
+    levels: Any = None  # LeaderLevels or MemberLevels
 
     def step(self, batch: tuple[int, int] | None, size: int) -> None:
         """One step of the site, with these rows or without any."""
@@ -153,7 +154,7 @@ def _write_down(levels: Any, rank: Rank) -> None:
         rank.log.append([rank.batch, verdict.epoch, verdict.new_parameters])
         finish(verdict)
 
-    levels.finish = finish_and_note
+    rank.levels, levels.finish = levels, finish_and_note
 
 
 def done_over(

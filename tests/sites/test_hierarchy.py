@@ -92,17 +92,18 @@ def learned(who: float, epochs: int, turns: int) -> torch.Tensor:
 
 
 def learn_beside_a_plain_peer(
-    levels: list[list[int]], zero: bool, delay: bool, epochs: int, turns: int
+    levels: list[list[int]], zero: bool, delay: bool, told: bool, epochs: int, turns: int
 ) -> list[torch.Tensor]:
     """At rank 0: the site's weights and the plain peer's. Each of the two computes half of the samples of an epoch, so
-    that states are averaged with equal weights."""
+    that states are averaged with equal weights. `told`: the site ends since it is told to, else since all is done."""
     ranks, size, own, stop = dist.get_world_size(), 2, dist.get_rank(), threading.Event()
     work = {"epochs": epochs, "turns": turns, "size": size}
     options: dict[str, Any] = {"target": 2 * turns * ranks * size, "wants_to_stop": stop, "zero": zero}
     if own:
         with site_rank(dict(levels), **options) as rank:
             learn(rank.steps, rank.net, own, **work)
-            rank.steps.drain()
+            if told:
+                rank.steps.drain()
         return [weights(rank.net)]
     net, (made, settings) = model(), OPTIMIZERS["momentum"]
     with DHT(start=True, host="127.0.0.1") as dht:
@@ -121,8 +122,11 @@ def learn_beside_a_plain_peer(
             beside = in_thread(lambda: learn(peer, net, PLAIN, **{**work, "size": ranks * size}))
             learn(rank.steps, rank.net, own, **work)
             beside.join()
-            stop.set()
-            rank.steps.drain()
+            if told:
+                stop.set()
+                rank.steps.drain()
+            else:
+                rank.levels.rest()
             for ended in [in_thread(each.state_dict) for each in (peer, rank.optimizer)]:
                 ended.join()  # the last average has come in
     return [weights(rank.net), weights(net)]
@@ -136,15 +140,19 @@ def shut_down_afterwards(optimizer: Optimizer) -> Iterator[None]:
         optimizer.shutdown()
 
 
-@pytest.mark.parametrize("delay", [False, True], ids=["at once", "delayed"])
+@pytest.mark.parametrize(
+    ("delay", "told"), [(False, True), (True, True), (True, False)], ids=["at once", "delayed", "delayed, done"]
+)
 @pytest.mark.parametrize(
     ("size", "levels", "zero"),
     [(2, [[100, 2]], False), (2, [[1, 2]], False), (4, [[2, 2], [3, 4]], False), (4, [[1, 2], [100, 4]], True)],
     ids=["seldom", "always", "two levels", "crews"],
 )
-def test_nothing_learned_is_lost(worlds: Worlds, size: int, levels: list[list[int]], zero: bool, delay: bool) -> None:
+def test_nothing_learned_is_lost(
+    worlds: Worlds, size: int, levels: list[list[int]], zero: bool, delay: bool, told: bool
+) -> None:
     epochs, turns = 4, 3
-    results = worlds(size).run(learn_beside_a_plain_peer, levels, zero, delay, epochs, turns)
+    results = worlds(size).run(learn_beside_a_plain_peer, levels, zero, delay, told, epochs, turns)
     site, plain = results[0]
     of_site = sum(learned(rank, epochs, turns) for rank in range(size)) / size
     expected = weights(model()) + (of_site + learned(PLAIN, epochs, turns)) / 2
