@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult, StepControl
+from swarmcli.compression.base import all_finite
 from swarmcli.errors import AveragingError, DHTError, MatchmakingError, NetworkError, RoundFailed, StateDownloadError
 from swarmcli.network.thread import offload
 from swarmcli.sharding.levels.level import NOTHING, LevelAverage
@@ -120,6 +121,9 @@ class SwarmLevels:
         if (there := _signature(arrived)) != (here := _signature(tensors)):
             logger.warning("the others average other parameters: %s there, %s here", _words(there), _words(here))
             return None
+        if not await offload(_are_finite, arrived):
+            logger.warning("parameters that came from the others are no numbers; they are not used")
+            return None
         async with self._at_rest():
             await offload(_copy, arrived, tensors)
             await offload(_copy, arrived, self._copies)
@@ -205,6 +209,10 @@ def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> N
     with torch.no_grad():
         for source, target in zip(sources, targets, strict=True):
             target.copy_(source)
+
+
+def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(all_finite(tensor) for tensor in tensors)
 
 
 def _signature(tensors: Sequence[torch.Tensor]) -> Signature:

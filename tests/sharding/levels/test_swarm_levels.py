@@ -309,3 +309,15 @@ def test_a_first_peer_finds_nothing_to_download() -> None:
             assert other.tensors[0].tolist() == [1.0] * 5
 
     virtual_time.run(main(), seed=14)
+
+
+def test_what_is_no_number_is_not_taken_over() -> None:
+    async def main() -> None:
+        async with Swarm(15) as swarm:
+            broken, newcomer = await swarm.add({1: 4}), await swarm.add({1: 4})
+            broken.tensors[0][0] = float("nan")
+            await swarm.average(broken)
+            assert await newcomer.levels.download(newcomer.tensors, 30.0) is None
+            assert newcomer.value == 1.0
+
+    virtual_time.run(main(), seed=15)
