@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from swarmcli.errors import SiteError
+from swarmcli.sites import gradients
 from swarmcli.sites.gradients import LeaderSums, MemberSums
 from swarmcli.sites.leader import SiteLeader
 from swarmcli.sites.member import SiteMember
@@ -33,9 +34,9 @@ class Swarm:
 
     opt = None
 
-    def __init__(self, net: nn.Module, gradients: LeaderSums, per_epoch: int = 8) -> None:
+    def __init__(self, net: nn.Module, sums: LeaderSums, per_epoch: int = 8) -> None:
         self._net, self._per_epoch = net, per_epoch
-        self._sums = gradients.accumulate(list(net.parameters()), reuse=False)
+        self._sums = sums.accumulate(list(net.parameters()), reuse=False)
         self.local_epoch = 0
         self.batches: list[int] = []
         self.losses: list[tuple[float, int]] = []
@@ -77,15 +78,13 @@ class Trainer:
         self.steps: Any
         if self.rank == 0:
             self.desk = OrderDesk(self.site)
-            gradients = LeaderSums(self.site, self.desk)
-            self.swarm = Swarm(self.net, gradients)
+            sums = LeaderSums(self.site, self.desk)
+            self.swarm = Swarm(self.net, sums)
             optimizer: Any = self.swarm
-            self.steps = SiteLeader(
-                self.site, self.desk, optimizer, self.net, gradients, wants_to_stop=self.wants_to_stop
-            )
+            self.steps = SiteLeader(self.site, self.desk, optimizer, self.net, sums, wants_to_stop=self.wants_to_stop)
         else:
-            sums = MemberSums(self.site, list(self.net.parameters()))
-            self.steps = SiteMember(self.site, self.net, sums, {Ask: self._answer}, wants_to_stop=self.wants_to_stop)
+            member = MemberSums(self.site, list(self.net.parameters()))
+            self.steps = SiteMember(self.site, self.net, member, {Ask: self._answer}, wants_to_stop=self.wants_to_stop)
         self.steps.load_state_from_peers()
 
     def _answer(self, order: Ask) -> None:
@@ -206,7 +205,7 @@ def test_a_rank_that_fails_keeps_nobody_waiting_even_if_it_lives_on(worlds: Worl
 
 def fail_in_a_step(who: int, how: str) -> str:
     """`how` rank `who` ends in its third step; the error of the others."""
-    trainer = Trainer(seconds=0.5 if how == "late" else 1000.0)
+    trainer, monkey = Trainer(seconds=0.5 if how == "late" else 1000.0), pytest.MonkeyPatch()
     if trainer.swarm and how.startswith("order"):
         trainer.swarm.on_step = lambda: trainer.desk.order(Ask())
     if trainer.rank == who:
@@ -214,6 +213,8 @@ def fail_in_a_step(who: int, how: str) -> str:
             "order raises": lambda: {}["no such key"],
             "order dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
         }
+        if how == "gather dies":
+            monkey.setattr(gradients, "sum_over_ranks", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         trainer.on_ask = lambda: ends[how]() if trainer.asked == 3 else None
         if trainer.swarm and how == "step raises":
             trainer.swarm.on_step = lambda: 1 // int(len(trainer.swarm.batches) < 3) if trainer.swarm else None
@@ -240,6 +241,9 @@ ENDS = [
     (1, "order raises", "rank 1 is gone"),
     (1, "order dies", "rank 1 is gone"),
     (2, "order dies", "rank 2 is gone"),
+    (1, "gather dies", "the gradients of this site did not come together"),
+    (2, "gather dies", "the gradients of this site did not come together"),
+    (0, "gather dies", ""),
     (0, "dies", ""),
     (0, "raises", ""),
     (0, "step raises", ""),
