@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | averages gradients | refused | each rank sums its own, rank 0 hands in all sums | every rank steps its share |
 | local updates | none | rank 0 steps with the mean of all ranks, in every step | every rank steps its share |
-| local updates | given | each rank steps with its own, models are averaged by levels | a first level's group steps as one |
+| local updates | given | each rank steps with its own, models are averaged by levels | a first group steps as one |
 """
 
 from __future__ import annotations

@@ -1,0 +1,3 @@
+from tests.sharding.conftest import worlds
+
+__all__ = ["worlds"]

@@ -1,0 +1,157 @@
+"""The trainer as a site, in real processes: every mode ends with one model at all ranks, and goes on from its state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import Recipe
+from swarmcli.roles.home import Home
+from swarmcli.roles.peer import RunPeer
+from swarmcli.roles.site import Introduction, form_site, run_site_leader, run_site_member, stream_seed_of
+from swarmcli.roles.watch import RunWatch
+from swarmcli.training import load_checkpoint, stream_seed
+from tests.recipe.recipes import small
+from tests.sharding.processes import Worlds
+
+pytestmark = pytest.mark.processes
+
+LOCAL = "local_updates.enabled=yes"
+ZERO = "local.site.zero=yes"
+LEVELS = "local.site.hierarchy={2: 2, 4: 4}"
+
+
+@dataclass
+class Sums:
+    """A task that needs no library: the sum of eight numbers."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+
+    def build_model(self) -> nn.Module:
+        torch.manual_seed(1)
+        self.models.append(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1)))
+        return self.models[-1]
+
+    def batches(self, seed: int) -> Iterator[dict[str, torch.Tensor]]:
+        self.seeds.append(seed)
+        numbers = torch.Generator().manual_seed(seed)
+        while True:
+            yield {"features": torch.randn(8, 8, generator=numbers)}
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        features = batch["features"]
+        return nn.functional.mse_loss(model(features), features.sum(1, keepdim=True))
+
+
+def recipe_for(directory: str, settings: list[str]) -> Recipe:
+    own = ["target_batch_size=64", "optimizer.learning_rate=1e-2", "optimizer.max_grad_norm=1", "local.device=cpu"]
+    own += ["local.host=127.0.0.1", "local.site.timeout=20", f"output_dir={directory}"]
+    return small(*own, *settings)
+
+
+def train(directory: str, settings: list[str], how: dict[str, Any]) -> list[Any]:
+    """One process of a site: its weights at the end, the seed of its data, and at rank 0 the epochs that it ended and
+    its loss."""
+    task, home = Sums(), Path(directory, "home")
+    recipe = recipe_for(directory, settings)
+    epochs: list[int] = []
+    result: list[Any] = []
+    with (
+        patch("swarmcli.roles.site.build_task", lambda recipe: task),
+        patch("swarmcli.roles.collaboration.build_task", lambda recipe: task),
+        form_site(recipe, 0) as (site, compute),
+    ):
+        if site.rank:
+            run_site_member(recipe, site, compute, threading.Event(), home=home)
+        else:
+            with Home.at(home) as claimed, RunPeer(recipe, "trainer", claimed) as peer:
+                watch = RunWatch(peer)
+                done = run_site_leader(peer, watch, threading.Event(), site, compute, on_epoch=epochs.append, **how)
+                device = watch.status().peers[0].device
+                watch.close()
+            result = [epochs, done.loss, peer.summary.samples, device]
+    return [list(task.models[0].state_dict().values()), task.seeds[0], *result]
+
+
+def run(worlds: Worlds, directory: Path, *settings: str, size: int = 4, **how: Any) -> list[Any]:
+    words = [*settings, f"local.site.processes={size}"]
+    return worlds(size, grouped=False).run(train, str(directory), words, how)
+
+
+def assert_equal_models(ranks: list[Any]) -> None:
+    for other in ranks[1:]:
+        for own, theirs in zip(ranks[0][0], other[0], strict=True):
+            assert torch.equal(own, theirs)
+
+
+MODES = {
+    "gradients": [],
+    "gradients, zero": [ZERO],
+    "local updates": [LOCAL],
+    "local updates, zero": [LOCAL, ZERO],
+    "hierarchy": [LOCAL, LEVELS],
+    "hierarchy, zero": [LOCAL, LEVELS, ZERO],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path: Path, mode: str) -> None:
+    first = run(worlds, tmp_path, *MODES[mode], "max_epochs=3")
+    assert_equal_models(first)
+    assert len({seed for _, seed, *_ in first}) == 4
+    _, _, epochs, loss, samples, device = first[0]
+    assert epochs == [1, 2, 3] and samples >= 3 * 64 and device == "4 × cpu (float32)"
+    last = load_checkpoint(tmp_path / "home" / "checkpoints" / "epoch-000003", "small")
+    assert sorted(last.optimizer["state"]) == list(range(len(list(Sums().build_model().parameters()))))
+
+    again = run(worlds, tmp_path, *MODES[mode], "max_epochs=6", restarted=True)
+    assert_equal_models(again)
+    assert again[0][2] == [4, 5, 6]
+    assert again[0][3] < loss
+    resumed = run(worlds, tmp_path, *MODES[mode], "max_epochs=7", resume=str(tmp_path / "home" / "checkpoints"))
+    assert resumed[0][2] == [7]
+
+
+def test_a_site_whose_last_state_is_damaged_begins_without_it(worlds: Worlds, tmp_path: Path) -> None:
+    run(worlds, tmp_path, ZERO, "max_epochs=2")
+    for file in (tmp_path / "home" / "site").rglob("*.safetensors"):
+        file.write_bytes(b"nothing")
+    again = run(worlds, tmp_path, ZERO, "max_epochs=3", restarted=True)
+    assert again[0][2] == [1, 2, 3]
+    assert_equal_models(again)
+
+
+def test_a_site_of_another_size_goes_on_from_the_same_state(worlds: Worlds, tmp_path: Path) -> None:
+    run(worlds, tmp_path, ZERO, "max_epochs=2")
+    fewer = run(worlds, tmp_path, ZERO, "max_epochs=4", size=2, restarted=True)
+    assert fewer[0][2] == [3, 4]
+    assert_equal_models(fewer)
+
+
+def test_no_two_ranks_of_no_two_peers_read_the_same_stream() -> None:
+    recipe = small()
+    peers = [Introduction(bytes([number]) * 32, "trainer-1") for number in (1, 2)]
+    seeds = {stream_seed_of(recipe, peer, rank) for peer in peers for rank in range(1, 5)}
+    seeds |= {stream_seed(recipe.seed, peer.peer_id) for peer in peers}
+    assert len(seeds) == 10
+
+
+def test_a_process_without_a_device_of_its_own_is_refused(tmp_path: Path) -> None:
+    recipe = recipe_for(str(tmp_path), ["local.site.processes=2", "local.device=cuda"])
+    with (
+        patch("torch.cuda.is_available", lambda: True),
+        patch("torch.cuda.device_count", lambda: 1),
+        pytest.raises(RecipeError, match="process 1 of this machine finds no CUDA device of its own, there are 1"),
+        form_site(recipe, 1),
+    ):
+        raise AssertionError("there is none")
