@@ -139,9 +139,9 @@ class SiteShards:
         return self.home / relative
 
     def _remove_others(self, directory: Path, kept: Sequence[str]) -> None:
-        for path in directory.glob("epoch-*"):
-            if path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+        older = [path for path in directory.glob("epoch-*") if path.name not in kept]
+        for path in [*older, *directory.glob(".epoch-*")]:  # those with a dot a killed process left
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class LeadingShards:

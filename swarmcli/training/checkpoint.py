@@ -35,6 +35,7 @@ MODEL = "model.safetensors"
 TRAINING = "training.safetensors"
 CONFIG = "config.json"
 SHARDS = "shards"
+DIGEST = "digest"  # of the rest of checkpoint.json
 
 NAME = re.compile(r"epoch-(\d{6,})")
 
@@ -129,6 +130,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}; use an older checkpoint") from error
+    digest = manifest.pop(DIGEST, None) if isinstance(manifest, dict) else None
+    if digest not in (None, manifest_digest(manifest)):  # earlier versions wrote none
+        raise CheckpointError(
+            f"{path / MANIFEST} is damaged: its content is not what was written; use an older checkpoint"
+        )
     if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise CheckpointError(
             f"{path} is a checkpoint of another format; this version reads formats {FORMAT} and {SHARDED_FORMAT}"
@@ -186,6 +192,11 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
             seen.add(id(tensor))
             found[name] = tensor.detach()
     return found
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 over the content of a checkpoint.json, without the digest itself."""
+    return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
 
 
 def file_digest(file: Path) -> str:

@@ -21,6 +21,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Events, Noticed
 from swarmcli.training.checkpoint import (
     CONFIG,
+    DIGEST,
     FORMAT,
     MANIFEST,
     MODEL,
@@ -29,6 +30,7 @@ from swarmcli.training.checkpoint import (
     SHARDS,
     TRAINING,
     file_digest,
+    manifest_digest,
     model_tensors,
 )
 from swarmcli.training.portable import flatten
@@ -132,6 +134,7 @@ class CheckpointStore:
         }
         if shards is not None:
             manifest["shards"] = shards.write(directory / SHARDS, epoch)
+        manifest[DIGEST] = manifest_digest(manifest)
         (directory / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         for file in [*directory.iterdir(), directory]:
             _flush(file)

@@ -185,8 +185,9 @@ def test_a_damaged_file_is_named(run: Run, name: str) -> None:
 
 
 def edit(path: Path, **changes: Any) -> None:
-    manifest = json.loads((path / module.MANIFEST).read_text())
-    (path / module.MANIFEST).write_text(json.dumps({**manifest, **changes}))
+    manifest = json.loads((path / module.MANIFEST).read_text()) | changes
+    del manifest[module.DIGEST]  # as earlier versions wrote it
+    (path / module.MANIFEST).write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(
@@ -205,6 +206,22 @@ def test_a_damaged_manifest_is_named(run: Run, changes: dict[str, Any], words: s
     edit(path, **changes)
     with pytest.raises(CheckpointError, match=words):
         load_checkpoint(path)
+
+
+def test_no_flipped_bit_of_the_manifest_changes_what_is_read(run: Run) -> None:
+    path = run.write(3)
+    whole, data = module.read_manifest(path), (path / module.MANIFEST).read_bytes()
+    noticed = 0
+    for place in range(0, len(data), 7):
+        harmed = bytearray(data)
+        harmed[place] ^= 1
+        (path / module.MANIFEST).write_bytes(harmed)
+        try:
+            assert module.read_manifest(path).items() >= whole.items()  # the name of the digest was harmed
+        except CheckpointError as error:
+            assert str(path) in str(error)
+            noticed += 1
+    assert noticed >= len(range(0, len(data), 7)) - 1
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, run: Run) -> None:

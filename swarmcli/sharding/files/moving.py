@@ -97,7 +97,7 @@ def lay_out_anew(
 
     A collective call of `group` (None: the whole world), which holds the ranks of both: a rank that joins has no
     `old`, one that leaves no `new`. Both are of the same parameters in the same order; the settings of the parameter
-    groups go along. Each rank then has in `new` the state of what it owns there; it must not use `old` any more.
+    groups go along, the parameters do not: give a rank that joins everyone's before. Each rank then has in `new` the state of what it owns there; it must not use `old` any more.
 
     Two ranks exchange only what changes hands, in bounded pieces, and nobody ever holds more than its two shares.
     Raises ValueError at all ranks, and changes nothing, if `new` lacks parameters that have state, and RuntimeError
