@@ -12,7 +12,7 @@ of a group by their order, and callbacks in its own threads would start them in 
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,8 +94,8 @@ class _SteppingHook:
         self._interleaved = interleaved
         self._seen: list[list[torch.Tensor]] = []
         self._reducing: deque[tuple[dist.GradBucket, Reduced]] = deque()
-        self._sending: list[dist.Work] = []
-        self._stream: torch.Stream | None = None
+        self._sending: list[tuple[torch.device, dist.Work]] = []
+        self._streams: dict[torch.device, torch.Stream] = {}
 
     def on_bucket(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The hook itself."""
@@ -105,11 +105,12 @@ class _SteppingHook:
         if bucket.index() == 0:
             self._overlap.begin()
         self._reducing.append((bucket, reduced))
-        with self._beside(bucket):
-            while self._reducing and (bucket.is_last() or (self._interleaved and self._reducing[0][1].done())):
-                self._step(*self._reducing.popleft())
-            if bucket.is_last():
-                self._finish()
+        while self._reducing and (bucket.is_last() or (self._interleaved and self._reducing[0][1].done())):
+            due, future = self._reducing.popleft()
+            with self._beside(due.buffer().device):
+                self._step(due, future)
+        if bucket.is_last():
+            self._finish()
         return reduced
 
     def _initialized(self, bucket: dist.GradBucket) -> bool:
@@ -132,23 +133,21 @@ class _SteppingHook:
         if mean.data_ptr() != bucket.buffer().data_ptr():
             bucket.buffer().copy_(mean)  # as DDP would after the backward pass
         self._overlap.step_bucket(bucket.index(), bucket.gradients())
-        self._sending += self._overlap.send_bucket(bucket.index(), self._group)
+        for work in self._overlap.send_bucket(bucket.index(), self._group):
+            self._sending.append((bucket.buffer().device, work))
 
     def _finish(self) -> None:
-        for work in self._sending:
-            work.wait()
+        for device, work in self._sending:
+            with self._beside(device):
+                work.wait()
         self._sending.clear()
+        for device, stream in self._streams.items():
+            torch.accelerator.current_stream(device).wait_stream(stream)
 
-    @contextlib.contextmanager
-    def _beside(self, bucket: dist.GradBucket) -> Iterator[None]:
+    def _beside(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """On an accelerator a stream of its own, so that the backward pass need not wait for the gradients' means."""
-        device = bucket.buffer().device
         if device.type == "cpu":
-            yield
-            return
-        if self._stream is None:
-            self._stream = torch.Stream(device)
-        with self._stream:
-            yield
-        if bucket.is_last():
-            torch.accelerator.current_stream(device).wait_stream(self._stream)
+            return contextlib.nullcontext()
+        if device not in self._streams:
+            self._streams[device] = torch.Stream(device)
+        return self._streams[device]
