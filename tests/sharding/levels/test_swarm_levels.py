@@ -116,6 +116,28 @@ def test_a_member_dies_during_a_round(seed: int) -> None:
     virtual_time.run(main(), seed=seed)
 
 
+def test_who_is_left_of_a_group_finds_another() -> None:
+    async def main() -> None:
+        async with Swarm(25) as swarm:
+            for number in range(3):
+                await swarm.add({1: 2}, tensors=[torch.full((2_000_000,), float(number))])
+            left, lost, other = swarm.peers
+            doomed = asyncio.ensure_future(lost.average())
+            survivor = asyncio.ensure_future(left.average())
+            while not left.levels._averagers or not left.levels._averagers[0]._lock.locked():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)  # their round has begun
+            swarm.kill(lost)
+            results = groups_of([await other.average(), await survivor])
+            doomed.cancel()
+            await asyncio.wait([doomed])
+            assert results == [("everyone", 2)] * 2
+            assert values_of([left, other]) == [1.0, 1.0]
+            assert [event.outcome for event in left.rounds] == ["failed", "committed"]
+
+    virtual_time.run(main(), seed=25)
+
+
 def test_those_who_are_behind_catch_up_with_the_others() -> None:
     async def main() -> None:
         async with Swarm(6) as swarm:
@@ -148,6 +170,22 @@ def test_two_who_are_a_step_apart_come_together(ahead: int) -> None:
             assert {peer.step for peer in swarm.peers} == {8}
 
     virtual_time.run(main(), seed=20)
+
+
+def test_who_is_behind_goes_by_the_others_also_when_no_level_is_due() -> None:
+    async def main() -> None:
+        async with Swarm(24) as swarm:
+            ahead, behind = await swarm.add({4: 4}), await swarm.add({4: 4})
+            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
+            for _ in range(6):
+                await ahead.average()  # at step 4 it finds nobody
+            await asyncio.sleep(1.0)  # what it said last has arrived
+            await behind.average()
+            assert (ahead.step, behind.step) == (7, 7)
+            assert await swarm.average() == [None, None]
+            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
+
+    virtual_time.run(main(), seed=24)
 
 
 def test_a_newcomer_meets_the_one_who_waits() -> None:
