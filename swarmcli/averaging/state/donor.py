@@ -124,6 +124,7 @@ class StateDonor:
         self._done: dict[bytes, deque[Holder]] = {}  # version → who downloaded it here and has it as well, newest last
         self._pins = Pins(provide, endpoint.random)
         self._news = Bell()
+        self._elsewhere = asyncio.Lock()  # reads of what is elsewhere wait for each other there, so not in the executor
         self._closed = False
 
     def start(self) -> None:
@@ -209,7 +210,7 @@ class StateDonor:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_COURTESY):
                     await self._courtesy()
-        digest, pieces = await _read(state, chunk)
+        digest, pieces = await self._read(state, chunk)
         async with asyncio.timeout(_PATIENCE):
             await stream.send(ChunkHeader(chunk, digest), pieces)
         return sum(len(piece) for piece in pieces)
@@ -218,17 +219,26 @@ class StateDonor:
         state = self._pins.by_token(question.pin)
         if question.first + question.count > state.layout.chunks:
             raise CallRefused("chunk", f"this state has {state.layout.chunks} chunks")
-        return DigestAnswer(await _beside_the_loop(state.digests, question.first, question.count))
+        if any(map(state.is_distant, range(question.first, question.first + question.count))):
+            return DigestAnswer(await self._from_elsewhere(state.digests, question.first, question.count))
+        return DigestAnswer(await offload(state.digests, question.first, question.count))
 
+    async def _read(self, state: PinnedState, chunk: int) -> tuple[bytes, list[memoryview]]:
+        """Digest and pieces."""
+        if state.is_distant(chunk):
+            return await self._from_elsewhere(state.read, chunk)
+        digest = state.known_digest(chunk)
+        if digest is None:
+            digest = await offload(state.digest, chunk)
+        return digest, state.chunk(chunk)
 
-async def _read(state: PinnedState, chunk: int) -> tuple[bytes, list[memoryview]]:
-    """Digest and pieces."""
-    if state.is_distant(chunk):
-        return await _beside_the_loop(state.read, chunk)
-    digest = state.known_digest(chunk)
-    if digest is None:
-        digest = await offload(state.digest, chunk)
-    return digest, state.chunk(chunk)
+    async def _from_elsewhere(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Raises CallRefused when it cannot be read any more."""
+        async with self._elsewhere:
+            try:
+                return await offload(read, *args, **kwargs)
+            except (SiteError, OSError) as error:
+                raise CallRefused("gone", f"part of that state cannot be read any more: {error}") from error
 
 
 async def _hash_ahead(state: PinnedState, request: ChunkRequest) -> None:
@@ -236,11 +246,3 @@ async def _hash_ahead(state: PinnedState, request: ChunkRequest) -> None:
     for chunk in range(request.first + 1, request.first + request.count):
         if state.known_digest(chunk) is None and not state.is_distant(chunk):
             await offload(state.digest, chunk)
-
-
-async def _beside_the_loop(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Reads what may lie elsewhere. Raises CallRefused when it cannot be read any more."""
-    try:
-        return await offload(read, *args, **kwargs)
-    except (SiteError, OSError) as error:
-        raise CallRefused("gone", f"part of that state cannot be read any more: {error}") from error

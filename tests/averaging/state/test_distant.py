@@ -155,3 +155,21 @@ def test_another_donor_gives_what_one_has_lost() -> None:
             check(await swarm.download(), swarm.states[1])
 
     virtual_time.run(main())
+
+
+def test_downloads_read_one_after_the_other_so_that_they_do_not_fill_the_executor() -> None:
+    async def main() -> None:
+        async with Swarm(2, 3) as swarm:
+            state = elsewhere(make_state(), "weight")
+            read, donor = state["weight"].read, swarm.donors[0]
+
+            def alone(begin: int, end: int) -> memoryview:
+                assert donor._elsewhere.locked()
+                return read(begin, end)
+
+            state["weight"].read = alone
+            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
+            states = await asyncio.gather(*(swarm.download(newcomer) for newcomer in range(3)))
+            assert all(swarm.ids[0] in each.donors for each in states)
+
+    virtual_time.run(main())
