@@ -10,13 +10,14 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from swarmcli.errors import CheckpointError, ShardingError
 from swarmcli.network import wire
 from swarmcli.sharding.files.exchange import agree, exchange
 from swarmcli.sharding.files.layout import Move, plan_moves, unclaimed
 from swarmcli.sharding.files.settings import apply_settings, describe_settings
 from swarmcli.sharding.files.shard import State
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
-from swarmcli.sharding.zero.state_tree import Node
+from swarmcli.sharding.zero.state_tree import Node, take_apart
 
 
 class ShardedOptimizer(Protocol):
@@ -97,20 +98,33 @@ def lay_out_anew(
 
     A collective call of `group` (None: the whole world), which holds the ranks of both: a rank that joins has no
     `old`, one that leaves no `new`. Both are of the same parameters in the same order; the settings of the parameter
-    groups go along, the parameters do not: give a rank that joins everyone's before. Each rank then has in `new` the state of what it owns there; it must not use `old` any more.
+    groups go along, the parameters do not: give a rank that joins everyone's before. Each rank then has in `new` the
+    state of what it owns there; it must not use `old` any more.
 
     Two ranks exchange only what changes hands, in bounded pieces, and nobody ever holds more than its two shares.
-    Raises ValueError at all ranks, and changes nothing, if `new` lacks parameters that have state, and RuntimeError
-    when a rank is gone. The share of a rank that has died is lost with it: it is read from the last files instead.
+    Raises ValueError at all ranks if `new` lacks parameters that have state, and ShardingError if there is state that
+    cannot be sent (of other kinds than tensors, plain values, lists, tuples and dicts); nothing has changed then.
+    RuntimeError when a rank is gone. The share of a rank that has died is lost with it: load the last save instead.
     """
     place = dist.group.WORLD if group is None else group
     if place is None:
-        raise RuntimeError("there is no process group yet: call torch.distributed.init_process_group first")
+        raise ShardingError("there is no process group yet: call torch.distributed.init_process_group first")
     held = old.local_state() if old is not None else {}
     wanted = new.indices_of(new.rank) if new is not None else []
     own_settings = _Settings(describe_settings(old.param_groups) if old is not None else None)
     told = [wire.decode(_Settings, data).described for data in exchange(wire.encode(own_settings), place)]
-    state = move_state(held, wanted, place)
+
+    def check(indices: Collection[int]) -> str | None:
+        try:
+            take_apart({index: held[index] for index in indices}, [])
+        except TypeError as error:
+            return str(error)
+        return None
+
+    try:
+        state = move_state(held, wanted, place, check=check)
+    except CheckpointError as error:
+        raise ShardingError(f"the state cannot be laid out anew: {error}") from error
     if new is not None:
         for described in [each for each in told if each is not None][:1]:
             apply_settings(new.param_groups, described)

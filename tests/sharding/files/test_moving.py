@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from swarmcli.errors import CheckpointError
+from swarmcli.errors import CheckpointError, ShardingError
 from swarmcli.sharding import ZeroRedundancyOptimizer, lay_out_anew
 from swarmcli.sharding.files.moving import move_state
 from swarmcli.sharding.zero import transfer
@@ -80,6 +80,24 @@ def lose_a_parameter() -> str:
 
 def test_a_layout_that_would_lose_statistics_is_refused_at_all_ranks(worlds: Worlds) -> None:
     assert worlds(2).run(lose_a_parameter) == ["refused", "refused"]
+
+
+def move_what_cannot_be_sent() -> str:
+    old, new = sharded(), sharded(shares=[0.0, 1.0])
+    train(old, 1)
+    before = plain(old.local_state())
+    if dist.get_rank() == 0:
+        old.optim.state[old.parameters[old.indices_of(0)[0]]]["odd"] = {1, 2}
+    with pytest.raises(ShardingError) as caught:
+        lay_out_anew(old, new)
+    assert not new.local_state()
+    assert plain(old.local_state()).keys() == before.keys()
+    return str(caught.value)
+
+
+def test_state_that_cannot_be_sent_is_named_at_all_ranks(worlds: Worlds) -> None:
+    for text in worlds(2).run(move_what_cannot_be_sent):
+        assert "cannot be laid out anew" in text and "['odd'] is a set" in text
 
 
 ODD = {
