@@ -231,3 +231,34 @@ def move_parameters(hook: str) -> None:
 @pytest.mark.parametrize("hook", HOOKS)
 def test_parameters_in_other_memory_are_sent_all_the_same(worlds: Worlds, hook: str) -> None:
     worlds(2).run(move_parameters, hook)
+
+
+class OfTwoTypes(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.narrow = torch.nn.Linear(16, 16)
+        self.wide = torch.nn.Linear(16, 16, dtype=torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.wide(self.narrow(inputs).double())
+        return outputs.float()
+
+
+def train_two_types(hook: str) -> None:
+    ddp, reference = wrap(OfTwoTypes(), bucket_cap_mb=25), wrap(OfTwoTypes(), bucket_cap_mb=25)
+    zero = make_zero(ddp, "Adam", overlap_with_ddp=True)
+    ddp.register_comm_hook(None, HOOKS[hook](allreduce_hook, ddp, zero, shard_buckets=True))
+    stepped_after = make_zero(reference, "Adam")
+    for iteration in range(ITERATIONS):
+        backward(ddp, iteration)
+        backward(reference, iteration)
+        if iteration >= 2:
+            stepped_after.step()
+    assert_same(values(ddp), values(reference))
+    assert_same_at_all_ranks(values(ddp))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_parameters_may_be_of_several_types(worlds: Worlds, hook: str) -> None:
+    worlds(2).run(train_two_types, hook)
