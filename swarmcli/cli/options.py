@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -84,7 +84,7 @@ class LocalChoices:
 
     def overrides(self) -> list[str]:
         """The same as `--set local.…` would say it."""
-        chosen = {
+        chosen: dict[str, Any] = {
             "name": self.name,
             "host": self.host,
             "port": self.port,

@@ -149,7 +149,7 @@ METHODS = {"plain": "", "powersgd": "PowerSGD", "poweref": "PowerEF"}
 
 
 def mode_in_words(recipe: Recipe) -> str:
-    """How the run averages, for people: "synchronous" where nothing was chosen."""
+    """How the run averages, for people: "synchronous" where nothing was chosen; and whether this peer is a site."""
     gradients, delay, compression = recipe.gradient_averaging, recipe.delay, recipe.compression
     codec = compression.state_averaging if recipe.local_updates.enabled else compression.gradients
     parts = [
@@ -158,4 +158,6 @@ def mode_in_words(recipe: Recipe) -> str:
         "delayed averaging" if delay.grad_averaging else "delayed step" if delay.step else "",
         "" if codec == "none" else codec.replace("_", " ") + " on the wire",
     ]
-    return ", ".join(filter(None, parts)) or "synchronous"
+    mode = ", ".join(filter(None, parts)) or "synchronous"
+    processes = recipe.local.site.processes
+    return mode if processes == 1 else f"{mode}, a site of {processes}"

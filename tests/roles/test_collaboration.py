@@ -12,8 +12,15 @@ from swarmcli.compression import Float16Compression, NoCompression
 from swarmcli.optim import GradientAverager, Optimizer
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.recipe.modes import Codec
-from swarmcli.roles.collaboration import COMPRESSIONS, averager_options, grad_averager, mode_options, timing_options
-from swarmcli.training import optimizer_factory, parameter_groups
+from swarmcli.roles.collaboration import (
+    COMPRESSIONS,
+    averager_options,
+    device_in_words,
+    grad_averager,
+    mode_options,
+    timing_options,
+)
+from swarmcli.training import Compute, optimizer_factory, parameter_groups
 from tests.recipe.recipes import small
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -84,3 +91,9 @@ def test_the_optimizer_of_a_shipped_recipe_can_be_made_of_copies(file: Path) -> 
     made = optimizer_factory(recipe)(copies)
     assert [len(group["params"]) for group in made.param_groups] == [1, 1]
     assert made.param_groups[1]["weight_decay"] == 0.0
+
+
+def test_the_devices_of_a_site_are_counted() -> None:
+    alone, first_of_four = Compute(torch.device("cuda", 1)), Compute(torch.device("cuda", 0), torch.bfloat16)
+    assert device_in_words(small(), alone) == "cuda:1 (float32)"
+    assert device_in_words(small("local.site.processes=4"), first_of_four) == "4 × cuda (bfloat16)"

@@ -20,6 +20,7 @@ TRAINER = Identity.from_seed(1).peer_id
     ("overrides", "words"),
     [
         ([], "synchronous"),
+        (["local.site.processes=4"], "synchronous, a site of 4"),
         (["gradient_averaging={method: powersgd, rank: 8}"], "PowerSGD of rank 8"),
         (["delay.grad_averaging=yes"], "delayed averaging"),
         (

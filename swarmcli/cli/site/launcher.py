@@ -47,6 +47,10 @@ def start_site(processes: int, *, verbose: bool) -> int:
     setup_logging(verbose)
 
     def say(text: str) -> None:
+        if err.is_terminal:
+            # A process that was killed while it showed the run left the cursor invisible, at the end of a line.
+            err.show_cursor(True)
+            err.print()
         err.print(text, soft_wrap=True)
 
     return Launcher(["-m", "swarmcli", *sys.argv[1:]], processes, say=say, verbose=verbose).run()
