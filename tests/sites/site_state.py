@@ -39,27 +39,39 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 Shapes = list[tuple[int, ...]]
 
 
-def model(shapes: Shapes, seed: int = 0) -> torch.nn.ParameterList:
+def model(shapes: Shapes, seed: int = 0, odd: bool = False) -> torch.nn.ParameterList:
+    """`odd`: in several types, one parameter frozen, another not contiguous."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.nn.ParameterList(torch.randn(shape, generator=generator) for shape in shapes)
+    values = [torch.randn(shape, generator=generator) for shape in shapes]
+    if odd:
+        values[0], values[1], values[2] = values[0].bfloat16(), values[1].double(), values[2].T
+    net = torch.nn.ParameterList(values)
+    net[4].requires_grad_(not odd)
+    return net
 
 
 def groups(net: torch.nn.ParameterList) -> list[dict[str, Any]]:
     return [{"params": list(net)[:2]}, {"params": list(net)[2:], "lr": 0.01}]
 
 
-def plain_state(kind: str = "adamw", *, seed: int = 0, shapes: Shapes = SHAPES) -> TrainingState:
+def plain_state(kind: str = "adamw", *, seed: int = 0, shapes: Shapes = SHAPES, odd: bool = False) -> TrainingState:
     made, settings = OPTIMIZERS[kind]
-    return TrainingState("run", made(groups(model(shapes, seed)), **settings))
+    return TrainingState("run", made(groups(model(shapes, seed, odd)), **settings))
 
 
 @contextmanager
 def site_state(
-    kind: str = "adamw", *, seed: int = 0, shapes: Shapes = SHAPES, spool: Path | None = None, timeout: float = 10.0
+    kind: str = "adamw",
+    *,
+    seed: int = 0,
+    shapes: Shapes = SHAPES,
+    odd: bool = False,
+    spool: Path | None = None,
+    timeout: float = 10.0,
 ) -> Iterator[TrainingState | None]:
     """At rank 0 the state; None at the others, which follow orders until rank 0 has left the block."""
     made, settings = OPTIMIZERS[kind]
-    site, net = Site.form(timeout=timeout), model(shapes, seed)
+    site, net = Site.form(timeout=timeout), model(shapes, seed, odd)
     if site.rank == 0:
         desk = OrderDesk(site)
         optimizer = SiteOptimizer(groups(net), made, site=site, desk=desk, shared=SharedModel(site, net), **settings)
@@ -83,5 +95,5 @@ def site_state(
 def advance(state: TrainingState, steps: int, seed: int = 1) -> None:
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
-        gradients = [torch.randn(parameter.shape, generator=generator) for parameter in state.parameters]
+        gradients = [torch.randn(parameter.shape, generator=generator) for parameter in state.trained]
         state.step(gradients, state.standing.after(bytes([step]) * 32, 10))

@@ -53,11 +53,11 @@ def test_what_a_site_captures_is_what_one_process_does(worlds: Worlds, kind: str
     worlds(2).run(capture_and_step, kind)
 
 
-def replace(kind: str, behind: int, known: int) -> None:
-    with site_state(kind, seed=5) as state:
+def replace(kind: str, behind: int, known: int, odd: bool = False) -> None:
+    with site_state(kind, seed=5, odd=odd) as state:
         if state is None:
             return
-        donor = plain_state(kind)
+        donor = plain_state(kind, odd=odd)
         advance(donor, 3)
         advance(state, behind)
         captured = donor.capture().clone()
@@ -75,6 +75,11 @@ def replace(kind: str, behind: int, known: int) -> None:
 @pytest.mark.parametrize("behind", [0, 2])
 def test_a_site_goes_on_bit_identically_from_what_it_restores(worlds: Worlds, kind: str, behind: int) -> None:
     worlds(4 if behind else 2).run(replace, kind, behind, 2)
+
+
+def test_types_and_forms_of_parameters_differ(worlds: Worlds) -> None:
+    worlds(2).run(replace, "adamw", 1, 2, True)
+    worlds(2).run(live, "adamw", True)
 
 
 def replace_by_less() -> None:
@@ -192,11 +197,11 @@ def test_the_ranks_let_go_of_copies_when_nobody_reads_them_any_more(worlds: Worl
     assert held == [0, 1, 1, 0]
 
 
-def live(kind: str) -> None:
-    with site_state(kind) as state:
+def live(kind: str, odd: bool = False) -> None:
+    with site_state(kind, odd=odd) as state:
         if state is None:
             return
-        twin = plain_state(kind)
+        twin = plain_state(kind, odd=odd)
         sites, own = state.statistics, twin.statistics
         assert isinstance(own, OwnStatistics)
         assert sites.describe() == own.describe() == {}
