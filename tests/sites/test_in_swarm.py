@@ -159,3 +159,45 @@ def test_delayed_epochs_leave_all_ranks_with_the_same(worlds: Worlds, delayed: s
     assert [epoch for epoch, _ in leader] == [epoch for epoch, _ in member]
     assert all(torch.equal(one, other) for (_, one), (_, other) in zip(leader, member, strict=True))
     assert len({tuple(each.tolist()) for _, each in leader}) >= 4
+
+
+def learn_locally(zero: bool) -> list[Any]:
+    """A site and a plain peer, each of which steps by itself; their states are averaged after each epoch. What each
+    rank had after every step, and at rank 0 what the plain peer ended with."""
+    size, epochs, own = 4, 6, dist.get_rank()
+    plan = Plan(sizes=(size, size), zero=zero, seeds=(1, 2), target=3 * size, local_updates=True)
+    seen: list[torch.Tensor] = []
+
+    class Watched:
+        """Keeps what the rank's model is after each step."""
+
+        def __init__(self, rank: Any) -> None:
+            self._rank = rank
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._rank.steps, name)
+
+        def step(self, *, batch_size: int) -> None:
+            self._rank.steps.step(batch_size=batch_size)
+            seen.append(weights(self._rank.net))
+
+    if own:
+        with site_rank(plan) as rank:
+            train(Watched(rank), rank.net, own, size, epochs=epochs, turns=1)
+        return [seen]
+    net = model()
+    with plain_peer(net, plan.target_batch_size, "momentum", grad_averager=None) as (dht, peer):
+        with site_rank(plan, contacts=dht.get_visible_addresses()) as rank:
+            peer.load_state_from_peers()
+            plain = in_thread(lambda: train(peer, net, 2, size, epochs=epochs, turns=1))
+            train(Watched(rank), rank.net, 0, size, epochs=epochs, turns=1)
+            plain.join()
+        return [seen, weights(net)]
+
+
+@pytest.mark.parametrize("zero", [False, True], ids=["whole", "sharded"])
+def test_averages_of_states_reach_all_ranks(worlds: Worlds, zero: bool) -> None:
+    leader, member = worlds(2).run(learn_locally, zero)
+    assert all(torch.equal(one, other) for one, other in zip(leader[0], member[0], strict=True))
+    first, last, theirs = leader[0][0], leader[0][-1], leader[1]
+    assert (last - theirs).norm() < (last - first).norm()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from swarmcli.errors import SiteError
-from swarmcli.sites import gradients
+from swarmcli.sites import gradients, leader
 from swarmcli.sites.gradients import LeaderSums, MemberSums
 from swarmcli.sites.leader import SiteLeader
 from swarmcli.sites.member import SiteMember
@@ -177,10 +177,32 @@ def train_a_model_with_buffers() -> list[torch.Tensor]:
 
 
 def test_after_each_epoch_all_have_the_parameters_and_buffers_of_rank_0(worlds: Worlds) -> None:
-    leader, member = worlds(2).run(train_a_model_with_buffers)
-    assert len(leader) == len(member) == 5
-    assert all(torch.equal(a, b) for a, b in zip(leader, member, strict=True))
-    assert not torch.equal(leader[0], leader[1])
+    first, other = worlds(2).run(train_a_model_with_buffers)
+    assert len(first) == len(other) == 5
+    assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert not torch.equal(first[0], first[1])
+
+
+def end_without_the_other() -> list[str]:
+    """Rank 1 does not stay for its orders."""
+    trainer = Trainer()
+    if trainer.rank:
+        trainer.site.close(broken=True)
+        dist.barrier()
+        return []
+    warnings: list[str] = []
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(leader.logger, "warning", lambda text, error: warnings.append(str(error)))
+    dist.barrier()
+    trainer.steps.close()
+    monkey.undo()
+    return warnings
+
+
+def test_the_end_of_training_survives_a_rank_that_has_gone_already(worlds: Worlds) -> None:
+    warnings, _ = worlds(2).run(end_without_the_other)
+    assert len(warnings) == 1
+    assert warnings[0].startswith("rank 1 is gone")
 
 
 def fail_and_stay(who: int) -> str:
