@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -92,10 +91,8 @@ def test_a_class_that_may_not_be_stepped_in_parts_is_refused_until_it_is_made_kn
         del functional_optim_map[Own]
 
 
-def test_torchs_variants_are_not_imported_for_the_question() -> None:
-    script = (
-        "import sys, torch; from swarmcli.sharding.zero.functional import functional_equivalent, is_functional\n"
-        "assert functional_equivalent(torch.optim.Adam) is torch.optim.Adam and not is_functional(torch.optim.Adam)\n"
-        "assert 'torch.distributed.optim' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+def test_torchs_variants_are_not_imported_for_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed.optim.utils")
+    assert functional_equivalent(torch.optim.Adam) is torch.optim.Adam
+    assert not is_functional(torch.optim.Adam)
+    assert "torch.distributed.optim.utils" not in sys.modules
