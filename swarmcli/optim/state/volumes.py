@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from swarmcli.compression import TensorDescriptor
 
-VOLUME_BYTES = 256 << 20  # a constant of the protocol: peers that cut otherwise cannot average with each other
+VOLUME_BYTES = 64 << 20  # a constant of the protocol: peers that cut otherwise cannot average with each other
 
 
 @dataclass(frozen=True, slots=True)
