@@ -95,6 +95,17 @@ def test_machines_with_homes_of_their_own_keep_their_parts(worlds: Worlds, tmp_p
     check_continued(worlds(4).run(run_site, 4, home, 3), first, 3)
 
 
+def test_a_machine_that_lost_its_newest_part_costs_an_epoch(worlds: Worlds, tmp_path: Path) -> None:
+    home = str(tmp_path / "home-{rank}")
+    worlds(2).run(run_site, 2, home, 3)
+    # Files of another epoch in their place are no better than none.
+    newest, older = (tmp_path / f"home-1/site/epoch-{epoch:06d}/shards" for epoch in (3, 2))
+    for file in older.iterdir():
+        (newest / file.name).write_bytes(file.read_bytes())
+    undisturbed = worlds(2).run(run_site, 2, str(tmp_path / "other"), 2)
+    check_continued(worlds(2).run(run_site, 2, home, 2), undisturbed, 2)
+
+
 def run_and_kill(home: str, epochs: int) -> dict[str, Any]:
     """Rank 1 dies in the middle of an epoch, after the save of the one before."""
     with site_rank(plan(2, home, epochs)) as rank:
@@ -191,12 +202,12 @@ def run_with_a_slow_disk(home: str) -> dict[str, Any]:
     with site_rank(plan(2, home, 2)) as rank:
         train_an_epoch(rank, 2)
         if rank.site.rank == 1:
-            from swarmcli.sharding.files import durable
+            from swarmcli.sharding.files import tensor_file
 
-            flush = os.fsync
-            durable.os.fsync = lambda descriptor: over.wait() and flush(descriptor)  # type: ignore[attr-defined]
+            write = tensor_file.write_file
+            tensor_file.write_file = lambda *what: over.wait() and write(*what)
             train_an_epoch(rank, 2)
-            durable.os.fsync = flush  # type: ignore[attr-defined]
+            tensor_file.write_file = write
             over.set()
             return {}
         with ThreadPoolExecutor(1) as pool:
