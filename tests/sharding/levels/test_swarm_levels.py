@@ -124,9 +124,10 @@ def test_who_is_left_of_a_group_finds_another() -> None:
             left, lost, other = swarm.peers
             doomed = asyncio.ensure_future(lost.average())
             survivor = asyncio.ensure_future(left.average())
-            while not left.levels._averagers or not left.levels._averagers[0]._lock.locked():
+            for _ in range(500):
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)  # their round has begun
+                if left.levels._averagers and left.levels._averagers[0]._lock.locked():
+                    break  # their round has begun
             swarm.kill(lost)
             results = groups_of([await other.average(), await survivor])
             doomed.cancel()
@@ -332,6 +333,27 @@ def test_a_newcomer_downloads_what_the_others_averaged() -> None:
             assert newcomer.tensors[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
     virtual_time.run(main(), seed=13)
+
+
+def test_a_newcomer_that_has_nothing_of_the_others_gives_nothing() -> None:
+    async def main() -> None:
+        async with Swarm(16) as swarm:
+            veterans = [await swarm.add({1: 4}, value=1.0) for _ in range(2)]
+            for _ in range(3):
+                await swarm.average()
+            fresh = await swarm.add({1: 4}, value=100.0, matchmaking_time=2.0)
+            assert groups_of([await fresh.average()]) == [("everyone", 0)]
+            await asyncio.sleep(1.0)
+            for _ in range(6):
+                newcomer = await swarm.add({1: 4}, value=50.0)
+                assert await newcomer.levels.download(newcomer.tensors, 30.0) == 2
+                assert newcomer.value == 1.0
+                await newcomer.levels.shutdown()
+            assert groups_of(await swarm.average(*veterans, fresh)) == [("everyone", 3)] * 3
+            await asyncio.sleep(10.0)  # donors keep for a while what they have copied
+            assert await fresh.levels.download(fresh.tensors, 30.0) == 3
+
+    virtual_time.run(main(), seed=16)
 
 
 def test_a_first_peer_finds_nothing_to_download() -> None:
