@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from swarmcli.averaging.allreduce.reducer import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.checks import check_numbers
-from swarmcli.averaging.group import MAX_TAG_BYTES, Group
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, MAX_TAG_BYTES, Group
 from swarmcli.averaging.matchmaking.meeting import check_terms
 from swarmcli.clock import Clock
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import SwarmFuture
 
@@ -289,3 +290,11 @@ def check_weight(weight: float) -> None:
     check_numbers(weight=weight)
     if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight!r}")
+
+
+def encode_gathered(value: Any) -> bytes:
+    """As it goes to the members of a group. Raises ValueError for what is beyond MAX_GATHERED_BYTES."""
+    data = b"" if value is None else wire.encode(value)
+    if len(data) > MAX_GATHERED_BYTES:
+        raise ValueError(f"gather has {len(data)} bytes when encoded, the bound is {MAX_GATHERED_BYTES}")
+    return data

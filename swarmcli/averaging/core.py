@@ -18,8 +18,8 @@ from swarmcli.averaging.allreduce.leaving import decline, note_absence
 from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.chronicle import Chronicle
 from swarmcli.averaging.config import AveragerConfig
-from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
-from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
+from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl, encode_gathered
+from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.phases.desk import StepDesk
 from swarmcli.averaging.phases.phased import PhasedAllreduce
@@ -115,7 +115,7 @@ class AveragerCore:
         """Begins a round in the background. Raises ValueError for gathered data beyond MAX_GATHERED_BYTES."""
         if not self._running:
             raise RuntimeError("this averager is not running")
-        gathered = _encode_gathered(request.gather)
+        gathered = encode_gathered(request.gather)
         control = StepControl(request, self.node.endpoint.clock)
         task = self._rounds.spawn(self._run(control, gathered))
         control.attach(task)
@@ -344,10 +344,3 @@ class AveragerCore:
         except msgspec.DecodeError as error:
             self.node.endpoint.events.emit(PeerRefused(peer.text, str(error), what="gathered data"))
             return None
-
-
-def _encode_gathered(value: Any) -> bytes:
-    data = b"" if value is None else wire.encode(value)
-    if len(data) > MAX_GATHERED_BYTES:
-        raise ValueError(f"gather has {len(data)} bytes when encoded, the bound is {MAX_GATHERED_BYTES}")
-    return data
