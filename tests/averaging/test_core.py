@@ -200,6 +200,21 @@ def test_alone_without_retries_it_ends_after_min_matchmaking_time() -> None:
     run(main(), 9)
 
 
+def test_a_request_may_look_on_longer() -> None:
+    async def main() -> None:
+        async with Averagers(9) as swarm:
+            peers = await swarm.add(3)
+            await all_results([peer.begin() for peer in peers])
+            late = [peer.begin(lookout=20.0, allow_retries=False) for peer in peers[:2]]
+            await asyncio.sleep(15)
+            results = await all_results([*late, peers[2].begin()])
+            assert all(len(result) == 3 for result in results)
+            with pytest.raises(ValueError, match="lookout must be None or a positive number"):
+                RoundRequest(lookout=0.0)
+
+    run(main(), 9)
+
+
 def test_a_scheduled_round_begins_at_its_time_and_may_be_moved() -> None:
     async def main() -> None:
         async with Averagers(10) as swarm:
@@ -249,6 +264,26 @@ def test_tensors_are_exclusive() -> None:
                 tensors[0].fill_(5.0)
             await all_results(controls)
             assert [peer.values[0] for peer in peers] == [3.0, 3.0]
+
+    run(main(), 12)
+
+
+def test_other_tensors_may_be_taken_up_between_rounds() -> None:
+    async def main() -> None:
+        async with Averagers(12) as swarm:
+            peers = await swarm.add(2)
+            await all_results([peer.begin() for peer in peers])
+            first = [(tensor, tensor.clone()) for peer in peers for tensor in peer.core._tensors]
+            others = [[torch.full((2, 3), value), torch.zeros(5)] for value in (2.0, 8.0)]
+            for peer, tensors in zip(peers, others, strict=True):
+                with pytest.raises(ValueError, match="only floating point tensors"):
+                    await peer.core.take_up([torch.tensor(1)])
+                assert peer.core.total_size != 11
+                await peer.core.take_up(tensors)
+                assert peer.core.total_size == 11
+            await all_results([peer.begin() for peer in peers])
+            assert all(tensors[0].tolist() == [[5.0] * 3] * 2 for tensors in others)
+            assert all(torch.equal(tensor, before) for tensor, before in first)
 
     run(main(), 12)
 
