@@ -259,7 +259,7 @@ def sum_over_ranks(site: Site, group: dist.ProcessGroup, tensors: Sequence[torch
 
 
 def _sum_piece(site: Site, group: dist.ProcessGroup, parts: list[torch.Tensor]) -> None:
-    in_place = len(parts) == 1 and parts[0].device.type == site.carrier
+    in_place = len(parts) == 1 and parts[0].device.type == site.carrier.type
     whole = parts[0] if in_place else torch.cat([part.to(site.carrier) for part in parts])
     with named("the gradients of this site did not come together"):
         dist.reduce(whole, dst=0, group=group)

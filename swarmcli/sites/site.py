@@ -24,9 +24,10 @@ class Site:
     Both are groups of the whole world, so a group rank is a global rank: gloo, and where every process has a CUDA
     device of its own, NCCL for tensors there. A wait in one of them that takes longer than `timeout` seconds, where it
     has a limit, breaks the group for everyone: a site that has lost one of its processes ends as a whole, with errors
-    in all others, and is started anew from its last state.
+    in all others, and is started anew from its last state. (A collective of NCCL that waits for a lost process ends
+    with this one, by NCCL's own watchdog.)
 
-    `carrier` is the type of device where tensors have to lie that are summed over the ranks.
+    `carrier` is where tensors have to lie that are summed over the ranks: this process's device, or host memory.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Site:
         self.pace, self.orders = pace, orders
         self.timeout = timedelta(seconds=timeout)
         self.device = device
-        self.carrier = "cuda" if "nccl" in dist.get_backend_config(orders) else "cpu"
+        self.carrier = device if "nccl" in dist.get_backend_config(orders) else torch.device("cpu")
         self._owns_world = owns_world
         self._closed = False
 

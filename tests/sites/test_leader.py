@@ -227,7 +227,9 @@ def test_a_rank_that_fails_keeps_nobody_waiting_even_if_it_lives_on(worlds: Worl
 
 def fail_in_a_step(who: int, how: str) -> str:
     """`how` rank `who` ends in its third step; the error of the others."""
-    trainer, monkey = Trainer(seconds=0.5 if how == "late" else 1000.0), pytest.MonkeyPatch()
+    trainer, monkey = Trainer(seconds=0.5 if how in ("late", "freezes") else 1000.0), pytest.MonkeyPatch()
+    processes = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
+    dist.all_gather(processes, torch.tensor([os.getpid()]))
     if trainer.swarm and how.startswith("order"):
         trainer.swarm.on_step = lambda: trainer.desk.order(Ask())
     if trainer.rank == who:
@@ -246,18 +248,23 @@ def fail_in_a_step(who: int, how: str) -> str:
                 if turn == 2 and trainer.rank == who:
                     if how == "dies":
                         os.kill(os.getpid(), signal.SIGKILL)
+                    if how == "freezes":
+                        os.kill(os.getpid(), signal.SIGSTOP)
                     if how == "raises":
                         raise KeyError("of its own")
                     if how == "late":
                         trainer.steps.close()  # waits for the others' end
                 trainer.step()
     except (SiteError, KeyError, ZeroDivisionError) as error:
+        if how == "freezes" and trainer.rank == 0:
+            os.kill(int(processes[who]), signal.SIGKILL)  # as the launcher would
         return f"{type(error).__name__}: {error}"
     return "nothing happened"
 
 
 ENDS = [
     (1, "dies", "rank 1 is gone"),
+    (1, "freezes", "rank 1 is gone, or sent nothing within 0.5 s: Timed out"),
     (1, "raises", "rank 1 is gone"),
     (1, "late", "rank 1 is gone, or sent nothing within 0.5 s: Timed out"),
     (1, "order raises", "rank 1 is gone"),
