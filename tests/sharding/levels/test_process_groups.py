@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.model_averaging import hierarchical_model_averager as torchs
+from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
 
 from swarmcli.sharding.levels import HierarchicalModelAverager
 from tests.sharding.processes import World, Worlds
@@ -80,6 +81,32 @@ def test_equal_to_torch(worlds: Worlds, size: int, levels: dict[int, int], warmu
     taken = worlds(size).run(beside_torch, list(levels.items()), warmup, mixed, mixed)
     assert all(each == taken[0] for each in taken)
     assert set(taken[0]) >= {-1, len(levels) - 1} - ({-1} if 1 in levels and not warmup else set())
+
+
+def inside_of_post_local_sgd() -> None:
+    """The optimizer of torch that steps, averages, and keeps the averager's step in its state."""
+    mine, theirs = (torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 2)) for _ in range(2))
+    theirs.load_state_dict(mine.state_dict())
+    wrapped = []
+    for net, kind in ((mine, HierarchicalModelAverager), (theirs, torchs.HierarchicalModelAverager)):
+        averager = kind({2: 1, 4: 2}, 1)
+        wrapped.append((net, PostLocalSGDOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), averager)))
+    for step in range(9):
+        batch = torch.randn(4, 5, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        for net, optimizer in wrapped:
+            optimizer.zero_grad()
+            net(batch).square().mean().backward()
+            optimizer.step()
+    assert all(torch.equal(own, other) for own, other in zip(mine.parameters(), theirs.parameters(), strict=True))
+    saved = wrapped[0][1].state_dict()
+    assert saved["step"] == wrapped[1][1].state_dict()["step"] == 9
+    saved["step"] = 4
+    wrapped[0][1].load_state_dict(saved)
+    assert wrapped[0][1].averager.step == 4
+
+
+def test_torchs_optimizer_takes_it(worlds: Worlds) -> None:
+    worlds(2).run(inside_of_post_local_sgd)
 
 
 def in_a_part() -> list[Any]:
