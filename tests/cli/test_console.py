@@ -67,6 +67,13 @@ def test_without_verbose_only_warnings_are_logged(capsys: pytest.CaptureFixture[
     ]
 
 
+@pytest.mark.usefixtures("untouched_logging")
+def test_of_several_processes_each_says_who_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging(who="process 2")
+    logging.getLogger("swarmcli.x").warning("look here")
+    assert "[process 2] WARNING swarmcli.x: look here" in capsys.readouterr().err
+
+
 def test_log_lines_on_a_terminal_keep_their_lines_and_lose_what_steers() -> None:
     file = io.StringIO()
     handler = ConsoleHandler(Console(file=file, width=60, color_system=None))

@@ -49,44 +49,41 @@ def test_a_site_is_one_peer_with_the_samples_of_all_its_processes(swarm: MakeSwa
     assert "Traceback" not in said and "elastic" not in said
 
 
-def test_a_site_whose_processes_are_killed_is_the_same_peer_again(swarm: MakeSwarm) -> None:
+def test_a_site_whose_processes_are_killed_or_frozen_is_the_same_peer_again(swarm: MakeSwarm) -> None:
     run = swarm(1000, target=TARGET)
     monitor = run.start_monitor()
-    site = run.start("join", "site", "--nproc", "2")
+    site = run.start("join", "site", "--nproc", "2", "--set", "local.site.timeout=3")
     trainer = run.start("join", "trainer")
     contributes_after(run, "site", 1, site, trainer)
     peer = run.told("site")["peer"]
-    for rank in (1, 0):
-        before = ranks(site)
-        os.kill(before[rank], signal.SIGKILL)
-        run.wait(lambda pid=before[rank]: pid not in ranks(site).values() and len(ranks(site)) == 2, "it lives", site)
+    for rank, number, words in [
+        (1, signal.SIGKILL, "process 1 of this site was ended by SIGKILL"),
+        (0, signal.SIGKILL, "process 0 of this site was ended by SIGKILL"),
+        (1, signal.SIGSTOP, "process 1 of this site did not answer any more"),
+    ]:
+        hit, at = ranks(site)[rank], run.epoch("trainer")
+        os.kill(hit, number)
+        run.wait_for_epoch("trainer", at + 2, trainer)  # nobody waits for it
+        run.wait(lambda hit=hit: alive([hit]) == [] and len(ranks(site)) == 2, "the site starts again", site)
         contributes_after(run, "site", max(run.epoch("trainer"), run.epoch("site")), site, trainer)
         assert run.told("site")["peer"] == peer
-        assert f"process {rank} of this site was ended by SIGKILL" in site.log.read_text()
+        assert words in site.log.read_text()
+    processes = list(ranks(site).values())
     for each in (site, trainer, monitor):
         os.kill(each.pid, signal.SIGINT)
     for each in (site, trainer, monitor):
         run.wait_for_end(each, 130)
-    assert alive(list(before.values())) == []
+    assert alive(processes) == []
     assert "Traceback" not in site.log.read_text()
 
 
-def test_a_frozen_process_holds_up_nobody_and_its_site_starts_again(swarm: MakeSwarm) -> None:
-    run = swarm(1000, target=TARGET)
-    run.start_monitor()
-    site = run.start("join", "site", "--nproc", "2", "--set", "local.site.timeout=2")
-    trainer = run.start("join", "trainer")
-    contributes_after(run, "site", 1, site, trainer)
-    frozen = ranks(site)[1]
-    os.kill(frozen, signal.SIGSTOP)
-    at = run.epoch("trainer")
-    run.wait_for_epoch("trainer", at + 3, trainer)
-    run.wait(lambda: alive([frozen]) == [] and len(ranks(site)) == 2, "the site is started again", site)
-    contributes_after(run, "site", max(run.epoch("trainer"), run.epoch("site")), site, trainer)
-    assert "process 1 of this site did not answer any more" in site.log.read_text()
+def test_nothing_of_a_site_outlives_its_launcher(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    site = run.start("join", "site", "--nproc", "2")
+    run.wait(lambda: len(ranks(site)) == 2, "the processes are started", site)
     processes = list(ranks(site).values())
     site.kill()
-    run.wait(lambda: alive(processes) == [], "nothing of a site outlives its launcher")
+    run.wait(lambda: alive(processes) == [], "they end")
 
 
 def test_what_no_new_start_would_change_is_told_once(swarm: MakeSwarm) -> None:

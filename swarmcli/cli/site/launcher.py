@@ -77,6 +77,7 @@ class Launcher:
     def run(self) -> int:
         """The exit code for the shell. Raises SiteError when the site dies again and again."""
         self._notes = Notes(Path(tempfile.mkdtemp(prefix="swarm-site-")))
+        self._notes.launcher = os.getpid()
         try:
             with (
                 _environment(self._notes, self._processes),

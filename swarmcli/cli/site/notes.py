@@ -88,6 +88,16 @@ class Notes:
     # from the launcher
 
     @property
+    def launcher(self) -> int | None:
+        """The process that all of them end with."""
+        text = self._read("launcher")
+        return int(text) if text else None
+
+    @launcher.setter
+    def launcher(self, pid: int) -> None:
+        self._write("launcher", str(pid))
+
+    @property
     def stop(self) -> int | None:
         """The signal with which the launcher was asked to stop."""
         text = self._read("stop")

@@ -64,7 +64,7 @@ class SiteProcess:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Whatever goes wrong inside of it is told by one process of the site, and ends in an exit code."""
-        with ends_with_parent():
+        with ends_with_parent(self.notes.launcher if self.notes is not None else None):
             if self.notes is None:
                 yield
                 return
@@ -102,9 +102,12 @@ class SiteProcess:
 
 
 @contextmanager
-def ends_with_parent(end_process: Callable[[int], object] = os._exit) -> Iterator[None]:
-    """Within this block the process ends when its parent is gone, whatever it does: nobody else would end it then."""
-    parent, over = os.getppid(), threading.Event()
+def ends_with_parent(launcher: int | None = None, *, end_process: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """Within this block the process ends when its parent is gone, whatever it does: nobody else would end it then.
+
+    `launcher`: the parent that it began with, if that is known; it may be gone already.
+    """
+    parent, over = launcher or os.getppid(), threading.Event()
 
     def watch() -> None:
         while not over.wait(PARENT_SECONDS):

@@ -19,13 +19,15 @@ def test_a_process_that_swarm_did_not_start_has_no_notes(monkeypatch: pytest.Mon
 
 def test_before_anything_was_noted_nothing_is_known(tmp_path: Path) -> None:
     notes = Notes(tmp_path)
-    assert notes.network == Network()
+    assert notes.network == Network() and notes.launcher is None
     assert (notes.epoch, notes.home, notes.broken, notes.stop) == (0, None, set(), None)
 
 
 def test_what_one_notes_the_other_reads(tmp_path: Path) -> None:
     notes, other = Notes(tmp_path), Notes(tmp_path)
     notes.epoch, notes.home, notes.stop = 7, tmp_path / "trainer-1", signal.SIGUSR1
+    notes.launcher = 77
+    assert other.launcher == 77
     notes.network = Network(31330, ("tcp://10.0.0.1:4",))
     notes.break_up()
     assert other.network == notes.network and other.network.port == 31330

@@ -82,12 +82,15 @@ def test_an_orphan_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         codes.append(code)
         ended.set()
 
-    with ends_with_parent(end):
+    with ends_with_parent(end_process=end):
         assert ended.wait(10)
     assert codes == [1]
-    with ends_with_parent(end):
+    with ends_with_parent(end_process=end):
         pass
     assert codes == [1]
+    ended.clear()
+    with ends_with_parent(3, end_process=end):  # it was gone before this process had come so far
+        assert ended.wait(10)
 
 
 def test_epochs_are_noted_for_the_launcher(process: SiteProcess) -> None:
