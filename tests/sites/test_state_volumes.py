@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +16,11 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.averaging.state.distant import loaded
+from swarmcli.errors import SiteError
 from swarmcli.optim import optimizer as optimizer_module
 from swarmcli.optim.modes import StateOptions
 from swarmcli.optim.state.statistics import OwnStatistics
+from swarmcli.sites.share import ShareOfStatistics
 from tests.optim.state.volume_memory import VolumeMemory
 from tests.sharding.processes import Worlds
 from tests.sites.site_training import Plan, in_thread, site_rank, train, weights
@@ -108,3 +112,36 @@ def test_statistics_are_averaged_while_the_site_goes_on(worlds: Worlds, local: b
     """The last average comes when nobody trains any more, so all end with it."""
     leader, _ = worlds(2).run(average, local, True)
     expect_one_state(leader)
+
+
+def die(share: ShareOfStatistics, order: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_a_rank() -> list[Any]:
+    """Rank 1 dies when the first averaged piece comes to it. The error at rank 0, and what became of the plain peer."""
+    dist.init_process_group("gloo")  # that ends with these processes: nobody waits for rank 1 in the end
+    size, own = 4, dist.get_rank()
+    plan = Wide(kind="adamw", sizes=(size, size), zero=True, target=3 * size)
+    options = {"average_state_every": 1, "average_opt_statistics": NAMES, "delay_state_averaging": False}
+    if own:
+        with mock.patch.object(ShareOfStatistics, "_write", die), site_rank(plan) as rank:
+            train(rank.steps, rank.net, 1, size, epochs=1, turns=1)
+    net = plan.net(0)
+    with plain_peer(net, plan.target_batch_size, matchmaking_time=2.0, **options) as (dht, peer):
+        with (
+            pytest.raises(SiteError) as lost,
+            site_rank(plan, contacts=dht.get_visible_addresses(), **options) as rank,
+        ):
+            plain = in_thread(lambda: train(peer, net, 2, size, epochs=1, turns=1))
+            train(rank.steps, rank.net, 0, size, epochs=1, turns=1)
+        plain.join()
+        train(peer, net, 2, plan.target_batch_size, epochs=3, turns=1)
+        return [str(lost.value), peer.local_epoch]
+
+
+def test_a_rank_that_dies_meanwhile_ends_the_site_and_the_others_go_on(worlds: Worlds) -> None:
+    leader, member = worlds(2, grouped=False).outcomes(lose_a_rank)
+    assert leader.value is not None, leader.error
+    assert "rank 1" in leader.value[0] and leader.value[1] == 3
+    assert member.error == f"ended with -{signal.SIGKILL:d}\n"
