@@ -163,8 +163,8 @@ class EpochEnd:
         if others and not self._said_alone:
             self._said_alone = True
             self._account.warn(
-                f"this peer steps by itself: {others} in this run by their last reports, and none of them answers. "
-                "Peers that cannot be dialed reach each other through one that can: an auxiliary, or a monitor"
+                f"this peer steps by itself: {others} in this run by their last reports, but none is there to "
+                "average with. Peers that cannot be dialed reach each other through one that can: an auxiliary, or a monitor"
             )
 
     async def _hand_in(self, resume: Callable[[], None]) -> int:
