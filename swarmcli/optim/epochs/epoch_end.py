@@ -164,7 +164,8 @@ class EpochEnd:
             self._said_alone = True
             self._account.warn(
                 f"this peer steps by itself: {others} in this run by their last reports, but none is there to "
-                "average with. Peers that cannot be dialed reach each other through one that can: an auxiliary, or a monitor"
+                "average with. Peers that cannot be dialed reach each other through one that can: an auxiliary, or a "
+                "monitor"
             )
 
     async def _hand_in(self, resume: Callable[[], None]) -> int:
