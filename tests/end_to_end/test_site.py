@@ -6,10 +6,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 
 from swarmcli.cli.processes import Child
+from swarmcli.cli.site.notes import VARIABLE
 from tests.end_to_end.site_processes import alive, ranks
 from tests.end_to_end.swarm import Swarm
 from tests.end_to_end.test_recipes import EPOCHS, OVERRIDES, RECIPES
@@ -82,8 +85,11 @@ def test_nothing_of_a_site_outlives_its_launcher(swarm: MakeSwarm) -> None:
     site = run.start("join", "site", "--nproc", "2")
     run.wait(lambda: len(ranks(site)) == 2, "the processes are started", site)
     processes = list(ranks(site).values())
+    notes = Path(psutil.Process(processes[0]).environ()[VARIABLE])
+    assert notes.is_dir()
     site.kill()
     run.wait(lambda: alive(processes) == [], "they end")
+    assert not notes.exists()
 
 
 def test_what_no_new_start_would_change_is_told_once(swarm: MakeSwarm) -> None:

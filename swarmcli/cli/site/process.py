@@ -4,6 +4,7 @@ says by its exit code whether starting anew makes sense."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import traceback
@@ -64,7 +65,7 @@ class SiteProcess:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Whatever goes wrong inside of it is told by one process of the site, and ends in an exit code."""
-        with ends_with_parent(self.notes.launcher if self.notes is not None else None):
+        with ends_with_parent(self.notes.launcher if self.notes else None, end_process=self._end_as_orphan):
             if self.notes is None:
                 yield
                 return
@@ -94,6 +95,11 @@ class SiteProcess:
                         err=True,
                     )
                 raise self._again() from None
+
+    def _end_as_orphan(self, code: int) -> None:
+        if self.notes is not None:
+            shutil.rmtree(self.notes.directory, ignore_errors=True)  # as the launcher would have
+        os._exit(code)
 
     def _again(self) -> typer.Exit:
         assert self.notes is not None
