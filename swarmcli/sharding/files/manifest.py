@@ -86,8 +86,10 @@ def unseal(kind: type[T], data: bytes, file: Path) -> T:
 
 
 def write_sealed(file: Path, content: object) -> bytes:
-    """Writes it durably and returns its SHA-256. Raises OSError."""
+    """Writes it durably and returns its SHA-256. Raises OSError, and ValueError for more than may be read again."""
     data = seal(content)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{file.name} would take {len(data)} bytes; at most {MAX_BYTES} are read again")
     write_file(file, lambda stream: stream.write(data))
     return data[:32]
 

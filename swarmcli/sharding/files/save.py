@@ -11,7 +11,6 @@ then has its own ranks' files and the manifest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -53,7 +52,7 @@ def try_to_write(directory: Path, rank: int, epoch: int, state: State) -> Report
     """This rank's part of a save; a full disk and its like are reported, not raised."""
     try:
         return Report(write_shard(directory, rank, epoch, state))
-    except (OSError, TypeError, SafetensorError) as error:
+    except (OSError, TypeError, ValueError, SafetensorError) as error:
         return Report(None, f"rank {rank} could not write {shard_file(directory, rank)}: {error}")
 
 
@@ -86,7 +85,7 @@ def complete(directory: Path, epoch: int, own: Report, optimizer: ShardedOptimiz
     problem = ""
     try:
         write_sealed(directory / MANIFEST, manifest)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         problem = f"{directory / MANIFEST} could not be written: {error}"
     problems = [wire.decode(str, data) for data in exchange(wire.encode(problem), group)]
     if all(problems):  # one manifest anywhere is enough: it says what belongs to the save
@@ -108,7 +107,7 @@ def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]
     """
     with _seen([directory], manifest) as (shards, problems):
         for shard in shards:
-            shard.check_fit(_sizes(manifest))
+            shard.check_fit(len(manifest.parameters))
             shard.check_content(shard.state)
         missing = unsupplied(_expected(manifest), [shard.state for shard in shards])
         if missing or problems:
@@ -138,7 +137,7 @@ def load_save(
             _check_model(manifest, optimizer)
             shards, problems = stack.enter_context(_seen(directories, manifest))
             for shard in shards:
-                shard.check_fit(_sizes(manifest))
+                shard.check_fit(len(manifest.parameters))
             unfit = None
         except CheckpointError as error:
             unfit = str(error)
@@ -164,10 +163,6 @@ def load_save(
 
 def _form(parameter: torch.Tensor) -> ParameterForm:
     return ParameterForm(str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
-
-
-def _sizes(manifest: Manifest) -> list[int]:
-    return [math.prod(form.shape) for form in manifest.parameters]
 
 
 def _check_model(manifest: Manifest, optimizer: ShardedOptimizer) -> None:

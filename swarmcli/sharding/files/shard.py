@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from swarmcli.errors import CheckpointError
+from swarmcli.sharding.files.describing import describe
 from swarmcli.sharding.files.manifest import Description, Entry, ShardRecord, read_sealed, write_sealed
 from swarmcli.sharding.files.tensor_file import TensorFile, digest_of, write_tensors
-from swarmcli.sharding.zero.state_tree import MappingNode, Node, SequenceNode, TensorNode, put_together, take_apart
+from swarmcli.sharding.zero.state_tree import MappingNode, Node, SequenceNode, TensorNode, put_together
 
 State = Mapping[int, Mapping[str, Any]]  # statistics of parameters by their index
 
@@ -30,7 +30,8 @@ def description_file(directory: Path, rank: int) -> Path:
 def write_shard(directory: Path, rank: int, epoch: int, state: State) -> ShardRecord:
     """Writes what `rank` holds of the state: tensors on any device, numbers, texts, None, lists, tuples and dicts.
 
-    Holds one tensor of a device in host memory at a time. Raises OSError, and TypeError for values of other kinds.
+    Holds one tensor of a device in host memory at a time. Raises OSError, TypeError for values of other kinds, and
+    ValueError where the description would be longer than may be read.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
@@ -83,15 +84,15 @@ class Shard:
             raise CheckpointError(f"{self._file.path} is damaged: {name} is not {form.dtype} {tuple(form.shape)}")
         return tensor
 
-    def check_fit(self, sizes: Sequence[int]) -> None:
-        """Raises CheckpointError unless each state could be that of its parameter, which has so many elements."""
-        for index, entry in self._entries.items():
-            if index >= len(sizes):
-                raise CheckpointError(f"{self._file.path} has state of parameter {index} of only {len(sizes)}")
-            for name, node in entry.statistics.items():
-                # Statistics are of their parameter's size, of one of its sides, or scalars.
-                if any(math.prod(form.shape) > max(1, sizes[index]) for form in tensor_nodes(node)):
-                    raise CheckpointError(f"{self._file.path}: {index}/{name} is larger than its parameter")
+    def check_fit(self, parameters: int) -> None:
+        """Raises CheckpointError for state of others than the first `parameters` parameters.
+
+        How large a statistic is, is the optimizer's affair (matrices of a side's square, histories); no tensor reaches
+        beyond the file, whose length was checked.
+        """
+        for index in self._entries:
+            if index >= parameters:
+                raise CheckpointError(f"{self._file.path} has state of parameter {index} of only {parameters}")
 
     def check_content(self, indices: Iterable[int]) -> None:
         """Reads the state of these parameters. Raises CheckpointError where it is not what was written."""
@@ -139,8 +140,10 @@ def tensor_nodes(node: Node) -> Iterator[TensorNode]:
                 yield from tensor_nodes(item)
 
 
-def _describe(index: int, name: str, value: Any, tensors: dict[str, Tensor]) -> Node:
+def _describe(index: int, name: object, value: Any, tensors: dict[str, Tensor]) -> Node:
+    if not isinstance(name, str):
+        raise TypeError(f"state[{index}] has the key {name!r}, a {type(name).__name__}: only texts can be written")
     found: list[Tensor] = []
-    node = take_apart(value, found, f"state[{index}][{name!r}]")
+    node = describe(value, found, f"state[{index}][{name!r}]")
     tensors.update(zip(tensor_names(index, {name: node}), found, strict=True))
     return node

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from swarmcli.errors import CheckpointError
+from swarmcli.sharding.files import manifest
 from swarmcli.sharding.files.manifest import read_sealed, seal, unseal, write_sealed
 from swarmcli.sharding.files.shard import Shard, description_file, shard_file, write_shard
 from tests.sharding.files.jobs import differing
@@ -26,7 +28,6 @@ STATE: dict[int, dict[str, Any]] = {
     },
     11: {},
 }
-SIZES = [20] * 10 + [6] * 2  # elements of the parameters
 
 
 def test_state_of_every_kind_comes_back(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_state_of_every_kind_comes_back(tmp_path: Path) -> None:
         "10/momentum_buffer", "10/prev/0", "10/prev/1", "3/exp_avg", "3/step",
     ]  # fmt: skip
     with Shard(tmp_path, record) as shard:
-        shard.check_fit(SIZES)
+        shard.check_fit(12)
         shard.check_content(shard.state)
         prev = shard.state[10]["prev"]
         assert isinstance(prev[1], tuple)
@@ -91,13 +92,29 @@ def test_a_file_of_another_length_than_recorded_is_refused(tmp_path: Path) -> No
         Shard(tmp_path, msgspec.structs.replace(record, nbytes=1))
 
 
-def test_statistics_larger_than_their_parameter_are_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_state_of_parameters_that_are_not_there_is_refused(tmp_path: Path) -> None:
     record = write_shard(tmp_path, 0, 0, STATE)
-    with Shard(tmp_path, record) as shard:
-        with pytest.raises(CheckpointError, match="3/exp_avg is larger than its parameter"):
-            shard.check_fit([4] * 12)
-        with pytest.raises(CheckpointError, match="state of parameter 3 of only 2"):
-            shard.check_fit(SIZES[:2])
+    with Shard(tmp_path, record) as shard, pytest.raises(CheckpointError, match="state of parameter 3 of only 2"):
+        shard.check_fit(2)
+
+
+@pytest.mark.parametrize("odd", [2**64, {True: 1}, "\ud800", np.float64(2.0)], ids=["int", "key", "text", "numpy"])
+def test_what_could_not_be_read_again_is_named_and_leaves_nothing(tmp_path: Path, odd: Any) -> None:
+    with pytest.raises(TypeError, match=r"state\[7\]\['seed'\] cannot be written"):
+        write_shard(tmp_path, 0, 0, {7: {"seed": [odd]}})
+    with pytest.raises(TypeError, match=r"state\[7\] has the key 5, a int: only texts"):
+        write_shard(tmp_path, 0, 0, {7: {5: 1.0}})  # type: ignore[dict-item]
+    within_itself: list[Any] = []
+    within_itself.append(within_itself)
+    with pytest.raises(TypeError, match=r"state\[7\]\['seed'\] cannot be written: it is nested too deeply"):
+        write_shard(tmp_path, 0, 0, {7: {"seed": within_itself}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_description_longer_than_may_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "MAX_BYTES", 100)
+    with pytest.raises(ValueError, match=r"rank-00000.msgpack would take \d+ bytes; at most 100"):
+        write_shard(tmp_path, 0, 0, STATE)
 
 
 class Words(msgspec.Struct, frozen=True):

@@ -264,6 +264,54 @@ def test_values_that_cannot_be_written_are_named_at_all_ranks(worlds: Worlds, tm
     assert list(tmp_path.iterdir()) == []
 
 
+def save_too_wide_integers(directory: str) -> list[str]:
+    texts = []
+    optimizer = sharded()
+    train(optimizer, 1)
+    optimizer.param_groups[0]["seed"] = 2**70
+    with pytest.raises(CheckpointError) as caught:
+        store(directory).save(optimizer)
+    texts.append(str(caught.value))
+    del optimizer.param_groups[0]["seed"]
+    if dist.get_rank() == 1:
+        optimizer.install_state({index: {"seed": 2**70} for index in optimizer.indices_of(1)})
+    with pytest.raises(CheckpointError) as caught:
+        store(directory).save(optimizer)
+    return [*texts, str(caught.value)]
+
+
+def test_integers_beyond_64_bits_are_named_at_all_ranks(worlds: Worlds, tmp_path: Path) -> None:
+    for setting, statistic in worlds(2).run(save_too_wide_integers, str(tmp_path)):
+        assert "rank 0 could not write the settings: param_groups[0]['seed']" in setting
+        assert "rank 1 could not write" in statistic and "['seed'] cannot be written" in statistic
+    assert list(tmp_path.iterdir()) == []
+
+
+class WithMatrices(torch.optim.SGD):
+    """Statistics that are larger than their parameters, as Shampoo and LBFGS have them."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["matrix"] = torch.outer(parameter.detach().ravel(), parameter.detach().ravel())
+
+
+def save_and_load(directory: str) -> list[str]:
+    optimizer, again = sharded(kind=WithMatrices), sharded(kind=WithMatrices, shares=[3.0, 1.0])
+    train(optimizer, 1)
+    store(directory).save(optimizer)
+    store(directory).load(again)
+    held = ShardedStateStore(directory + "/again")
+    held.save(again)
+    whole_again = sharded(kind=WithMatrices)
+    held.load(whole_again)
+    return differing(plain(whole_again.local_state()), plain(optimizer.local_state()))
+
+
+def test_statistics_may_be_larger_than_their_parameters(worlds: Worlds, tmp_path: Path) -> None:
+    assert worlds(2).run(save_and_load, str(tmp_path)) == [[], []]
+
+
 def test_at_least_one_save_has_to_stay() -> None:
     with pytest.raises(ValueError, match="keep=0"):
         ShardedStateStore("x", keep=0)
