@@ -85,6 +85,7 @@ class StandingGroup:
         self._ended: asyncio.Future[Outcome] | None = None  # of the control
         self._begun = asyncio.Event()
         self._begun_at = 0.0  # loop time; of the last round that began
+        self._time: Callable[[], float] = float  # the loop's, for threads that have none
         self._samples = 0.0
         self._missed: tuple[bytes, float] | None = None  # the lineage whose round began without this peer, since when
         self.undecided = ""  # why, once an outcome is not known here
@@ -123,8 +124,8 @@ class StandingGroup:
         return self._begun.is_set()
 
     def is_overdue(self, seconds: float) -> bool:
-        """Whether a round began so long ago and its outcome is not known here, or it was lost."""
-        return bool(self.undecided) or (self.begun and asyncio.get_running_loop().time() > self._begun_at + seconds)
+        """Whether a round began so long ago and its outcome is not known here, or it was lost. For any thread."""
+        return bool(self.undecided) or (self.begun and self._time() > self._begun_at + seconds)
 
     @property
     def gathered(self) -> dict[PeerID, bytes]:
@@ -211,7 +212,8 @@ class StandingGroup:
 
     def _has_begun(self, control: StepControl) -> None:
         if control is self._control and not control.begun.cancelled():
-            self._begun_at = asyncio.get_running_loop().time()
+            self._time = asyncio.get_running_loop().time
+            self._begun_at = self._time()
             self._begun.set()
 
     async def _outcome(self, control: StepControl) -> Outcome:
