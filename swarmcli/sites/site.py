@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from swarmcli.errors import SiteError
 from swarmcli.sites.links import named, receive_bytes, send_bytes, sever
+from swarmcli.sites.meeting import keeps_agents_store, meet_at_agents_store
 
 FORMING_SECONDS = 300.0  # until all processes of a site have started and found each other
 
@@ -62,7 +63,9 @@ class Site:
             raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
         owns_world = not dist.is_initialized()
         with named("the processes of this site did not come together"):
-            if owns_world:
+            if owns_world and keeps_agents_store():
+                meet_at_agents_store(FORMING_SECONDS)
+            elif owns_world:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=FORMING_SECONDS))
             backend = "cpu:gloo,cuda:nccl" if _all_have_own(device) else "gloo"
             pace, orders = (dist.new_group(backend=backend, timeout=timedelta(seconds=timeout)) for _ in range(2))
@@ -102,6 +105,13 @@ class Site:
             for rank in self.others:
                 receive_bytes(self.pace, rank, timedelta(seconds=seconds))
         self.share()
+
+    def any(self, mine: bool) -> bool:
+        """Whether any rank says yes. All main threads call it at once. Raises SiteError."""
+        found = torch.tensor(int(mine))
+        with named("the processes of this site did not agree"):
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.pace)
+        return bool(found)
 
     def break_off(self) -> None:
         """Every thread of every process that waits for this one gets an error now. For any thread; idempotent."""

@@ -44,13 +44,14 @@ def take_part(process: SiteProcess, part: Part) -> None:
         settings = [*part.settings, f"local.site.processes={place.size}"]
         recipe = load_recipe(part.recipe, settings)
         with form_site(recipe, place.local_rank) as (site, compute):
+            restarted = site.any(process.restarted)
             if site.rank == 0:
-                _lead(process, part, settings, site, compute)
+                _lead(process, part, settings, site, compute, restarted)
             else:
                 _follow(process, part, recipe, site, compute)
 
 
-def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, compute: Compute) -> None:
+def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, compute: Compute, restarted: bool) -> None:
     recipe = load_recipe(part.recipe, settings)
     known = process.notes.network if process.notes else Network()
     contacts = [*(part.contacts or recipe.network.initial_peers), *known.contacts]
@@ -67,7 +68,7 @@ def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, com
             site,
             compute,
             resume=part.resume,
-            restarted=process.restarted,
+            restarted=restarted,
             on_epoch=lambda epoch: process.note_epoch(epoch, Network(peer.port, tuple(peer.acquaintances()))),
         )
 

@@ -52,7 +52,8 @@ class SiteProcess:
 
     @property
     def restarted(self) -> bool:
-        """Whether the site has lived before, and has left a state to go on from."""
+        """Whether this process knows that the site has lived before, and may have left a state to go on from. The
+        agents of torchrun on several machines count for themselves, so one process may know it and another not."""
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return restarts != "0" or (self.notes is not None and self.notes.epoch > 0)
 
