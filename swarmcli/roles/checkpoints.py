@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
+from swarmcli.errors import CheckpointError
 from swarmcli.optim import Optimizer
+from swarmcli.roles.collaboration import Collaboration
+from swarmcli.roles.peer import RunPeer
 from swarmcli.training import CheckpointStore
 from swarmcli.training.checkpoint_store import Shards
+
+
+def write_result(collaboration: Collaboration, *, shards: Shards | None = None) -> Path | None:
+    """The checkpoint of a run that has ended, into the home; None if it could not be written."""
+    peer, optimizer = collaboration.peer, collaboration.optimizer
+    keep, place = peer.recipe.checkpoint.keep, peer.home.path / "checkpoints"
+    store = CheckpointStore(place, peer.recipe.run_id, keep=keep, events=peer.events)
+    state, epoch = optimizer.state_dict(), optimizer.local_epoch
+    if shards is not None:
+        shards.copy()
+    return store.write(collaboration.model, state, epoch, shards=shards)
+
+
+def require_result(written: Path | None, peer: RunPeer) -> None:
+    """To be called once others need this peer no more. Raises CheckpointError if the result was not written."""
+    if written is None:
+        raise CheckpointError(
+            f"the run has ended, but its result is not in {peer.home.path}: see the warning above. Other peers of the "
+            "run have it as well, the monitor for one; or make room, and join again while somebody is there who hands "
+            "it out"
+        )
 
 
 class BackgroundCheckpoints:

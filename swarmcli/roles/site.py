@@ -72,7 +72,8 @@ def run_site_leader(
     """Trains as rank 0 until the run has ended or a process of the site was told to stop; otherwise as `run_trainer`.
 
     `restarted`: goes on from the state of the life before. `on_epoch` hears of each epoch that the site has ended.
-    Raises SiteError when the site has lost a process, or one of them has failed.
+    Raises SiteError when the site has lost a process, or one of them has failed, and CheckpointError, when the site has
+    been left, if the run's result could not be written.
     """
     place = resumed_place(peer.recipe, resume) if resume else None
     site.share(wire.encode(Introduction(bytes(peer.peer_id), peer.home.path.name)))
@@ -87,11 +88,13 @@ def run_site_leader(
     ):
         try:
             state.load(place, restarted=restarted)
-            return _lead(collaboration, leader, mode, state, watch, on_epoch)
+            result = _lead(collaboration, leader, mode, state, watch, on_epoch)
         finally:
             peer.leave_summary(optimizer)
             collaboration.close()
             state.close()
+    state.require_result()
+    return result
 
 
 def _collaborate(peer: RunPeer, site: Site, desk: OrderDesk, compute: Compute) -> tuple[Collaboration, Leading]:

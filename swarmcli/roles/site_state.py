@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swarmcli.errors import CheckpointError
-from swarmcli.roles.checkpoints import BackgroundCheckpoints
+from swarmcli.roles.checkpoints import BackgroundCheckpoints, require_result, write_result
 from swarmcli.roles.collaboration import Collaboration
 from swarmcli.sharding.files.moving import ShardedOptimizer
 from swarmcli.sites.checkpoint import LeadingShards, SiteShards
@@ -39,6 +39,8 @@ class SiteState:
         self._sharded: ShardedOptimizer | None = None
         self._own: SiteShards | None = None
         self._shards: LeadingShards | None = None
+        self._ended = False  # the run has
+        self._result: Path | None = None  # its checkpoint
         if isinstance(inner, SiteOptimizer):
             self._last.directory.mkdir(exist_ok=True)
             inner.statistics.spool = self._last.directory
@@ -86,13 +88,13 @@ class SiteState:
 
     def write_final(self) -> None:
         """The checkpoint of a run that has ended, into the home."""
-        collaboration = self._collaboration
-        recipe, events = collaboration.peer.recipe, collaboration.peer.events
-        store = CheckpointStore(self._home / "checkpoints", self._run_id, keep=recipe.checkpoint.keep, events=events)
-        state, epoch = collaboration.optimizer.state_dict(), collaboration.optimizer.local_epoch
-        if self._shards is not None:
-            self._shards.copy()
-        store.write(collaboration.model, state, epoch, shards=self._shards)
+        self._result = write_result(self._collaboration, shards=self._shards)
+        self._ended = True
+
+    def require_result(self) -> None:
+        """To be called when the site has been left. Raises CheckpointError if the run's result was not written."""
+        if self._ended:
+            require_result(self._result, self._collaboration.peer)
 
     def close(self) -> None:
         if self._own is not None:

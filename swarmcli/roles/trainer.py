@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from swarmcli.events import Noticed
+from swarmcli.roles.checkpoints import require_result, write_result
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
-from swarmcli.training import CheckpointStore, LoopResult, LoopSettings, TrainingLoop, stream_seed
+from swarmcli.training import LoopResult, LoopSettings, TrainingLoop, stream_seed
 
 
 class Steps(Protocol):
@@ -28,7 +29,7 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
     """Trains; what was done stands in the home's summary afterwards, also when training ended by an error.
 
     A trainer that reached the last epoch writes the final checkpoint into its home and stays a little while for
-    those who missed the last round.
+    those who missed the last round. Raises CheckpointError, at the very end, if it could not be written.
     """
     collaboration = Collaboration(peer, resume=resume)
     optimizer = collaboration.optimizer
@@ -38,8 +39,9 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
         result = train(collaboration, optimizer, stop)
         if result.reason == "max_epochs":
             watch.state = "finished"
-            _write_final_checkpoint(collaboration)
+            written = write_result(collaboration)
             optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
+            require_result(written, peer)
         return result
     finally:
         peer.leave_summary(optimizer)
@@ -73,11 +75,3 @@ def train(
         on_step=on_step,
     )
     return loop.run(stop)
-
-
-def _write_final_checkpoint(collaboration: Collaboration) -> None:
-    peer, optimizer = collaboration.peer, collaboration.optimizer
-    store = CheckpointStore(
-        peer.home.path / "checkpoints", peer.recipe.run_id, keep=peer.recipe.checkpoint.keep, events=peer.events
-    )
-    store.write(collaboration.model, optimizer.state_dict(), optimizer.local_epoch)

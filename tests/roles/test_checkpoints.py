@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from swarmcli.errors import SiteError
-from swarmcli.roles.checkpoints import BackgroundCheckpoints
+from swarmcli.errors import CheckpointError, SiteError
+from swarmcli.roles.checkpoints import BackgroundCheckpoints, require_result
 
 
 class FakeOptimizer:
@@ -118,3 +119,10 @@ def test_after_an_error_nothing_more_is_written() -> None:
         run.optimizer.local_epoch = 4
         raise KeyError
     assert run.epochs == []
+
+
+def test_a_result_that_was_not_written_is_no_good_end(tmp_path: Path) -> None:
+    peer = SimpleNamespace(home=SimpleNamespace(path=tmp_path / "home"))
+    require_result(tmp_path, peer)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"its result is not in .*home.*make room"):
+        require_result(None, peer)  # type: ignore[arg-type]
