@@ -7,6 +7,7 @@ at any moment leaves nothing half: files appear whole, or mean something by bein
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -70,12 +71,17 @@ class Notes:
         self._write("network", msgspec.json.encode(network).decode())
 
     def first_to_tell(self) -> bool:
-        """Whether no other process has told its failure: one of them is enough to read."""
+        """Whether no other process tells its failure in this life of the site: one of them is enough to read."""
         try:
             (self.directory / "told").touch(exist_ok=False)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):
             return False
         return True
+
+    @property
+    def told(self) -> bool:
+        """Whether a process tells a failure, or is about to."""
+        return (self.directory / "told").exists()
 
     @property
     def broken(self) -> set[int]:
@@ -83,7 +89,8 @@ class Notes:
         return {int(file.suffix[1:]) for file in self.directory.glob("broken.*")}
 
     def break_up(self) -> None:
-        (self.directory / f"broken.{os.getpid()}").touch()
+        with suppress(FileNotFoundError):  # with the launcher the directory has gone, and whoever would read this
+            (self.directory / f"broken.{os.getpid()}").touch()
 
     # from the launcher
 
@@ -115,5 +122,6 @@ class Notes:
 
     def _write(self, name: str, text: str) -> None:
         partial = self.directory / f"{name}.{os.getpid()}"
-        partial.write_text(text)
-        partial.replace(self.directory / name)
+        with suppress(FileNotFoundError):  # as in `break_up`
+            partial.write_text(text)
+            partial.replace(self.directory / name)

@@ -39,7 +39,16 @@ def test_one_process_tells_in_each_life_of_a_site(tmp_path: Path) -> None:
     notes = Notes(tmp_path)
     notes.epoch = 3
     notes.break_up()
+    assert not notes.told
     assert [notes.first_to_tell(), Notes(tmp_path).first_to_tell()] == [True, False]
+    assert notes.told
     notes.begin()
     assert notes.first_to_tell()
     assert not notes.broken and notes.epoch == 3
+
+
+def test_notes_whose_launcher_has_removed_them_are_nothing_to_fail_of(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "removed")
+    notes.break_up()
+    notes.epoch = 3
+    assert (notes.first_to_tell(), notes.told, notes.epoch, notes.broken) == (False, False, 0, set())
