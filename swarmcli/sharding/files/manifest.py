@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
+import torch
 
 from swarmcli.errors import CheckpointError
 from swarmcli.network import wire
@@ -56,6 +57,10 @@ class ParameterForm(msgspec.Struct, frozen=True):
 
     dtype: str
     shape: list[Count]
+
+
+def form_of(parameter: torch.Tensor) -> ParameterForm:
+    return ParameterForm(str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
 
 
 class Manifest(msgspec.Struct, frozen=True):

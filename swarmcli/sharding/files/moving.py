@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -12,14 +12,17 @@ import torch.distributed as dist
 
 from swarmcli.errors import CheckpointError, ShardingError
 from swarmcli.network import wire
+from swarmcli.sharding.files.describing import describe
 from swarmcli.sharding.files.exchange import agree, exchange
 from swarmcli.sharding.files.layout import Move, plan_moves, unclaimed
+from swarmcli.sharding.files.manifest import ParameterForm, form_of
 from swarmcli.sharding.files.settings import apply_settings, describe_settings
 from swarmcli.sharding.files.shard import State
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
-from swarmcli.sharding.zero.state_tree import Node, take_apart
+from swarmcli.sharding.zero.state_tree import Node
 
 
+@runtime_checkable
 class ShardedOptimizer(Protocol):
     """What is asked of an optimizer whose state is spread over the ranks: ZeroRedundancyOptimizer has it."""
 
@@ -34,6 +37,15 @@ class ShardedOptimizer(Protocol):
     def indices_of(self, rank: int) -> list[int]: ...
     def local_state(self) -> State: ...
     def install_state(self, state: State, *, copy: bool = True) -> None: ...
+
+
+def require_sharded(optimizer: object, name: str) -> None:
+    """Raises TypeError, by the argument's name, for an optimizer without shares."""
+    if not isinstance(optimizer, ShardedOptimizer):
+        raise TypeError(
+            f"{name} is a {type(optimizer).__name__}, whose state is not spread over ranks: "
+            "give a swarmcli.sharding.ZeroRedundancyOptimizer"
+        )
 
 
 class _Offer(msgspec.Struct, frozen=True):
@@ -102,21 +114,29 @@ def lay_out_anew(
     state of what it owns there; it must not use `old` any more.
 
     Two ranks exchange only what changes hands, in bounded pieces, and nobody ever holds more than its two shares.
-    Raises ValueError at all ranks if `new` lacks parameters that have state, and ShardingError if there is state that
-    cannot be sent (of other kinds than tensors, plain values, lists, tuples and dicts); nothing has changed then.
+    Raises ValueError at all ranks unless all optimizers have as many parameters of the same shapes and dtypes in the
+    same groups, and some rank gives an `old` and some a `new`. TypeError at a rank that gives what is no sharded
+    optimizer, and ShardingError at the others. ShardingError if there are state or settings that cannot be sent (of
+    other kinds than tensors, numbers of 64 bits, texts, None, lists, tuples and dicts). Nothing has changed then.
     RuntimeError when a rank is gone. The share of a rank that has died is lost with it: load the last save instead.
     """
     place = dist.group.WORLD if group is None else group
     if place is None:
         raise ShardingError("there is no process group yet: call torch.distributed.init_process_group first")
+    if not isinstance(place, dist.ProcessGroup):
+        raise TypeError(
+            f"group is a {type(place).__name__}: expected a torch.distributed.ProcessGroup, of a member of it"
+        )
+    settings = _agreed_settings(old, new, place)
     held = old.local_state() if old is not None else {}
     wanted = new.indices_of(new.rank) if new is not None else []
-    own_settings = _Settings(describe_settings(old.param_groups) if old is not None else None)
-    told = [wire.decode(_Settings, data).described for data in exchange(wire.encode(own_settings), place)]
 
     def check(indices: Collection[int]) -> str | None:
         try:
-            take_apart({index: held[index] for index in indices}, [])
+            for index in indices:
+                describe(dict.fromkeys(held[index]), [], f"state[{index}]")
+                for name, value in held[index].items():
+                    describe(value, [], f"state[{index}][{name!r}]")
         except TypeError as error:
             return str(error)
         return None
@@ -126,13 +146,82 @@ def lay_out_anew(
     except CheckpointError as error:
         raise ShardingError(f"the state cannot be laid out anew: {error}") from error
     if new is not None:
-        for described in [each for each in told if each is not None][:1]:
-            apply_settings(new.param_groups, described)
+        apply_settings(new.param_groups, settings)
         new.install_state(state, copy=False)
 
 
-class _Settings(msgspec.Struct, frozen=True):
-    described: Node | None  # None: of a rank that joins
+class _Layout(msgspec.Struct, frozen=True):
+    """What must be the same in all optimizers."""
+
+    group_sizes: list[int]
+    parameters: list[ParameterForm]
+
+
+class _Introduction(msgspec.Struct, frozen=True):
+    """What one rank gives."""
+
+    old: _Layout | None = None
+    new: _Layout | None = None
+    settings: Node | None = None  # of the old one
+    problem: str = ""
+
+
+def _agreed_settings(old: ShardedOptimizer | None, new: ShardedOptimizer | None, group: dist.ProcessGroup) -> Node:
+    """The settings of the first old optimizer, when all are of the same parameters. A collective call."""
+    wrong = None
+    try:
+        own = _introduce(old, new)
+    except ShardingError as error:
+        own = _Introduction(problem=str(error))
+    except TypeError as error:
+        own, wrong = _Introduction(problem=str(error)), error
+    told = [wire.decode(_Introduction, data) for data in exchange(wire.encode(own), group)]
+    if wrong is not None:
+        raise wrong
+    problems = [f"rank {rank}: {each.problem}" for rank, each in enumerate(told) if each.problem]
+    if problems:
+        raise ShardingError(f"the state cannot be laid out anew: {'; '.join(problems[:10])}")
+    _check_alike(told)
+    return next(each.settings for each in told if each.settings is not None)
+
+
+def _introduce(old: ShardedOptimizer | None, new: ShardedOptimizer | None) -> _Introduction:
+    for name, optimizer in (("old", old), ("new", new)):
+        if optimizer is not None:
+            require_sharded(optimizer, name)
+    try:
+        settings = describe_settings(old.param_groups) if old is not None else None
+    except TypeError as error:
+        raise ShardingError(str(error)) from error
+    return _Introduction(_layout(old), _layout(new), settings)
+
+
+def _layout(optimizer: ShardedOptimizer | None) -> _Layout | None:
+    if optimizer is None:
+        return None
+    return _Layout(
+        [len(group["params"]) for group in optimizer.param_groups], [form_of(each) for each in optimizer.parameters]
+    )
+
+
+def _check_alike(told: Sequence[_Introduction]) -> None:
+    """Raises ValueError unless there is an old and a new optimizer, and all are of the same parameters."""
+    old = [(f"rank {rank}'s `old`", each.old) for rank, each in enumerate(told) if each.old is not None]
+    new = [(f"rank {rank}'s `new`", each.new) for rank, each in enumerate(told) if each.new is not None]
+    if not old or not new:
+        raise ValueError(f"every rank gave {'new' if old else 'old'}=None: there is nothing to lay out")
+    (first, expected), *others = old + new
+    for name, layout in others:
+        if layout != expected:
+            raise ValueError(f"{name} is of other parameters than {first}: {_difference(layout, expected)}")
+
+
+def _difference(found: _Layout, expected: _Layout) -> str:
+    if found.group_sizes != expected.group_sizes:
+        return f"groups with {found.group_sizes} parameters, not {expected.group_sizes}"
+    pairs = zip(found.parameters, expected.parameters, strict=True)
+    index, (own, other) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
+    return f"parameter {index} is {own.dtype} {tuple(own.shape)}, not {other.dtype} {tuple(other.shape)}"
 
 
 def _nbytes(value: Any) -> int:

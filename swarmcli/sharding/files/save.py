@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
@@ -29,14 +28,14 @@ from swarmcli.sharding.files.manifest import (
     FORMAT,
     MANIFEST,
     Manifest,
-    ParameterForm,
     ShardRecord,
+    form_of,
     read_sealed,
     write_sealed,
 )
 from swarmcli.sharding.files.moving import ShardedOptimizer, move_state
 from swarmcli.sharding.files.settings import apply_settings, describe_settings
-from swarmcli.sharding.files.shard import Shard, State, shard_file, write_shard
+from swarmcli.sharding.files.shard import Shard, State, shard_file, tensor_nodes, write_shard
 from swarmcli.sharding.zero.consolidation import copied
 from swarmcli.sharding.zero.state_tree import Node
 
@@ -78,7 +77,7 @@ def complete(directory: Path, epoch: int, own: Report, optimizer: ShardedOptimiz
         FORMAT,
         epoch,
         records,
-        [_form(parameter) for parameter in optimizer.parameters],
+        [form_of(parameter) for parameter in optimizer.parameters],
         [len(group["params"]) for group in optimizer.param_groups],
         next(each.settings for each in told if each.settings is not None),
     )
@@ -161,10 +160,6 @@ def load_save(
         optimizer.install_state(own, copy=False)
 
 
-def _form(parameter: torch.Tensor) -> ParameterForm:
-    return ParameterForm(str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
-
-
 def _check_model(manifest: Manifest, optimizer: ShardedOptimizer) -> None:
     """Raises CheckpointError unless the save is of these parameters in these groups."""
     save = f"the save of epoch {manifest.epoch}"
@@ -174,8 +169,10 @@ def _check_model(manifest: Manifest, optimizer: ShardedOptimizer) -> None:
             f"{save} is of parameter groups with {manifest.group_sizes} parameters, this optimizer's have {sizes}: "
             "make the same groups in the same order before loading"
         )
+    if any(tensor_nodes(manifest.settings)):
+        raise CheckpointError(f"{save} has settings with tensors that are not in it: an earlier version has written it")
     for index, (there, parameter) in enumerate(zip(manifest.parameters, optimizer.parameters, strict=True)):
-        if there != _form(parameter):
+        if there != form_of(parameter):
             raise CheckpointError(
                 f"{save} is of another model: parameter {index} is {there.dtype} {tuple(there.shape)} there, "
                 f"{parameter.dtype} {tuple(parameter.shape)} here"

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import torch.distributed as dist
 
+from swarmcli.averaging.checks import as_count
 from swarmcli.errors import CheckpointError
 from swarmcli.network import wire
 from swarmcli.sharding.files.exchange import exchange
 from swarmcli.sharding.files.manifest import MANIFEST, Manifest, unseal
-from swarmcli.sharding.files.moving import ShardedOptimizer
+from swarmcli.sharding.files.moving import ShardedOptimizer, require_sharded
 from swarmcli.sharding.files.save import complete, load_save, read_manifest, try_to_write
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,14 @@ class Restored:
 
     epoch: int
     name: str  # of its directory
+
+
+class _Begun(msgspec.Struct, frozen=True):
+    """What one rank knows before a save."""
+
+    newest: int  # number of a save here
+    epoch: int
+    problem: str = ""
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -50,21 +60,22 @@ class ShardedStateStore:
     """
 
     def __init__(self, directory: Path | str, *, keep: int = 2) -> None:
-        """`keep`: how many saves stay on the disk."""
-        if keep < 1:
-            raise ValueError(f"keep={keep}: at least one save has to stay")
+        """`keep`: how many saves stay on the disk; ValueError below 1, TypeError for no whole number."""
+        self._keep = as_count(keep, "keep", least=1)
         self.directory = Path(directory)
-        self._keep = keep
 
     def save(self, optimizer: ShardedOptimizer, *, epoch: int = 0) -> Path:
         """Writes what every rank has in `optimizer`, which may not change meanwhile; `epoch` comes back from `load`.
 
         The save counts when all ranks' files are flushed to their disks; a rank killed before leaves the earlier
-        saves as they were. Raises CheckpointError at all ranks if one cannot write (a full disk); what was written of
-        this save is removed, and older ones stay.
+        saves as they were. Raises CheckpointError at all ranks if one cannot write (a full disk) or gives another
+        epoch; what was written of this save is removed, and older ones stay. A rank whose `epoch` is no whole number
+        from 0 to 2**63 - 1 raises TypeError or ValueError, the others CheckpointError. TypeError for an optimizer
+        whose state is not sharded.
         """
+        require_sharded(optimizer, "optimizer")
         group = optimizer.process_group
-        newest = max(int(data) for data in exchange(str(self._newest()).encode(), group))
+        epoch, newest = self._begin(epoch, group)
         place = self.directory / f"save-{newest + 1:08d}"
         report = try_to_write(place, optimizer.rank, epoch, optimizer.local_state())
         try:
@@ -80,8 +91,10 @@ class ShardedStateStore:
 
         Where files of the newest save are missing or damaged, the next older one is loaded, with a warning that says
         which. None, and nothing has changed, when no save was ever completed. Raises CheckpointError, with nothing
-        changed, when none can be used; it names the files, what is wrong with each, and the fix.
+        changed, when none can be used; it names the files, what is wrong with each, and the fix. TypeError for an
+        optimizer whose state is not sharded.
         """
+        require_sharded(optimizer, "optimizer")
         group = optimizer.process_group
         told = exchange(wire.encode(list(self._look())), group)
         found = [each for data in told for each in wire.decode(list[_Found], data)]
@@ -101,22 +114,46 @@ class ShardedStateStore:
             raise CheckpointError(f"no save in {self.directory} can be used: {'; '.join(dict.fromkeys(problems))}")
         return None
 
-    def _numbers(self) -> list[int]:
-        if not self.directory.is_dir():
-            return []
-        return sorted(int(match[1]) for path in self.directory.iterdir() if (match := _NAME.fullmatch(path.name)))
+    def _begin(self, epoch: int, group: dist.ProcessGroup) -> tuple[int, int]:
+        """The epoch, on which all ranks agree, and the newest save's number anywhere. A collective call."""
+        try:
+            own, wrong = _Begun(max(self._numbers(), default=0), _checked(epoch)), None
+        except (TypeError, ValueError, CheckpointError) as error:
+            own, wrong = _Begun(0, 0, str(error)), error
+        told = [wire.decode(_Begun, data) for data in exchange(wire.encode(own), group)]
+        if wrong is not None:
+            raise wrong
+        problems = [f"rank {rank}: {each.problem}" for rank, each in enumerate(told) if each.problem]
+        problems += [
+            f"rank {rank} gave epoch={each.epoch}, rank 0 {told[0].epoch}"
+            for rank, each in enumerate(told)
+            if each.epoch != told[0].epoch and not problems
+        ]
+        if problems:
+            raise CheckpointError(f"nothing was saved: {'; '.join(problems[:10])}")
+        return own.epoch, max(each.newest for each in told)
 
-    def _newest(self) -> int:
-        return max(self._numbers(), default=0)
+    def _numbers(self) -> list[int]:
+        try:
+            names = [path.name for path in self.directory.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(f"{self.directory} cannot be read as a directory: {error.strerror}") from error
+        return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
     def _look(self) -> Iterator[_Found]:
-        for number in self._numbers():
+        try:
+            numbers = self._numbers()
+        except CheckpointError as error:
+            yield _Found(0, b"", str(error))
+            return
+        for number in numbers:
             place = self.directory / f"save-{number:08d}"
-            if not (place / MANIFEST).exists():
-                continue  # never completed
             try:
-                read_manifest(place)
-                yield _Found(number, (place / MANIFEST).read_bytes())
+                if (place / MANIFEST).exists():  # else it was never completed
+                    read_manifest(place)
+                    yield _Found(number, (place / MANIFEST).read_bytes())
             except (CheckpointError, OSError) as error:
                 yield _Found(number, b"", str(error))
 
@@ -126,3 +163,10 @@ class ShardedStateStore:
         whole = [number for number in older if (self.directory / f"save-{number:08d}" / MANIFEST).exists()]
         for number in set(older) - set(whole[-self._keep :]):
             shutil.rmtree(self.directory / f"save-{number:08d}", ignore_errors=True)
+
+
+def _checked(epoch: object) -> int:
+    checked = as_count(epoch, "epoch")
+    if checked >= 2**63:
+        raise ValueError(f"epoch={checked}: expected less than 2**63")
+    return checked

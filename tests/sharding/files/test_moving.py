@@ -69,17 +69,118 @@ def test_a_job_goes_on_with_other_shares_as_if_nothing_had_happened(worlds: Worl
         assert all(torch.equal(own, other) for own, other in zip(found, expected, strict=True))
 
 
-def lose_a_parameter() -> str:
-    old = sharded()
+def lay_out_others(name: str) -> list[str]:
+    """The error where one rank's `new` is of other parameters, or where arguments are missing or wrong."""
+    old, new = sharded(), sharded()
     train(old, 1)
-    new = ZeroRedundancyOptimizer(parameters()[:3], torch.optim.AdamW)
-    with pytest.raises(ValueError, match=r"state of parameters \[3, 5, 6\], which no rank"):
-        lay_out_anew(old, new)
-    return "refused" if not new.local_state() else "changed"
+    before = plain(old.local_state())
+    odd: dict[str, Any] = {
+        "fewer": lambda: ZeroRedundancyOptimizer(parameters()[:3], torch.optim.AdamW),
+        "other groups": lambda: ZeroRedundancyOptimizer(parameters(), torch.optim.AdamW),
+        "other shapes": lambda: _with_first(torch.nn.Parameter(torch.zeros(5, 7))),
+        "other dtypes": lambda: _with_first(torch.nn.Parameter(torch.zeros(7, 5).bfloat16())),
+        "unsharded": lambda: reference(1),
+        "no new": lambda: None,
+    }
+    given = odd[name]()
+    if name != "no new" and dist.get_rank() == 0:
+        given = new
+    with pytest.raises((ValueError, TypeError, ShardingError)) as caught:
+        lay_out_anew(old, given)
+    assert differing(plain(old.local_state()), before) == []
+    assert not new.local_state()
+    return [type(caught.value).__name__, str(caught.value)]
 
 
-def test_a_layout_that_would_lose_statistics_is_refused_at_all_ranks(worlds: Worlds) -> None:
-    assert worlds(2).run(lose_a_parameter) == ["refused", "refused"]
+def _with_first(parameter: torch.nn.Parameter) -> ZeroRedundancyOptimizer:
+    new = sharded()
+    new.parameters[0] = parameter
+    return new
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("fewer", "rank 1's `new` is of other parameters than rank 0's `old`: groups with [3] parameters, not [3, 4]"),
+        ("other groups", "rank 1's `new` is of other parameters than rank 0's `old`: groups with [7] parameters, not "),
+        ("other shapes", "rank 0's `old`: parameter 0 is float32 (5, 7), not float32 (7, 5)"),
+        ("other dtypes", "rank 0's `old`: parameter 0 is bfloat16 (7, 5), not float32 (7, 5)"),
+        ("no new", "every rank gave new=None: there is nothing to lay out"),
+    ],
+)
+def test_optimizers_of_other_parameters_are_refused_at_all_ranks(worlds: Worlds, name: str, problem: str) -> None:
+    for kind, text in worlds(2).run(lay_out_others, name):
+        assert kind == "ValueError"
+        assert problem in text
+
+
+def test_an_optimizer_without_shares_is_named_at_all_ranks(worlds: Worlds) -> None:
+    waiting, wrong = worlds(2).run(lay_out_others, "unsharded")
+    assert waiting[0] == "ShardingError" and "rank 1: new is a AdamW" in waiting[1]
+    assert wrong == [
+        "TypeError",
+        "new is a AdamW, whose state is not spread over ranks: give a swarmcli.sharding.ZeroRedundancyOptimizer",
+    ]
+
+
+def give_wrong_arguments() -> list[str]:
+    texts = []
+    for arguments in ((None, None), (sharded(), sharded(), "gloo")):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            lay_out_anew(*arguments)  # type: ignore[arg-type]
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_nothing_to_lay_out_and_no_group_are_named(worlds: Worlds) -> None:
+    for nothing, group in worlds(2).run(give_wrong_arguments):
+        assert "every rank gave old=None" in nothing
+        assert group.startswith("group is a str")
+
+
+def leave_state_to_nobody() -> str:
+    with pytest.raises(ValueError, match=r"state of parameters \[3\], which no rank") as caught:
+        move_state({3: {"a": 1}} if dist.get_rank() == 0 else {}, [], dist.group.WORLD)
+    return str(caught.value)
+
+
+def test_state_that_nobody_would_own_is_refused_at_all_ranks(worlds: Worlds) -> None:
+    assert len(set(worlds(2).run(leave_state_to_nobody))) == 1
+
+
+def move_wide_integers() -> list[str]:
+    """Rank 0's settings hold one, then its state does; afterwards a good layout goes on as ever."""
+    texts = []
+    old, new = sharded(), sharded(shares=[0.0, 1.0])
+    train(old, 1)
+    places = [old.param_groups[0], old.optim.state[old.parameters[(old.indices_of(dist.get_rank()) or [0])[0]]]]
+    for place in places:
+        if dist.get_rank() == 0:
+            place["odd"] = 2**70
+        with pytest.raises(ShardingError) as caught:
+            lay_out_anew(old, new)
+        place.pop("odd", None)
+        texts.append(str(caught.value))
+    lay_out_anew(old, new)
+    return texts
+
+
+def test_integers_beyond_64_bits_are_named_at_all_ranks_and_nobody_loses_step(worlds: Worlds) -> None:
+    for setting, statistic in worlds(2).run(move_wide_integers):
+        assert "rank 0: param_groups[0]['odd'] cannot be written" in setting
+        assert "['odd'] cannot be written" in statistic
+
+
+def move_tensor_settings() -> list[float]:
+    old, new = sharded(), sharded(shares=[1.0, 5.0])
+    for optimizer, value in ((old, 0.5), (new, 0.25)):
+        optimizer.param_groups[0]["betas"] = (torch.tensor(value), torch.tensor(value))
+    lay_out_anew(old, new)
+    return [float(beta) for beta in new.param_groups[0]["betas"]]
+
+
+def test_settings_of_tensors_in_tuples_go_along(worlds: Worlds) -> None:
+    assert worlds(2).run(move_tensor_settings) == [[0.5, 0.5]] * 2
 
 
 def move_what_cannot_be_sent() -> str:

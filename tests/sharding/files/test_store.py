@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -312,6 +313,96 @@ def test_statistics_may_be_larger_than_their_parameters(worlds: Worlds, tmp_path
     assert worlds(2).run(save_and_load, str(tmp_path)) == [[], []]
 
 
+def save_odd_epochs(directory: str, kind: str) -> list[str]:
+    """The error of an epoch that only rank 1 gives, of one that all give, and the epoch that is loaded then."""
+    odd: Any = {"negative": -1, "fraction": 1.5, "huge": 2**63}[kind]
+    optimizer = sharded()
+    texts = []
+    for epoch in (odd if dist.get_rank() == 1 else 5, odd):
+        with pytest.raises((TypeError, ValueError, CheckpointError)) as caught:
+            store(directory).save(optimizer, epoch=epoch)
+        texts.append(f"{type(caught.value).__name__}: {caught.value}")
+    restored = store(directory).load(optimizer)
+    return [*texts, str(restored and restored.epoch)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("negative", "ValueError: epoch=-1: expected at least 0"),
+        ("fraction", "TypeError: epoch=1.5: expected a whole number"),
+        ("huge", f"ValueError: epoch={2**63}: expected less than 2**63"),
+    ],
+)
+def test_an_epoch_that_could_not_be_read_is_refused_before_anything_is_written(
+    worlds: Worlds, tmp_path: Path, kind: str, error: str
+) -> None:
+    worlds(2).run(save, str(tmp_path))
+    waiting, wrong = worlds(2).run(save_odd_epochs, str(tmp_path), kind)
+    assert waiting == [f"CheckpointError: nothing was saved: rank 1: {error.split(': ', 1)[1]}", error, "2"]
+    assert wrong == [error, error, "2"]
+    assert [path.name for path in tmp_path.iterdir()] == ["save-00000001"]
+
+
+def save_different_epochs(directory: str) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        store(directory).save(sharded(), epoch=5 + dist.get_rank())
+    return str(caught.value)
+
+
+def test_epochs_that_differ_are_named_at_all_ranks(worlds: Worlds, tmp_path: Path) -> None:
+    expected = "nothing was saved: rank 1 gave epoch=6, rank 0 5"
+    assert worlds(2).run(save_different_epochs, str(tmp_path)) == [expected] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def save_counts_of_others(directory: str) -> list[int]:
+    found = []
+    for epoch in (np.int64(3), torch.tensor(4)):
+        store(directory).save(sharded(), epoch=epoch)  # type: ignore[arg-type]
+        restored = store(directory).load(sharded())
+        assert restored is not None
+        found.append(restored.epoch)
+    return found
+
+
+def test_an_epoch_may_be_a_count_of_numpy_or_torch(worlds: Worlds, tmp_path: Path) -> None:
+    assert worlds(1).run(save_counts_of_others, str(tmp_path)) == [[3, 4]]
+
+
+def use_a_file_as_directory(file: str) -> list[str]:
+    texts = []
+    for call in (ShardedStateStore(file).save, ShardedStateStore(file).load):
+        with pytest.raises(CheckpointError) as caught:
+            call(sharded())
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_a_file_in_the_place_of_the_directory_is_named(worlds: Worlds, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for texts in worlds(2).run(use_a_file_as_directory, str(file)):
+        assert all(f"{file} cannot be read as a directory: Not a directory" in text for text in texts)
+
+
+def give_an_unsharded_one(directory: str) -> list[str]:
+    texts = []
+    for call in (store(directory).save, store(directory).load):
+        with pytest.raises(TypeError) as caught:
+            call(reference(1))
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_an_unsharded_optimizer_is_refused_with_what_to_give(worlds: Worlds, tmp_path: Path) -> None:
+    (texts,) = worlds(1).run(give_an_unsharded_one, str(tmp_path))
+    expected = "optimizer is a AdamW, whose state is not spread over ranks: give a swarmcli.sharding."
+    assert all(text.startswith(expected) for text in texts)
+
+
 def test_at_least_one_save_has_to_stay() -> None:
     with pytest.raises(ValueError, match="keep=0"):
         ShardedStateStore("x", keep=0)
+    with pytest.raises(TypeError, match="keep='a': expected a whole number"):
+        ShardedStateStore("x", keep="a")  # type: ignore[arg-type]
