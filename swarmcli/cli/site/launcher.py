@@ -71,7 +71,8 @@ class Launcher:
         self._say = say
         self._verbose = verbose
         self._asked: signal.Signals | None = None
-        self._silent: set[int] = set()  # processes of the site that were ended from here
+        self._killed: set[int] = set()  # processes of the site that were ended from here
+        self._silent: set[int] = set()  # of them, those that had not said that they end
         self._unrelated: set[int] = set()  # children of this process that are none of the site
 
     def run(self) -> int:
@@ -101,7 +102,7 @@ class Launcher:
             epoch = self._notes.epoch
             deaths = 1 if epoch > reached else deaths + 1
             reached = epoch
-            why = cause(failures, self._silent)
+            why = cause(failures, self._silent, self._killed)
             if deaths >= MAX_DEATHS:
                 raise SiteError(
                     f"{why}; that was the end number {deaths} of this site without an epoch in between, so it is not "
@@ -150,7 +151,8 @@ class Launcher:
         """Elastic waits half a minute for the survivors of a failure; what is frozen would use all of it."""
         while not over.wait(POLL_SECONDS):
             if self._notes.broken and not over.wait(GRACE_SECONDS):
-                self._silent = self._kill_all() - self._notes.broken
+                self._killed = self._kill_all()
+                self._silent = self._killed - self._notes.broken
                 return
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -180,17 +182,24 @@ def final_code(failures: Failures) -> int | None:
     return next((code for code in known if code != ExitCode.START_AGAIN), None)
 
 
-def cause(failures: Failures, silent: Collection[int] = ()) -> str:
-    """What happened first, as far as exit codes tell: the others end because one has. `silent` had to be ended."""
+def cause(failures: Failures, silent: Collection[int] = (), killed: Collection[int] = ()) -> str:
+    """What happened first, as far as exit codes tell: the others end because one has.
+
+    The launcher had to end the processes `killed`, among them the `silent`, from which nothing was heard; the others
+    had given up already.
+    """
+
+    def gave_up(failure: ProcessFailure) -> bool:
+        return failure.exitcode > 0 or failure.pid in killed
 
     def likely(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, bool, int]:
         rank, failure = item
-        return failure.pid not in silent, failure.exitcode == -signal.SIGTERM, failure.exitcode > 0, rank
+        return failure.pid not in silent, failure.exitcode == -signal.SIGTERM, gave_up(failure), rank
 
     rank, failure = min(failures.items(), key=likely)
     if failure.pid in silent:
         return f"process {rank} of this site did not answer any more"
-    if failure.exitcode > 0:
+    if gave_up(failure):
         return f"process {rank} of this site has given up"
     name = signal.Signals(-failure.exitcode).name
     return f"process {rank} of this site was ended by {name}" + (

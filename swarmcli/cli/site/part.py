@@ -57,9 +57,12 @@ def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, com
     contacts = [*(part.contacts or recipe.network.initial_peers), *known.contacts]
     if known.port and not recipe.local.port:
         settings.append(f"local.port={known.port}")  # others may have been told of it
-    with Session(
-        "trainer", part.recipe, settings, contacts, part.home, verbose=part.verbose, process=process
-    ) as session:
+    with (
+        Session(
+            "trainer", part.recipe, settings, contacts, part.home, verbose=part.verbose, process=process
+        ) as session,
+        process.claiming(),
+    ):
         peer, watch = session.peer, session.show(part.web, part.web_host)
         run_site_leader(
             peer,

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from swarmcli.errors import BootstrapError, ListenError, SiteError, SwarmError
 from swarmcli.training.interrupt import SIGNALS
 
 PARENT_SECONDS = 0.5  # between two looks whether the launcher is still there
+LINGER_SECONDS = 2.0  # of a process that knows only that others are gone, whether one of them tells why
+TELLING_SECONDS = 30.0  # that this one may take: it leaves the swarm first
 INTERRUPTS = (signal.SIGINT, signal.SIGUSR1)  # of which a person's Ctrl-C is the cause
 
 
@@ -29,6 +32,7 @@ class SiteProcess:
     def __init__(self, place: Place, notes: Notes | None) -> None:
         self.place = place
         self.notes = notes  # None under the volunteer's own torchrun
+        self._tells: bool | None = None  # whether it is for this process to tell what went wrong
 
     @classmethod
     def of_environment(cls) -> SiteProcess | None:
@@ -64,6 +68,18 @@ class SiteProcess:
             self.notes.network = network
 
     @contextmanager
+    def claiming(self) -> Iterator[None]:
+        """For rank 0 in a session, the end of which takes a while: what it knows to be wrong comes before what the
+        others will find, that rank 0 is gone."""
+        try:
+            yield
+        except SiteError:
+            raise
+        except SwarmError:
+            self._is_first_to_tell()
+            raise
+
+    @contextmanager
     def running(self) -> Iterator[None]:
         """Whatever goes wrong inside of it is told by one process of the site, and ends in an exit code."""
         with ends_with_parent(self.notes.launcher if self.notes else None, end_process=self._end_as_orphan):
@@ -74,6 +90,7 @@ class SiteProcess:
                 yield
             except SiteError:
                 # Somebody else has failed, or is silent; the launcher, who sees the exit codes, says who.
+                self._linger()
                 raise self._again() from None
             except typer.Exit:
                 raise
@@ -84,11 +101,11 @@ class SiteProcess:
                 self.notes.network = Network()
                 raise self._again() from None
             except SwarmError as error:
-                if self.notes.first_to_tell():
+                if self._is_first_to_tell():
                     raise
                 raise typer.Exit(exit_code(error)) from None
             except Exception:
-                if self.notes.first_to_tell():
+                if self._is_first_to_tell():
                     traceback.print_exc()
                     typer.echo(
                         f"swarm: this is a fault in swarm itself, in process {self.place.rank} of the site; please "
@@ -101,6 +118,21 @@ class SiteProcess:
         if self.notes is not None:
             shutil.rmtree(self.notes.directory, ignore_errors=True)  # as the launcher would have
         os._exit(code)
+
+    def _is_first_to_tell(self) -> bool:
+        if self._tells is None:
+            self._tells = self.notes is not None and self.notes.first_to_tell()
+        return self._tells
+
+    def _linger(self) -> None:
+        """Lets a process that knows more end first: the launcher ends all when it sees the first exit code."""
+        assert self.notes is not None
+        begin = time.monotonic()
+        while self.notes.stop is None:
+            waited = time.monotonic() - begin
+            if waited >= (TELLING_SECONDS if self.notes.told else LINGER_SECONDS):
+                return
+            time.sleep(0.1)
 
     def _again(self) -> typer.Exit:
         assert self.notes is not None

@@ -116,6 +116,19 @@ if life == 1:
     assert site.said[0].startswith("process 1 of this site did not answer any more")
 
 
+def test_a_process_that_gave_up_and_came_to_no_end_was_not_killed_by_a_lack_of_memory(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
+    actions = """
+if life == 1:
+    (notes / f"broken.{os.getpid()}").touch()
+    wait()
+"""
+    assert site.run(actions) == 0
+    assert site.said[0].startswith("process 0 of this site has given up;")
+
+
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
 def test_a_signal_is_passed_on_and_ends_the_site_in_order(site: Site, number: str, code: int) -> None:
     assert site.run(f"os.kill(os.getppid(), signal.{number}) if rank == 0 else None\nwait()") == code
@@ -145,6 +158,12 @@ def test_the_first_cause_is_told_and_not_what_followed_from_it() -> None:
     )
     assert cause({0: failure(0, -signal.SIGTERM), 1: failure(1, 75)}) == "process 1 of this site has given up"
     assert "did not answer" in cause({1: failure(1, -signal.SIGKILL, pid=7)}, {7})
+
+
+def test_what_the_launcher_has_killed_itself_is_not_taken_for_the_cause() -> None:
+    killed = {1: failure(1, -signal.SIGKILL, pid=7)}
+    assert cause(killed, (), {7}) == "process 1 of this site has given up"
+    assert cause({**killed, 2: failure(2, -signal.SIGSEGV, pid=8)}, (), {7}).startswith("process 2 of this site was")
 
 
 def test_only_a_process_that_knew_what_it_did_ends_the_site_for_good() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ from swarmcli.cli.site import process as module
 from swarmcli.cli.site.notes import Network, Notes
 from swarmcli.cli.site.place import Place
 from swarmcli.cli.site.process import SiteProcess, ends_with_parent
-from swarmcli.errors import BootstrapError, DataError, FingerprintError, SiteError
+from swarmcli.errors import BootstrapError, CheckpointError, DataError, FingerprintError, SiteError
 from swarmcli.training import stop_on_signals
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> SiteProcess:
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SiteProcess:
+    monkeypatch.setattr(module, "LINGER_SECONDS", 0.0)
     return SiteProcess(Place(1, 2, 1), Notes(tmp_path))
 
 
@@ -25,6 +27,10 @@ def end_of(process: SiteProcess, error: Exception) -> int:
     with pytest.raises(typer.Exit) as end, process.running():
         raise error
     return end.value.exit_code
+
+
+def another(process: SiteProcess) -> SiteProcess:
+    return SiteProcess(Place(0, 2, 0), process.notes)
 
 
 def test_a_broken_site_is_started_again_and_told_of_by_the_launcher(
@@ -38,8 +44,55 @@ def test_a_broken_site_is_started_again_and_told_of_by_the_launcher(
 def test_one_process_tells_what_no_new_start_would_change(process: SiteProcess) -> None:
     with pytest.raises(FingerprintError), process.running():
         raise FingerprintError("another recipe")
-    assert end_of(process, FingerprintError("another recipe")) == 4
-    assert end_of(process, DataError("no data")) == 1
+    assert end_of(another(process), FingerprintError("another recipe")) == 4
+    assert end_of(another(process), DataError("no data")) == 1
+
+
+class Clock:
+    """Time that passes in sleep alone; `events` happen at their seconds."""
+
+    def __init__(self, events: dict[float, Callable[[], object]]) -> None:
+        self.now = 0.0
+        self._events = events
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now = round(self.now + seconds, 3)
+        self._events.pop(self.now, lambda: None)()
+
+
+@pytest.mark.parametrize(("happens", "seconds"), [("nothing", 2), ("another tells", 30), ("it is stopped", 1)])
+def test_who_knows_only_that_others_are_gone_lets_the_one_that_knows_why_end_first(
+    process: SiteProcess, monkeypatch: pytest.MonkeyPatch, happens: str, seconds: float
+) -> None:
+    notes = process.notes
+    assert notes is not None
+    events = {
+        "nothing": lambda: None,
+        "another tells": notes.first_to_tell,
+        "it is stopped": lambda: setattr(notes, "stop", signal.SIGUSR1),
+    }
+    clock = Clock({1.0: events[happens]})
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "LINGER_SECONDS", 2.0)
+    assert end_of(process, SiteError("rank 0 is gone")) == 75
+    assert clock.now == pytest.approx(seconds)
+
+
+def test_rank_0_says_at_once_that_it_knows_why_and_tells_it_when_it_has_left_the_swarm(process: SiteProcess) -> None:
+    notes = process.notes
+    assert notes is not None
+    with pytest.raises(SiteError), process.claiming():
+        raise SiteError("rank 1 is gone")
+    assert not notes.told
+    error = CheckpointError("it does not exist")
+    with pytest.raises(CheckpointError), process.running():
+        with pytest.raises(CheckpointError), process.claiming():
+            raise error
+        assert notes.told
+        raise error
 
 
 def test_a_fault_of_our_own_shows_where_once_and_the_site_is_started_again(
@@ -48,7 +101,7 @@ def test_a_fault_of_our_own_shows_where_once_and_the_site_is_started_again(
     assert end_of(process, ZeroDivisionError("oops")) == 75
     said = capsys.readouterr().err
     assert "ZeroDivisionError: oops" in said and "in process 1 of the site" in said
-    assert end_of(process, ZeroDivisionError("oops")) == 75
+    assert end_of(another(process), ZeroDivisionError("oops")) == 75
     assert capsys.readouterr().err == ""
 
 
