@@ -24,7 +24,7 @@ def finish(swarm: Swarm, last: int, *trainers: Child) -> None:
 
 
 def test_trainers_end_with_the_same_bits_though_monitor_and_auxiliary_are_killed(swarm: MakeSwarm) -> None:
-    run = swarm(30, target=SLOW)
+    run = swarm(24, target=SLOW)
     monitor = run.start_monitor()
     auxiliary = run.start("aux", "auxiliary", "--client-mode")
     trainers = [run.start("join", name) for name in ("trainer-1", "trainer-2")]
@@ -33,13 +33,13 @@ def test_trainers_end_with_the_same_bits_though_monitor_and_auxiliary_are_killed
     at = run.epoch("trainer-1")
     run.wait_for_epoch("trainer-1", at + 2, *trainers)
     auxiliary.kill()
-    finish(run, 30, *trainers)
+    finish(run, 24, *trainers)
     both = [epoch for epoch in run.epochs("trainer-1") if epoch.peers == 2]
     assert both[-1].epoch > at + 2
 
 
 def test_a_swarm_behind_firewalls_takes_in_a_newcomer_through_the_monitor(swarm: MakeSwarm) -> None:
-    run = swarm(40, target=SLOW)
+    run = swarm(32, target=SLOW)
     monitor = run.start_monitor()
     trainers = [run.start("join", name, "--client-mode") for name in ("trainer-1", "trainer-2")]
     run.wait_for_epoch("trainer-1", 3, monitor, *trainers)
@@ -47,7 +47,7 @@ def test_a_swarm_behind_firewalls_takes_in_a_newcomer_through_the_monitor(swarm:
     run.wait(
         lambda: any(e.own_samples for e in run.epochs("newcomer")), "the newcomer contributes", newcomer, *trainers
     )
-    finish(run, 40, *trainers, newcomer)
+    finish(run, 32, *trainers, newcomer)
     assert run.summary("newcomer")["downloads"] >= 1
     monitor.ask_to_stop()
     run.wait_for_end(monitor)

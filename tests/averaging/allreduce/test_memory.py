@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 MIB = 1 << 20
-TENSORS = 256  # MiB; large beside what else moves in a process
+TENSORS = 192  # MiB; large beside what else moves in a process
 PEERS = 2
 
 
