@@ -63,9 +63,11 @@ def choose_compute(recipe: Recipe, process: int = 0) -> Compute:
 def _compute_of_process(recipe: Recipe, process: int) -> Compute:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if process >= count:
+        found = f"there are {count}" if count else "torch finds none at all"
         raise RecipeError(
-            f"{recipe.origin('local', 'site', 'processes')}: process {process} of this machine finds no CUDA device of "
-            f"its own, there are {count}; start as many processes as there are devices, or set local.device to cpu"
+            f"{recipe.origin('local', 'device')}: local.device is {recipe.local.device}, but process {process} of the "
+            f"site finds no CUDA device of its own on this machine: {found}; start as many processes as there are "
+            "devices (--nproc), or set local.device to cpu"
         )
     device = torch.device("cuda", process)
     torch.cuda.set_device(device)

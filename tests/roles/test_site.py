@@ -146,12 +146,18 @@ def test_no_two_ranks_of_no_two_peers_read_the_same_stream() -> None:
     assert len(seeds) == 10
 
 
-def test_a_process_without_a_device_of_its_own_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "found"), [(0, "torch finds none at all"), (1, "there are 1")])
+def test_a_process_without_a_device_of_its_own_is_refused(tmp_path: Path, count: int, found: str) -> None:
+    """What it names is what the volunteer has typed: the number of processes is an override by --nproc, too."""
     recipe = recipe_for(str(tmp_path), ["local.site.processes=2", "local.device=cuda"])
     with (
-        patch("torch.cuda.is_available", lambda: True),
-        patch("torch.cuda.device_count", lambda: 1),
-        pytest.raises(RecipeError, match="process 1 of this machine finds no CUDA device of its own, there are 1"),
+        patch("torch.cuda.is_available", lambda: count > 0),
+        patch("torch.cuda.device_count", lambda: count),
+        pytest.raises(RecipeError) as refused,
         form_site(recipe, 1),
     ):
         raise AssertionError("there is none")
+    assert str(refused.value) == (
+        "--set local.device=cuda: local.device is cuda, but process 1 of the site finds no CUDA device of its own on "
+        f"this machine: {found}; start as many processes as there are devices (--nproc), or set local.device to cpu"
+    )
