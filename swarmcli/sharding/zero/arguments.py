@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,11 +69,66 @@ def check_parameters(parameters: Sequence[torch.Tensor], first: int = 0) -> None
         seen[parameter] = index
 
 
+def check_agreement(groups: Sequence[Mapping[str, Any]], bucket_view: bool, group: dist.ProcessGroup) -> None:
+    """A collective call. Raises ValueError, at every rank, when these parameter groups are not alike at all ranks.
+
+    Small parameters share a message, so that of ranks with unlike ones each would read others' numbers as its own.
+    """
+    listed = [list(each["params"]) for each in groups]
+    shapes = [[(tuple(parameter.shape), str(parameter.dtype)) for parameter in each] for each in listed]
+    trained = [[parameter.requires_grad for parameter in each] for each in listed]
+    own = [float(sum(map(len, listed))), _digest(shapes), _digest(trained), float(bucket_view)]
+    everyones = gather_numbers(own, group)
+    for rank, (count, *others) in enumerate(everyones):
+        if [count, *others] != everyones[0]:
+            count0, *first = everyones[0]
+            unlike = (
+                f"rank 0 has {int(count0)}, rank {rank} has {int(count)}"
+                if count != count0
+                else f"{_UNLIKE[[a == b for a, b in zip(others, first, strict=True)].index(False)]} of rank {rank} "
+                "are not those of rank 0"
+            )
+            raise ValueError(f"params differ between the ranks: {unlike}; {_ALIKE}")
+
+
+_UNLIKE = ("the shapes, types, order or groups", "the trainable ones (requires_grad)", "the parameters_as_bucket_view")
+_ALIKE = "give every rank the same parameters, in the same order and the same groups, with the same ones frozen"
+
+
+def _digest(outline: Any) -> float:
+    """48 bits, which a float64 holds exactly."""
+    return float(int.from_bytes(hashlib.sha256(repr(outline).encode()).digest()[:6]))
+
+
+def check_class(optimizer_class: Any) -> None:
+    """Raises TypeError for what makes no optimizer."""
+    if not callable(optimizer_class):
+        raise TypeError(
+            f"optimizer_class is a {torch.typename(optimizer_class)}: pass the class itself, such as torch.optim.Adam, "
+            "and its settings as keywords (lr=0.1)"
+        )
+
+
+def checked_place(value: Any, name: str, count: int, what: str) -> int:
+    """`value` as the number of one of `count` things. Raises TypeError for no whole number, ValueError beyond them."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}, a {torch.typename(value)}: pass the number of a {what}, such as 0")
+    if not 0 <= value < count:
+        raise ValueError(f"{name} is {value}, but there is no {what} {value}: they are numbered 0 to {count - 1}")
+    return value
+
+
 def group_of(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, by default all processes. Raises ValueError when there is none, or this process is not in it."""
+    """The group, by default all processes. Raises TypeError for what is none, ValueError when there is none, or this
+    process is not in it."""
     group = process_group if process_group is not None else dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group before, or hand one in")
+    if not isinstance(group, dist.ProcessGroup) and group is not dist.GroupMember.NON_GROUP_MEMBER:
+        raise TypeError(
+            f"process_group is a {torch.typename(group)}: pass what torch.distributed.new_group returned, or None for "
+            "all processes"
+        )
     if dist.get_rank(group) < 0:
         raise ValueError(
             f"process {dist.get_rank()} is no member of the process group: make this object in members only"
@@ -88,7 +144,7 @@ def agreed_weights(shares: Sequence[float] | float | None, group: dist.ProcessGr
     world_size = dist.get_world_size(group)
     if shares is None:
         return [1.0] * world_size
-    own = [float(weight) for weight in shares] if isinstance(shares, Iterable) else [float(shares)]
+    own = _numbers(shares)
     shapes = gather_numbers([float(isinstance(shares, Iterable)), float(len(own))], group)
     if any(shape != shapes[0] for shape in shapes):
         raise ValueError(
@@ -102,3 +158,20 @@ def agreed_weights(shares: Sequence[float] | float | None, group: dist.ProcessGr
         if weights != everyones[0]:
             raise ValueError(f"shares differ: rank 0 has {everyones[0]}, rank {rank} has {weights}; give all the same")
     return everyones[0]
+
+
+def _numbers(shares: Any) -> list[float]:
+    entries = list(shares) if isinstance(shares, Iterable) and not isinstance(shares, str | bytes) else [shares]
+    try:
+        return [_number(entry) for entry in entries]
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"shares is {shares!r}: pass the weights of all ranks, such as [1.0, 3.0], or this rank's own capacity, "
+            "one number"
+        ) from error
+
+
+def _number(entry: Any) -> float:
+    if isinstance(entry, str | bytes):
+        raise TypeError("a text is no weight")
+    return float(entry)

@@ -66,8 +66,9 @@ def functional_equivalent(optimizer_class: Any) -> type[Optimizer]:
     ordinary = {variant: each for each, variant in variants.items()}.get(optimizer_class, optimizer_class)
     if ordinary in STEPPED_IN_PARTS or (ordinary in variants and issubclass(ordinary, Optimizer)):
         return ordinary
+    name = getattr(optimizer_class, "__name__", repr(optimizer_class))
     raise ValueError(
-        f"overlap_with_ddp=True needs an optimizer with a functional variant, and {optimizer_class.__name__} has none: "
+        f"overlap_with_ddp=True needs an optimizer with a functional variant, and {name} has none: "
         f"use one of {', '.join(sorted(each.__name__ for each in STEPPED_IN_PARTS))}, or, if yours treats each "
         "parameter by itself, make it known: torch.distributed.optim.utils.register_functional_optim(cls, cls)"
     )

@@ -35,10 +35,11 @@ def hook_with_zero_step(
     from the second (third) forward pass on only. `shard_buckets` shares buckets out in parts, which evens out what
     ranks hold. `zero.step()` is not called. To be made at all ranks alike.
 
-    Raises ValueError when `zero` was made without `overlap_with_ddp`, or its group's ranks are not those of `ddp`, or
-    DDP looks for unused parameters (it then keeps its first buckets and steps would miss who was not used). In the
-    backward pass: ValueError when DDP's parameters are not the optimizer's, ShardingError when trainability changed or
-    a rank is gone; parameters of two steps may then lie side by side.
+    Raises TypeError for what is no DistributedDataParallel or ZeroRedundancyOptimizer, and ValueError when `zero` was
+    made without `overlap_with_ddp`, or its group's ranks are not those of `ddp`, or DDP looks for unused parameters (it
+    then keeps its first buckets and steps would miss who was not used). In the backward pass: ValueError when DDP's
+    parameters are not the optimizer's, ShardingError when trainability changed or a rank is gone; parameters of two
+    steps may then lie side by side.
     """
     overlap = _checked(ddp, zero)
     overlap.shard_buckets = shard_buckets
@@ -62,6 +63,13 @@ def hook_with_zero_step_interleaved(
 
 
 def _checked(ddp: DistributedDataParallel, zero: ZeroRedundancyOptimizer) -> Overlap:
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(f"ddp is a {torch.typename(ddp)}: wrap the model in DistributedDataParallel and pass that")
+    if not isinstance(zero, ZeroRedundancyOptimizer):
+        raise TypeError(
+            f"zero is a {torch.typename(zero)}: this hook steps a swarmcli.ZeroRedundancyOptimizer; torch's has "
+            "hooks of its own (torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook)"
+        )
     if zero.overlap is None:
         raise ValueError("this hook steps an optimizer made with overlap_with_ddp=True: make it so")
     ours, theirs = (dist.get_process_group_ranks(group) for group in (zero.process_group, ddp.process_group))

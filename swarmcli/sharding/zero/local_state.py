@@ -23,10 +23,19 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_entries(state_dict: Mapping[str, Any], param_groups: Sequence[Mapping[str, Any]], owned: Iterable[int]) -> Any:
-    """The state in a state dict of the parameters `owned`, by index. Raises ValueError for a dict of other groups.
+    """The state in a state dict of the parameters `owned`, by index. Raises ValueError for a dict of other groups, and
+    TypeError or ValueError for what is no state dict.
 
     The dict numbers parameters in its groups, in their order, as every optimizer's state dict does.
     """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict is a {torch.typename(state_dict)}: pass what an optimizer's state_dict() returned")
+    missing = [key for key in ("state", "param_groups") if key not in state_dict]
+    if missing:
+        raise ValueError(
+            f"state_dict has no {' and no '.join(map(repr, missing))} (only {sorted(map(str, state_dict))[:10]}): pass "
+            "what an optimizer's state_dict() returned, after consolidate_state_dict at all ranks"
+        )
     saved_groups = state_dict["param_groups"]
     saved_sizes = [len(group["params"]) for group in saved_groups]
     sizes = [len(group["params"]) for group in param_groups]

@@ -13,7 +13,15 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from swarmcli.errors import ShardingError
-from swarmcli.sharding.zero.arguments import agreed_weights, check_parameters, group_of, listed_params
+from swarmcli.sharding.zero.arguments import (
+    agreed_weights,
+    check_agreement,
+    check_class,
+    check_parameters,
+    checked_place,
+    group_of,
+    listed_params,
+)
 from swarmcli.sharding.zero.broadcast import broadcast_from_owners
 from swarmcli.sharding.zero.buckets import ParameterBuckets
 from swarmcli.sharding.zero.consolidation import State, consolidate
@@ -60,6 +68,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         **defaults: Any,
     ) -> None:
         self._ready = False  # the base class calls add_param_group before there is anything to share out
+        check_class(optimizer_class)
         Optimizer.__init__(self, listed_params(params), defaults)
         Joinable.__init__(self)
         self.parameters: list[torch.Tensor] = list(chain.from_iterable(group["params"] for group in self.param_groups))
@@ -72,6 +81,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                 "pass the class from torch.optim"
             )
         self.process_group = group_of(process_group)
+        check_agreement(self.param_groups, parameters_as_bucket_view, self.process_group)
         self.world_size = dist.get_world_size(self.process_group)
         self.rank = dist.get_rank(self.process_group)
         self.global_rank = dist.get_global_rank(self.process_group, self.rank)
@@ -95,9 +105,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     # Who owns what
 
     def owner_of(self, index: int) -> int:
-        """The rank that keeps the state of parameter `index` (its place in `param_groups`, as in a state dict)."""
+        """The rank that keeps the state of parameter `index` (its place in `param_groups`, as in a state dict).
+
+        Raises TypeError and ValueError for an index of none.
+        """
         self._require_initialized()
-        return self._ownership.owners[index]
+        return self._ownership.owners[checked_place(index, "index", len(self.parameters), "parameter")]
 
     def indices_of(self, rank: int) -> list[int]:
         """The parameters whose state this rank keeps, ascending."""
@@ -129,10 +142,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self.overlap.require_initialized()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group and shares it out; nothing moves that was shared out before. To be called on all ranks alike.
+        """Adds a group and shares it out; nothing moves that was shared out before. A collective call.
 
         Raises ShardingError with overlap, which has one group only, and TypeError or ValueError for a group that cannot
-        be added; nothing is changed then.
+        be added, or is another one at other ranks; nothing is changed then.
         """
         if not self._ready:
             super().add_param_group(param_group)
@@ -146,6 +159,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         group = self.param_groups[-1]
         try:
             check_parameters([*self.parameters, *group["params"]], first=len(self.parameters))
+            check_agreement([group], self.parameters_as_bucket_view, self.process_group)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -199,7 +213,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         broadcast_from_owners(by_rank, self.process_group)
 
     def follow_changes(self) -> None:
-        """Notices changed trainability, or parameters in other memory; rebuilds the buckets with a warning.
+        """Warns of changed trainability, which moves nothing, and of parameters that left their buckets (rebuilt).
 
         Raises ShardingError for changed trainability with overlap, and for parameters added behind this object's back.
         """
@@ -213,13 +227,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
                     "keep requires_grad as it was, or train without overlap"
                 )
             logger.warning(
-                "the trainable parameters changed (%d of %d are now); rebuilding the buckets, if there are any",
+                "the trainable parameters changed (%d of %d are now); they lie where they lay before",
                 sum(trainable),
                 len(trainable),
             )
             self._trainable = trainable
-            self._lay_out_buckets()
-        elif self._buckets is not None and not self._buckets.intact():
+        if self._buckets is not None and not self._buckets.intact():
             logger.warning("parameters were given other memory than their buckets; rebuilding the buckets")
             self._lay_out_buckets()
 
@@ -228,6 +241,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self._buckets.lay_out(self._ownership.by_rank(self.parameters))
 
     # State
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a ZeroRedundancyOptimizer cannot be copied or pickled, for it is one of several ranks' and has a process "
+            "group: consolidate_state_dict, and load state_dict() into another one"
+        )
 
     def local_state(self) -> dict[int, dict[str, Any]]:
         """The live state of this rank's parameters by index, as far as they have any yet. Not a copy."""
@@ -249,6 +268,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self.parameters[index]: placed(dict(values), self.parameters[index], groups[index], copy=copy)
             for index, values in state.items()
         }
+        self._consolidated = None
         self.optim.state.clear()
         self.optim.state.update(copies)
         self.state = self.optim.state
@@ -256,13 +276,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Brings the whole state to the memory (CPU) of rank `to`, where `state_dict` then has it. A collective call.
 
-        Raises ValueError for a rank that is not there, TypeError for state that is not made of tensors and plain
-        values, ShardingError (a RuntimeError) when a rank could not send, or, with overlap, is not initialized yet, and
-        RuntimeError when a rank is gone.
+        Raises TypeError or ValueError for a rank that is not there, TypeError for state that is not made of tensors and
+        plain values, ShardingError (a RuntimeError) when a rank could not send, or, with overlap, is not initialized
+        yet, and RuntimeError when a rank is gone.
         """
         self._require_initialized()
-        if not 0 <= to < self.world_size:
-            raise ValueError(f"there is no rank {to} to consolidate to: the group has ranks 0 to {self.world_size - 1}")
+        checked_place(to, "to", self.world_size, "rank")
         copy_settings(self.param_groups, self.optim.param_groups)
         self._consolidated = None
         whole = consolidate(self.local_state(), to, self.process_group, self._ownership.owners)
@@ -294,7 +313,6 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         super().load_state_dict({**state_dict, "state": {}})
         self.install_state(own)
         copy_settings(self.param_groups, self.optim.param_groups)
-        self._consolidated = None
 
     # Uneven inputs (torch.distributed.algorithms.Join)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -75,6 +77,70 @@ def refuse_in_the_constructor() -> None:
 @pytest.mark.processes
 def test_the_constructor_refuses(worlds: Worlds) -> None:
     worlds(2).run(refuse_in_the_constructor)
+
+
+def make_unlike_ones() -> None:
+    """At rank 1 something is not as at rank 0; both are told, and nobody is left waiting."""
+    rank = dist.get_rank()
+
+    def given(*shapes: int, dtype: torch.dtype = torch.float32, frozen: bool = False) -> list[torch.Tensor]:
+        return [torch.zeros(shape, dtype=dtype).requires_grad_(not frozen) for shape in shapes]
+
+    layout = "the shapes, types, order or groups of rank 1 are not those of rank 0"
+    for theirs, message in (
+        (given(2), "rank 0 has 2, rank 1 has 1"),
+        (given(3, 2), layout),
+        (given(2, 4), layout),
+        (given(2, 3, dtype=torch.float64), layout),
+        (given(2, 3, frozen=True), r"the trainable ones \(requires_grad\) of rank 1"),
+        ([{"params": given(2)}, {"params": given(3)}], layout),
+    ):
+        with pytest.raises(ValueError, match=f"params differ between the ranks: {message}"):
+            ZeroRedundancyOptimizer(theirs if rank else given(2, 3), SGD, lr=0.1)
+    with pytest.raises(ValueError, match="the parameters_as_bucket_view of rank 1"):
+        ZeroRedundancyOptimizer(given(2), SGD, parameters_as_bucket_view=rank == 1, lr=0.1)
+    optimizer = ZeroRedundancyOptimizer(given(2), SGD, lr=0.1)
+    with pytest.raises(ValueError, match=layout):
+        optimizer.add_param_group({"params": given(5 + rank)})
+    assert len(optimizer.param_groups) == len(optimizer.parameters) == 1
+    optimizer.add_param_group({"params": given(5)})
+    optimizer.step()
+
+
+@pytest.mark.processes
+def test_parameters_that_differ_between_ranks_are_named_at_all(worlds: Worlds) -> None:
+    worlds(2).run(make_unlike_ones)
+
+
+def misuse() -> None:
+    for optimizer_class in ("adam", SGD([TWO], lr=0.1)):
+        with pytest.raises(
+            TypeError, match=r"optimizer_class is a .*: pass the class itself, such as torch.optim.Adam"
+        ):
+            ZeroRedundancyOptimizer([ONE], optimizer_class, lr=0.1)
+    with pytest.raises(TypeError, match=r"process_group is a str: pass what torch.distributed.new_group returned"):
+        ZeroRedundancyOptimizer([ONE], SGD, "gloo", lr=0.1)  # type: ignore[arg-type]
+    for shares in ("a", "12", [1.0, "x"], [1.0, None], object()):
+        with pytest.raises(TypeError, match=r"shares is .*: pass the weights of all ranks, such as \[1.0, 3.0\]"):
+            ZeroRedundancyOptimizer([ONE], SGD, shares=shares, lr=0.1)  # type: ignore[arg-type]
+    optimizer = ZeroRedundancyOptimizer([ONE], SGD, lr=0.1)
+    with pytest.raises(TypeError, match="to is '0', a str: pass the number of a rank"):
+        optimizer.consolidate_state_dict("0")  # type: ignore[arg-type]
+    for index in (99, -1):
+        with pytest.raises(ValueError, match=f"index is {index}, but there is no parameter {index}: .* 0 to 0"):
+            optimizer.owner_of(index)
+    with pytest.raises(TypeError, match="state_dict is a NoneType: pass what"):
+        optimizer.load_state_dict(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="state_dict has no 'state' and no 'param_groups'"):
+        optimizer.load_state_dict({})
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"cannot be copied or pickled.*load state_dict\(\) into another"):
+            duplicate(optimizer)
+
+
+@pytest.mark.processes
+def test_misuse_is_named(worlds: Worlds) -> None:
+    worlds(2).run(misuse)
 
 
 def agree() -> list[list[float]]:

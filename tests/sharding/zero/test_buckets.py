@@ -38,19 +38,18 @@ def test_what_is_written_to_a_bucket_is_the_parameter() -> None:
     assert buckets.intact()
 
 
-def test_a_frozen_parameter_leaves_its_bucket_and_may_come_back() -> None:
+def test_who_is_frozen_at_first_stays_apart_and_later_changes_move_nobody() -> None:
     parameters = make_parameters()
     buckets = ParameterBuckets()
-    buckets.lay_out([parameters])
     parameters[0].requires_grad = False
     buckets.lay_out([parameters])
-    bucket, frozen = buckets.of_rank(0)
-    assert frozen is parameters[0]
-    assert bucket.numel() == sum(parameter.numel() for parameter in parameters[1:])
-    assert parameters[0].untyped_storage().nbytes() == parameters[0].numel() * 4  # keeps no bucket alive
-    parameters[0].requires_grad = True
-    buckets.lay_out([parameters])
-    assert len(buckets.of_rank(0)) == 1
+    for trainable in (False, True):
+        bucket, apart = buckets.of_rank(0)
+        assert apart is parameters[0]
+        assert bucket.numel() == sum(parameter.numel() for parameter in parameters[1:])
+        assert parameters[0].untyped_storage().nbytes() == parameters[0].numel() * 4
+        parameters[0].requires_grad, parameters[1].requires_grad = not trainable, trainable
+        buckets.lay_out([parameters])
     assert_bitwise(parameters, make_parameters())
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 from torch.distributed.optim.functional_adam import _FunctionalAdam
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
@@ -44,6 +45,10 @@ def refuse_arguments() -> None:
     for make_hook in HOOKS.values():
         with pytest.raises(ValueError, match="made with overlap_with_ddp=True"):
             make_hook(allreduce_hook, ddp, make_zero(ddp, "Adam"))
+        with pytest.raises(TypeError, match=r"ddp is a .*Sequential: wrap the model in DistributedDataParallel"):
+            make_hook(allreduce_hook, make_model(), make_zero(ddp, "Adam"))
+        with pytest.raises(TypeError, match=r"zero is a .*: this hook steps a swarmcli.ZeroRedundancyOptimizer"):
+            make_hook(allreduce_hook, ddp, TorchZero(ddp.parameters(), torch.optim.Adam))
         with pytest.raises(ValueError, match="never rebuilds its buckets"):
             searching = wrap(make_model(), find_unused_parameters=True)
             make_hook(allreduce_hook, searching, make_zero(searching, "Adam", overlap_with_ddp=True))
@@ -122,6 +127,24 @@ def change_trainability(hook: str) -> None:
 @pytest.mark.parametrize("hook", HOOKS)
 def test_changed_trainability_is_an_error_at_every_rank(worlds: Worlds, hook: str) -> None:
     worlds(2).run(change_trainability, hook)
+
+
+def freeze_in_the_first_bucket(hook: str) -> None:
+    """DDP never gives the hook the bucket, so the error is its own, one pass later; nothing is stepped."""
+    ddp, zero = make_overlapped("Adam", hook)
+    for iteration in range(3):
+        backward(ddp, iteration)
+    before = values(ddp)
+    zero.parameters[-1].requires_grad_(False)
+    backward(ddp, 3)
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
+        backward(ddp, 4)
+    assert all(torch.equal(one, other) for one, other in zip(before, values(ddp), strict=True))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_freezing_in_the_first_bucket_is_an_error_of_ddp(worlds: Worlds, hook: str) -> None:
+    worlds(2).run(freeze_in_the_first_bucket, hook)
 
 
 def join_uneven_inputs() -> None:

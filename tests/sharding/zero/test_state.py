@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 from torch.optim import SGD, Adam, Optimizer
 
+from swarmcli.errors import ShardingError
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from tests.sharding.processes import Worlds
 from tests.sharding.zero.parity import (
@@ -157,12 +158,29 @@ def refuse_dicts() -> None:
     with pytest.raises(ValueError, match=r"groups with \[8\] parameters, this optimizer's have \[3, 5\]"):
         optimizer.load_state_dict(wrong)
     assert optimizer.local_state() == before and optimizer.param_groups[0]["lr"] == 0.01
-    with pytest.raises(ValueError, match="there is no rank 2 to consolidate to: the group has ranks 0 to 1"):
+    with pytest.raises(ValueError, match="to is 2, but there is no rank 2: they are numbered 0 to 1"):
         optimizer.consolidate_state_dict(to=2)
 
 
 def test_what_does_not_fit_is_refused_before_anything_changes(worlds: Worlds) -> None:
     worlds(2).run(refuse_dicts)
+
+
+def install_after_consolidation() -> None:
+    parameters = make_parameters()
+    optimizer = ZeroRedundancyOptimizer(parameters, Adam, lr=0.01)
+    trained(optimizer, parameters, range(2))
+    for rank in range(optimizer.world_size):
+        optimizer.consolidate_state_dict(to=rank)
+        if rank == optimizer.rank:
+            assert optimizer.state_dict()["state"]
+    optimizer.install_state({})
+    with pytest.raises(ShardingError, match="has not been consolidated"):
+        optimizer.state_dict()
+
+
+def test_state_that_was_installed_outdates_what_was_consolidated(worlds: Worlds) -> None:
+    worlds(2).run(install_after_consolidation)
 
 
 class Nested(Optimizer):
