@@ -42,8 +42,9 @@ class ShardedOptimizer(Protocol):
 def require_sharded(optimizer: object, name: str) -> None:
     """Raises TypeError, by the argument's name, for an optimizer without shares."""
     if not isinstance(optimizer, ShardedOptimizer):
+        kind = type(optimizer)
         raise TypeError(
-            f"{name} is a {type(optimizer).__name__}, whose state is not spread over ranks: "
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, which does not say what each rank holds: "
             "give a swarmcli.sharding.ZeroRedundancyOptimizer"
         )
 
@@ -117,7 +118,8 @@ def lay_out_anew(
     Raises ValueError at all ranks unless all optimizers have as many parameters of the same shapes and dtypes in the
     same groups, and some rank gives an `old` and some a `new`. TypeError at a rank that gives what is no sharded
     optimizer, and ShardingError at the others. ShardingError if there are state or settings that cannot be sent (of
-    other kinds than tensors, numbers of 64 bits, texts, None, lists, tuples and dicts). Nothing has changed then.
+    other kinds than tensors, numbers of 64 bits, texts, None, lists, tuples and dicts), or a rank has the very tensors
+    of `old` in another order in `new`. Nothing has changed then.
     RuntimeError when a rank is gone. The share of a rank that has died is lost with it: load the last save instead.
     """
     place = dist.group.WORLD if group is None else group
@@ -193,7 +195,20 @@ def _introduce(old: ShardedOptimizer | None, new: ShardedOptimizer | None) -> _I
         settings = describe_settings(old.param_groups) if old is not None else None
     except TypeError as error:
         raise ShardingError(str(error)) from error
+    if old is not None and new is not None:
+        _check_order(old.parameters, new.parameters)
     return _Introduction(_layout(old), _layout(new), settings)
+
+
+def _check_order(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
+    """Raises ShardingError where the same tensors are in another order, which shapes alone may not show."""
+    places = {id(parameter): index for index, parameter in enumerate(old)}
+    for index, parameter in enumerate(new):
+        place = places.get(id(parameter), index)
+        if place != index:
+            raise ShardingError(
+                f"parameter {place} of `old` is parameter {index} of `new`: give them in the same order"
+            )
 
 
 def _layout(optimizer: ShardedOptimizer | None) -> _Layout | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -60,8 +61,10 @@ class ShardedStateStore:
     """
 
     def __init__(self, directory: Path | str, *, keep: int = 2) -> None:
-        """`keep`: how many saves stay on the disk; ValueError below 1, TypeError for no whole number."""
+        """`keep`: how many saves stay on the disk; ValueError below 1, TypeError for no whole number or no path."""
         self._keep = as_count(keep, "keep", least=1)
+        if not isinstance(directory, str | os.PathLike):
+            raise TypeError(f"directory={directory!r}: expected a path")
         self.directory = Path(directory)
 
     def save(self, optimizer: ShardedOptimizer, *, epoch: int = 0) -> Path:

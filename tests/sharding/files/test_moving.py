@@ -116,11 +116,27 @@ def test_optimizers_of_other_parameters_are_refused_at_all_ranks(worlds: Worlds,
 
 def test_an_optimizer_without_shares_is_named_at_all_ranks(worlds: Worlds) -> None:
     waiting, wrong = worlds(2).run(lay_out_others, "unsharded")
-    assert waiting[0] == "ShardingError" and "rank 1: new is a AdamW" in waiting[1]
+    assert waiting[0] == "ShardingError" and "rank 1: new is a torch.optim.adamw.AdamW" in waiting[1]
     assert wrong == [
         "TypeError",
-        "new is a AdamW, whose state is not spread over ranks: give a swarmcli.sharding.ZeroRedundancyOptimizer",
+        "new is a torch.optim.adamw.AdamW, which does not say what each rank holds: "
+        "give a swarmcli.sharding.ZeroRedundancyOptimizer",
     ]
+
+
+def swap_two_of_one_shape() -> str:
+    made = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    old = ZeroRedundancyOptimizer(made, torch.optim.AdamW)
+    train(old, 1)
+    swapped = made[::-1] if dist.get_rank() == 1 else made
+    with pytest.raises(ShardingError) as caught:
+        lay_out_anew(old, ZeroRedundancyOptimizer(swapped, torch.optim.AdamW))
+    return str(caught.value)
+
+
+def test_the_same_tensors_in_another_order_are_refused_at_all_ranks(worlds: Worlds) -> None:
+    for text in worlds(2).run(swap_two_of_one_shape):
+        assert "rank 1: parameter 1 of `old` is parameter 0 of `new`: give them in the same order" in text
 
 
 def give_wrong_arguments() -> list[str]:

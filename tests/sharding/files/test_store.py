@@ -397,12 +397,14 @@ def give_an_unsharded_one(directory: str) -> list[str]:
 
 def test_an_unsharded_optimizer_is_refused_with_what_to_give(worlds: Worlds, tmp_path: Path) -> None:
     (texts,) = worlds(1).run(give_an_unsharded_one, str(tmp_path))
-    expected = "optimizer is a AdamW, whose state is not spread over ranks: give a swarmcli.sharding."
+    expected = "optimizer is a torch.optim.adamw.AdamW, which does not say what each rank holds: give a swarmcli."
     assert all(text.startswith(expected) for text in texts)
 
 
-def test_at_least_one_save_has_to_stay() -> None:
+def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="keep=0"):
         ShardedStateStore("x", keep=0)
     with pytest.raises(TypeError, match="keep='a': expected a whole number"):
         ShardedStateStore("x", keep="a")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="directory=None: expected a path"):
+        ShardedStateStore(None)  # type: ignore[arg-type]
