@@ -55,6 +55,7 @@ class AveragerConfig:
     prefix: str
     matchmaking: MatchmakingOptions = field(default_factory=MatchmakingOptions)
     allreduce: AllreduceOptions = field(default_factory=AllreduceOptions)
+    meaning: str = ""  # what the tensors are, if their shapes do not tell: peers that say otherwise are refused
     initial_group_bits: str = ""  # the bucket to begin in; the bits move after every round
     averaging_alpha: float = 1.0  # tensors move by this fraction towards the average
     min_vector_size: int = 0  # elements; nobody reduces fewer
@@ -67,7 +68,7 @@ class AveragerConfig:
     declare_state_period: float = 30.0  # seconds between two repetitions of the offer to share
 
     def __post_init__(self) -> None:
-        check_text(prefix=self.prefix, initial_group_bits=self.initial_group_bits)
+        check_text(prefix=self.prefix, meaning=self.meaning, initial_group_bits=self.initial_group_bits)
         check_numbers(averaging_alpha=self.averaging_alpha, min_vector_size=self.min_vector_size)
         check_numbers(declare_state_period=self.declare_state_period)
         check_numbers(optional=True, bandwidth=self.bandwidth)

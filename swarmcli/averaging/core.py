@@ -210,7 +210,7 @@ class AveragerCore:
         options = self.config.allreduce
         return {
             "averaging.method": "one all-reduce" if self._program is None else self._program.description,
-            "averaging.tensors": self._layout.schema_hash.hex()[:16],
+            "averaging.tensors": self._layout.schema_hash.hex()[:16] + self.config.meaning,
             "averaging.compression": compression_term(options.compression, self._layout),
             "averaging.part_size_bytes": str(options.part_size_bytes),
         }

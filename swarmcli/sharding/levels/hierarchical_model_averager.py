@@ -83,15 +83,17 @@ class HierarchicalModelAverager:
         """Counts one step, and averages if it is the turn of a level; None if it is not.
 
         `params` are those of a model or the parameter groups of an optimizer; only parameters with a gradient are
-        averaged, in place, all or none. On a process group every rank of the level's group calls this at the same
-        step. In a swarm the call waits for the others up to `matchmaking_time`; if there is no average, the result says
-        why, and the parameters are as they were. Who has counted fewer steps than most others goes by theirs.
+        averaged, in place, all or none; they must be the same ones at all members, by their places in `params`. On a
+        process group every rank of the level's group calls this at the same step. In a swarm the call waits for the
+        others up to `matchmaking_time`; if there is no average, the result says why, and the parameters are as they
+        were. Who has counted fewer steps than most others goes by theirs.
 
         Raises TypeError for what are no parameters, ValueError where the processes of a group average different
         parameters, FingerprintError where the peers of a group do, and torch's RuntimeError where a process is lost.
         The step is not counted then.
         """
-        self._step, average = self._backend.take_step(tensors_with_gradients(params), self._step)
+        tensors, places = tensors_with_gradients(params)
+        self._step, average = self._backend.take_step(tensors, self._step, places)
         return average
 
     def load_state_from_peers(
@@ -104,7 +106,8 @@ class HierarchicalModelAverager:
         """
         if not isinstance(self._backend, SwarmBackend):
             raise RuntimeError("load_state_from_peers needs swarm=...; processes of a group load a checkpoint")
-        step = self._backend.download(trainable_tensors(params), timeout)
+        tensors, places = trainable_tensors(params)
+        step = self._backend.download(tensors, timeout, places)
         if step is None:
             return False
         self._step = step  # at which they still may be

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
+
+# Which of all parameters the tensors are, for shapes alone do not tell them apart; None: all of them.
+Places: TypeAlias = Sequence[int] | None
 
 NOTHING = "no parameter has a gradient"  # the reason when there is nothing to average
 
@@ -30,29 +34,45 @@ class LevelAverage:
 class LevelBackend(Protocol):
     """Groups of one member at several levels, within which tensors are averaged. Used by one thread."""
 
-    def take_step(self, tensors: Sequence[torch.Tensor], step: int) -> tuple[int, LevelAverage | None]:
+    def take_step(
+        self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
+    ) -> tuple[int, LevelAverage | None]:
         """Averages if it is the turn of a level; the number of the next step, and what came of it."""
         ...
 
-    def average(self, level: int, tensors: Sequence[torch.Tensor], step: int) -> LevelAverage:
+    def average(self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None) -> LevelAverage:
         """Replaces the tensors by their mean over the members of this level's group, all of them or none.
 
-        Every member that averages at this level gives tensors of the same shapes and types, in the same order.
+        Every member that averages at this level gives tensors of the same shapes and types, in the same order, and of
+        the same places.
         """
         ...
 
 
-def tensors_with_gradients(params: Iterable[Any]) -> list[torch.Tensor]:
-    """The parameters that have a gradient, from parameters or from the parameter groups of an optimizer, in order.
+def tensors_with_gradients(params: Iterable[Any]) -> tuple[list[torch.Tensor], list[int]]:
+    """The parameters that have a gradient, from parameters or from the parameter groups of an optimizer, in order, and
+    their places among all that were given.
 
     Raises TypeError for anything else.
     """
-    return [param for param in _flat(params) if param.grad is not None]
+    return _chosen(params, lambda param: param.grad is not None)
 
 
-def trainable_tensors(params: Iterable[Any]) -> list[torch.Tensor]:
-    """Those that will have a gradient, in the same order. Raises TypeError."""
-    return [param for param in _flat(params) if param.requires_grad]
+def trainable_tensors(params: Iterable[Any]) -> tuple[list[torch.Tensor], list[int]]:
+    """Those that will have a gradient, in the same order, and their places. Raises TypeError."""
+    return _chosen(params, lambda param: param.requires_grad)
+
+
+def outline(tensors: Sequence[torch.Tensor], places: Places) -> bytes:
+    """32 bytes, equal for tensors of equal shapes and types at equal places."""
+    listed = list(range(len(tensors))) if places is None else list(places)
+    kinds = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+    return hashlib.sha256(repr((kinds, listed)).encode()).digest()
+
+
+def _chosen(params: Iterable[Any], fits: Callable[[torch.Tensor], bool]) -> tuple[list[torch.Tensor], list[int]]:
+    found = [(param, place) for place, param in enumerate(_flat(params)) if fits(param)]
+    return [param for param, _ in found], [place for _, place in found]
 
 
 def _flat(params: Iterable[Any]) -> list[torch.Tensor]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from swarmcli.sharding.levels.level import NOTHING, LevelAverage
+from swarmcli.sharding.levels.level import NOTHING, LevelAverage, Places, outline
 from swarmcli.sharding.levels.plan import LevelPlan
 
 
@@ -51,17 +50,19 @@ class ProcessGroupLevels:
                 made[size] = self._group_of(size or len(self._ranks))
         self._levels = [made[size] for size in plan.group_sizes]
 
-    def take_step(self, tensors: Sequence[torch.Tensor], step: int) -> tuple[int, LevelAverage | None]:
+    def take_step(
+        self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
+    ) -> tuple[int, LevelAverage | None]:
         """See LevelBackend and `average`. Every rank takes the same steps."""
         level = self._plan.due(step)
-        return step + 1, None if level is None else self.average(level, tensors, step)
+        return step + 1, None if level is None else self.average(level, tensors, step, places)
 
-    def average(self, level: int, tensors: Sequence[torch.Tensor], step: int) -> LevelAverage:
-        """See LevelBackend. Raises ValueError, in every member alike, if their tensors differ; the RuntimeError of
-        torch.distributed if a process is lost. Tensors are untouched then."""
+    def average(self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None) -> LevelAverage:
+        """See LevelBackend. Raises ValueError, in every member alike, if their tensors or places differ; the
+        RuntimeError of torch.distributed if a process is lost. Tensors are untouched then."""
         name, group = self._levels[level]
         if group.size() > 1:
-            _check_alike(tensors, group, name)
+            _check_alike(tensors, places, group, name)
         if not tensors:
             return LevelAverage(step, level, name, 0, NOTHING)
         if group.size() > 1:
@@ -121,16 +122,15 @@ def _by_device(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     yield from found.values()
 
 
-def _check_alike(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, name: str) -> None:
+def _check_alike(tensors: Sequence[torch.Tensor], places: Places, group: dist.ProcessGroup, name: str) -> None:
     """Members with other tensors would wait for each other forever, or add what does not belong together."""
-    outline = repr([(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]).encode()
-    digest = int.from_bytes(hashlib.sha256(outline).digest()[:7])
+    digest = int.from_bytes(outline(tensors, places)[:7])
     own = torch.tensor([len(tensors), digest], device=_device(tensors, group))
     extremes = torch.cat([own, -own])
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
     most, highest, least, lowest = extremes.tolist()
     if highest != -lowest:
-        counts = f"between {-least} and {most}" if most != -least else f"{most}, of other shapes or types,"
+        counts = f"between {-least} and {most}" if most != -least else f"{most}, but other ones,"
         raise ValueError(
             f"{name} do not average the same parameters: {len(tensors)} have a gradient here, {counts} elsewhere. Only "
             "parameters with a gradient are averaged; freeze the same ones in every process, and let every backward "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from swarmcli.averaging.shell import CoreRunner
-from swarmcli.sharding.levels.level import LevelAverage
+from swarmcli.sharding.levels.level import LevelAverage, Places
 from swarmcli.sharding.levels.plan import LevelPlan
 from swarmcli.sharding.levels.swarm_groups import SwarmGroups
 from swarmcli.sharding.levels.swarm_levels import SwarmLevels
@@ -32,19 +32,23 @@ class SwarmBackend:
         )
         self._runner.start(make, wait=True, timeout=None)
 
-    def take_step(self, tensors: Sequence[torch.Tensor], step: int) -> tuple[int, LevelAverage | None]:
+    def take_step(
+        self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
+    ) -> tuple[int, LevelAverage | None]:
         """See SwarmLevels.take_step. Waits for the round; other threads leave the tensors alone meanwhile."""
-        taken: tuple[int, LevelAverage | None] = self._runner.run(lambda levels: levels.take_step(tensors, step))
+        taken: tuple[int, LevelAverage | None] = self._runner.run(
+            lambda levels: levels.take_step(tensors, step, places)
+        )
         return taken
 
-    def average(self, level: int, tensors: Sequence[torch.Tensor], step: int) -> LevelAverage:
+    def average(self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None) -> LevelAverage:
         """See SwarmLevels.average. Waits likewise."""
-        average: LevelAverage = self._runner.run(lambda levels: levels.average(level, tensors, step))
+        average: LevelAverage = self._runner.run(lambda levels: levels.average(level, tensors, step, places))
         return average
 
-    def download(self, tensors: Sequence[torch.Tensor], timeout: float | None) -> int | None:
+    def download(self, tensors: Sequence[torch.Tensor], timeout: float | None, places: Places = None) -> int | None:
         """See SwarmLevels.download."""
-        step: int | None = self._runner.run(lambda levels: levels.download(tensors, timeout))
+        step: int | None = self._runner.run(lambda levels: levels.download(tensors, timeout, places))
         return step
 
     def shutdown(self) -> None:

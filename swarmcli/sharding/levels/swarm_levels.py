@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from statistics import median_high
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult, StepCont
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import AveragingError, DHTError, MatchmakingError, NetworkError, RoundFailed, StateDownloadError
 from swarmcli.network.thread import offload
-from swarmcli.sharding.levels.level import NOTHING, LevelAverage
+from swarmcli.sharding.levels.level import NOTHING, LevelAverage, Places, outline
 from swarmcli.sharding.levels.plan import LevelPlan
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
 
@@ -47,32 +48,35 @@ class SwarmLevels:
         self._configs = groups.configs(plan)
         self._averagers: list[AveragerCore] = []
         self._copies: list[torch.Tensor] = []
+        self._which = ""  # parameters the copies are of
         self._state_step = -1  # of what is in the copies; -1: nothing that others should begin with
         self._behind = False  # others were ahead when this peer came, and it has nothing of theirs yet
 
-    async def take_step(self, tensors: Sequence[torch.Tensor], step: int) -> tuple[int, LevelAverage | None]:
+    async def take_step(
+        self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
+    ) -> tuple[int, LevelAverage | None]:
         """See LevelBackend. Who is behind takes the step that most others are at: so their levels are due together.
 
         Otherwise two peers that are a step apart could look for each other at different levels forever.
         """
         if not tensors or step < self._plan.warmup_steps:
             level = self._plan.due(step)
-            return step + 1, None if level is None else await self.average(level, tensors, step)
-        await self._fit(tensors)
+            return step + 1, None if level is None else await self.average(level, tensors, step, places)
+        await self._fit(tensors, places)
         step = await self._present_step(step)
         for remaining in reversed(range(JUMPS + 1)):
             level = self._plan.due(step)
             if level is None:
                 self._tell(step)
                 break
-            average = await self.average(level, tensors, step, watchful=remaining > 0)
+            average = await self.average(level, tensors, step, places, watchful=remaining > 0)
             if average.averaged or (present := await self._present_step(step)) == step or not remaining:
                 return average.step + 1, average
             step = present
         return step + 1, None
 
     async def average(
-        self, level: int, tensors: Sequence[torch.Tensor], step: int, *, watchful: bool = False
+        self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None, *, watchful: bool = False
     ) -> LevelAverage:
         """One round with the others of this level's group who look for one now; see LevelBackend.
 
@@ -83,7 +87,7 @@ class SwarmLevels:
         group = self._names[level] or EVERYONE
         if not tensors:
             return LevelAverage(step, level, group, 0, NOTHING)
-        await self._fit(tensors)
+        await self._fit(tensors, places)
         async with self._at_rest():
             await offload(_copy, tensors, self._copies)
             if not self._behind:
@@ -102,12 +106,14 @@ class SwarmLevels:
             self._state_step, self._behind = agreed, False
         return LevelAverage(agreed, level, group, len(result.contributors))
 
-    async def download(self, tensors: Sequence[torch.Tensor], timeout: float | None) -> int | None:
+    async def download(
+        self, tensors: Sequence[torch.Tensor], timeout: float | None, places: Places = None
+    ) -> int | None:
         """Replaces the tensors by those that others have averaged last; the step at which they were.
 
         None (logged) if nobody gave any, or what came does not fit; the tensors are as they were then.
         """
-        await self._fit(tensors)
+        await self._fit(tensors, places)
         try:
             state = await self._averagers[-1].load_state_from_peers(timeout)
         except StateDownloadError as error:
@@ -118,7 +124,8 @@ class SwarmLevels:
             logger.info("nobody has averaged parameters yet")
             return None
         arrived = list(state.tensors.values())
-        if (there := _signature(arrived)) != (here := _signature(tensors)):
+        there, here = _signature(arrived), _signature(tensors)
+        if there != here or state.metadata.get("which") != self._which:
             logger.warning("the others average other parameters: %s there, %s here", _words(there), _words(here))
             return None
         if not await offload(_are_finite, arrived):
@@ -137,14 +144,19 @@ class SwarmLevels:
         for averager in averagers:
             await averager.shutdown()
 
-    async def _fit(self, tensors: Sequence[torch.Tensor]) -> None:
+    async def _fit(self, tensors: Sequence[torch.Tensor], places: Places) -> None:
         """Averagers are made for the tensors that come, and made anew when others come."""
-        if self._averagers and _signature(self._copies) == _signature(tensors):
+        which = outline(tensors, places).hex()[:16]
+        if self._averagers and self._which == which:
             return
         await self.shutdown()
+        self._which = which
         self._copies = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        meaning = "" if places is None else which  # without places shapes and types tell all, as everywhere
         for config in self._configs:
-            averager = AveragerCore(self._copies, self._groups.dht.node, config, get_state=self._state)
+            averager = AveragerCore(
+                self._copies, self._groups.dht.node, replace(config, meaning=meaning), get_state=self._state
+            )
             await averager.start()
             self._averagers.append(averager)
 
@@ -194,7 +206,7 @@ class SwarmLevels:
 
     async def _state(self) -> tuple[Any, Sequence[torch.Tensor]]:
         async with self._at_rest():
-            return {"step": self._state_step}, [copy.clone() for copy in self._copies]
+            return {"step": self._state_step, "which": self._which}, [copy.clone() for copy in self._copies]
 
     @asynccontextmanager
     async def _at_rest(self) -> AsyncIterator[None]:

@@ -184,6 +184,22 @@ def test_unlike_gradients_are_named_and_nothing_has_changed(worlds: Worlds) -> N
         assert later_step == 1
 
 
+def gradients_in_other_parameters() -> list[list[float]]:
+    """Each rank reaches another of two layers of equal shapes."""
+    rank = dist.get_rank()
+    params = [torch.nn.Parameter(torch.full((2,), value + rank)) for value in (1.0, 100.0)]
+    params[rank].grad = torch.zeros(2)
+    averager = HierarchicalModelAverager({2: 2})
+    with pytest.raises(ValueError, match=r"ranks 0, 1 do not .*: 1 have a gradient here, 1, but other ones, elsewhere"):
+        averager.average_parameters(params)
+    return [param.tolist() for param in params]
+
+
+def test_parameters_of_equal_shapes_are_told_apart(worlds: Worlds) -> None:
+    for rank, values in enumerate(worlds(2).run(gradients_in_other_parameters)):
+        assert values == [[1.0 + rank] * 2, [100.0 + rank] * 2]
+
+
 def lose_a_process() -> list[Any]:
     param = torch.nn.Parameter(torch.tensor([float(dist.get_rank())]))
     param.grad = torch.zeros(1)

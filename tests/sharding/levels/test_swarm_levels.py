@@ -381,3 +381,22 @@ def test_what_is_no_number_is_not_taken_over() -> None:
             assert newcomer.value == 1.0
 
     virtual_time.run(main(), seed=15)
+
+
+def test_parameters_of_equal_shapes_are_told_apart_by_their_places() -> None:
+    async def main() -> None:
+        async with Swarm(10) as swarm:
+            first = await swarm.add({1: 4}, tensors=[torch.ones(5)])
+            await first.levels.take_step(first.tensors, 0, [0])
+            second = await swarm.add({1: 4}, tensors=[torch.zeros(5)])
+            alone = asyncio.ensure_future(first.levels.take_step(first.tensors, 1, [0]))
+            with pytest.raises(FingerprintError, match=r"averaging\.tensors"):
+                await second.levels.take_step(second.tensors, 1, [1])
+            assert groups_of([(await alone)[1]]) == [("everyone", 0)]
+            assert await second.levels.download(second.tensors, 5.0, [1]) is None
+            assert (first.value, second.value) == (1.0, 0.0)
+            results = await asyncio.gather(*(peer.levels.take_step(peer.tensors, 2, [1]) for peer in (first, second)))
+            assert groups_of([average for _, average in results]) == [("everyone", 2)] * 2
+            assert (first.value, second.value) == (0.5, 0.5)
+
+    virtual_time.run(main(), seed=10)
