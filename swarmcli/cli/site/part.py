@@ -12,6 +12,7 @@ from swarmcli.cli.console import setup_logging
 from swarmcli.cli.session import Session
 from swarmcli.cli.site.notes import Network
 from swarmcli.cli.site.process import SiteProcess
+from swarmcli.errors import SiteError
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.roles.site import form_site, run_site_leader, run_site_member
 from swarmcli.sites.site import Site
@@ -40,6 +41,7 @@ def take_part(process: SiteProcess, part: Part) -> None:
     if not part.verbose:
         # A broken site is told of once, by its launcher or as the error that ends this process.
         logging.getLogger("swarmcli.sites").setLevel(logging.CRITICAL)
+        logging.getLogger("asyncio").addFilter(is_news)
     with process.running():
         settings = [*part.settings, f"local.site.processes={place.size}"]
         recipe = load_recipe(part.recipe, settings)
@@ -49,6 +51,11 @@ def take_part(process: SiteProcess, part: Part) -> None:
                 _lead(process, part, settings, site, compute, restarted)
             else:
                 _follow(process, part, recipe, site, compute)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of the event loop is about anything but a broken site, which its unfinished tasks end with."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], SiteError)
 
 
 def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, compute: Compute, restarted: bool) -> None:
