@@ -115,7 +115,8 @@ def test_swarm_sends_signals_that_nobody_else_sends(process: SiteProcess) -> Non
 
 
 def test_a_signal_from_before_the_handlers_is_heard(process: SiteProcess) -> None:
-    stop, heard = threading.Event(), []
+    stop = threading.Event()
+    heard: list[signal.Signals] = []
     assert process.notes is not None
     with stop_on_signals(stop, on_first=heard.append, signals=process.signals):
         process.heed(stop)
