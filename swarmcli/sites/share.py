@@ -14,8 +14,7 @@ import torch
 from swarmcli.averaging.state.snapshot import TensorEntry, copied
 from swarmcli.compression.base import tensor_memory
 from swarmcli.network import wire
-from swarmcli.optim.state.plain_values import to_plain
-from swarmcli.optim.state.statistics import elements, put, read_place
+from swarmcli.optim.state.statistics import by_place, elements, put, read_place
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.links import receive_numbers, send_bytes, send_numbers
 from swarmcli.sites.orders import Order
@@ -119,15 +118,7 @@ class ShareOfStatistics:
 
     def live(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """This rank's statistics by place: tensors, and plain values."""
-        tensors: dict[str, torch.Tensor] = {}
-        numbers: dict[str, Any] = {}
-        for index, statistics in self.zero.local_state().items():
-            for name, value in statistics.items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"{index}/{name}"] = value.detach()
-                else:
-                    numbers[f"{index}/{name}"] = to_plain(value)
-        return tensors, numbers
+        return by_place(self.zero.local_state())
 
     def find(self, place: str) -> torch.Tensor:
         """The live statistic at a place of this rank."""

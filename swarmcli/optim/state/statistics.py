@@ -75,15 +75,8 @@ class OwnStatistics:
         self._optimizer = optimizer
 
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
-        tensors: dict[str, AnyTensor] = {}
-        numbers: dict[str, Any] = {}
-        for index, statistics in sorted(self._optimizer.state_dict()["state"].items()):  # as equal states anywhere
-            for name, value in statistics.items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"{index}/{name}"] = value.detach()
-                else:
-                    numbers[f"{index}/{name}"] = to_plain(value)
-        return tensors, numbers
+        tensors, numbers = by_place(self._optimizer.state_dict()["state"])
+        return {**tensors}, numbers
 
     @contextmanager
     def staged(
@@ -126,6 +119,19 @@ def statistics_of(optimizer: torch.optim.Optimizer) -> Statistics:
     """The optimizer's own idea of where they are, if it has one."""
     found = getattr(optimizer, "statistics", None)
     return found if isinstance(found, Statistics) else OwnStatistics(optimizer)
+
+
+def by_place(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's statistics by parameter index and name: live tensors, and all else as plain values."""
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, statistics in sorted(state.items()):  # equal states are described by equal bytes anywhere
+        for name, value in statistics.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{index}/{name}"] = value.detach()
+            else:
+                numbers[f"{index}/{name}"] = to_plain(value)
+    return tensors, numbers
 
 
 def read_place(text: object) -> tuple[int, str]:

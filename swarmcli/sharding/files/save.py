@@ -35,9 +35,9 @@ from swarmcli.sharding.files.manifest import (
 )
 from swarmcli.sharding.files.moving import ShardedOptimizer, move_state
 from swarmcli.sharding.files.settings import apply_settings, describe_settings
-from swarmcli.sharding.files.shard import Shard, State, shard_file, tensor_nodes, write_shard
+from swarmcli.sharding.files.shard import Shard, State, shard_file, write_shard
 from swarmcli.sharding.zero.consolidation import copied
-from swarmcli.sharding.zero.state_tree import Node
+from swarmcli.sharding.zero.state_tree import Node, tensor_nodes
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +14,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.sharding.files.describing import describe
 from swarmcli.sharding.files.manifest import Description, Entry, ShardRecord, read_sealed, write_sealed
 from swarmcli.sharding.files.tensor_file import TensorFile, digest_of, write_tensors
-from swarmcli.sharding.zero.state_tree import MappingNode, Node, SequenceNode, TensorNode, put_together
+from swarmcli.sharding.zero.state_tree import Node, TensorNode, put_together, tensor_nodes
 
 State = Mapping[int, Mapping[str, Any]]  # statistics of parameters by their index
 
@@ -125,19 +125,6 @@ def tensor_names(index: int, statistics: Mapping[str, Node]) -> list[str]:
         else:
             names += [f"{index}/{name}/{place}" for place, _ in enumerate(tensor_nodes(node))]
     return names
-
-
-def tensor_nodes(node: Node) -> Iterator[TensorNode]:
-    """The tensors that a description speaks of, in its order."""
-    match node:
-        case TensorNode():
-            yield node
-        case SequenceNode(items):
-            for item in items:
-                yield from tensor_nodes(item)
-        case MappingNode(entries):
-            for _, item in entries:
-                yield from tensor_nodes(item)
 
 
 def _describe(index: int, name: object, value: Any, tensors: dict[str, Tensor]) -> Node:

@@ -59,17 +59,22 @@ def _entry(key: Any, value: Any, tensors: list[torch.Tensor], place: str) -> tup
     return key, take_apart(value, tensors, f"{place}[{key!r}]")
 
 
-def empty_tensors(node: Node) -> Iterator[torch.Tensor]:
-    """Empty CPU tensors for everything the description speaks of, in its order. Raises ValueError for unknown types."""
+def tensor_nodes(node: Node) -> Iterator[TensorNode]:
+    """The tensors that a description speaks of, in its order."""
     match node:
-        case TensorNode(dtype, shape):
-            yield torch.empty(shape, dtype=_dtype(dtype))
+        case TensorNode():
+            yield node
         case SequenceNode(items):
             for item in items:
-                yield from empty_tensors(item)
+                yield from tensor_nodes(item)
         case MappingNode(entries):
             for _, item in entries:
-                yield from empty_tensors(item)
+                yield from tensor_nodes(item)
+
+
+def empty_tensors(node: Node) -> Iterator[torch.Tensor]:
+    """Empty CPU tensors for everything the description speaks of, in its order. Raises ValueError for unknown types."""
+    return (torch.empty(each.shape, dtype=_dtype(each.dtype)) for each in tensor_nodes(node))
 
 
 def _dtype(name: str) -> torch.dtype:
