@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Literal, overload
 
@@ -13,13 +15,13 @@ import torch
 
 from swarmcli.averaging.allreduce.layout import Layout
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
-from swarmcli.averaging.checks import check_numbers, check_tensors
+from swarmcli.averaging.checks import check_flags, check_numbers, check_tensors
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.phases.program import RoundProgram
 from swarmcli.averaging.shell import CoreRunner
-from swarmcli.averaging.state.snapshot import copied
+from swarmcli.averaging.state.snapshot import copies_of
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht import DHT
 from swarmcli.errors import AveragingError, StateDownloadError
@@ -84,7 +86,8 @@ class DecentralizedAverager:
         the DHT's mode and to none. `state_compression`: how others download the state from here; with a lossy codec
         they do not get every bit of it. `tensor_infos`: key and role of each tensor, by which adaptive compressions
         choose; unless given, keys are indices (in a state they always are). `allow_state_sharing`: others may download
-        what `get_current_state` gives; unless given, a peer that can be dialed and is no auxiliary shares.
+        what `get_current_state` gives; unless given, a peer that can be dialed and is no auxiliary shares. It can be
+        set later, as can `state_sharing_priority`.
         `daemon=False` keeps the process alive, when its main thread has ended, until somebody calls `shutdown`.
 
         Raises ValueError and TypeError for arguments that make no sense.
@@ -99,6 +102,9 @@ class DecentralizedAverager:
         self.dht = dht
         check_tensors(averaged_tensors)
         check_numbers(shutdown_timeout=shutdown_timeout)
+        if allow_state_sharing is None:
+            allow_state_sharing = not (hidden or auxiliary)
+        check_flags(allow_state_sharing=allow_state_sharing)
         self._tensors = list(averaged_tensors)
         self._holder: int | None = None  # the thread that is inside get_tensors()
         self.config = AveragerConfig(
@@ -111,12 +117,12 @@ class DecentralizedAverager:
             bandwidth=bandwidth,
             auxiliary=auxiliary,
             client_mode=client_mode,
-            share_state=not (hidden or auxiliary) if allow_state_sharing is None else allow_state_sharing,
+            share_state=allow_state_sharing,
             state_compression=state_codec,
             declare_state_period=declare_state_period,
         )
         Layout.of(self._tensors, codec, infos)  # so that what does not fit is refused here, not when it starts
-        self._state_sharing_priority = 0.0
+        self._allow_state_sharing, self._state_sharing_priority = allow_state_sharing, 0.0
         self._runner: CoreRunner[AveragerCore] = CoreRunner(
             f"the averager of {prefix!r}", float(shutdown_timeout), daemon=daemon
         )
@@ -281,12 +287,14 @@ class DecentralizedAverager:
     # State
 
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor]]:
-        """What others download from here: metadata (anything msgpack carries) and tensors that will not change.
+        """What others download from here: metadata (anything msgpack carries) and tensors.
 
-        To be overridden where the state is more than the averaged tensors. Called in a thread of the executor.
+        To be overridden where the state is more than the averaged tensors. Called in a thread of the executor when
+        somebody asks for the state, who gets copies: tensors may change as soon as they have been copied, which no
+        all-reduce of this averager does before. Whoever else changes them meanwhile shares what is half changed.
         """
         with self.get_tensors() as tensors:
-            return None, list(copied({str(index): tensor for index, tensor in enumerate(tensors)}).values())
+            return None, list(tensors)
 
     @overload
     def load_state_from_peers(
@@ -301,15 +309,31 @@ class DecentralizedAverager:
         return self._runner.run(lambda core: self._load_state(core, timeout), wait)
 
     @property
+    def allow_state_sharing(self) -> bool:
+        """Whether others may download the state from here. Once it is False, who asks is refused; downloads under way
+        go on."""
+        return self._allow_state_sharing
+
+    @allow_state_sharing.setter
+    def allow_state_sharing(self, allow: bool) -> None:
+        check_flags(allow_state_sharing=allow)
+        self._allow_state_sharing = allow
+        if self._runner.can_be_called:
+            self._runner.call(lambda core: core.share_state(allow))
+
+    @property
     def state_sharing_priority(self) -> float:
-        """Newcomers ask donors of higher priority first."""
+        """A finite number. Newcomers ask donors of higher priority first."""
         return self._state_sharing_priority
 
     @state_sharing_priority.setter
     def state_sharing_priority(self, priority: float) -> None:
-        epoch, tag = self._state_epoch, self._tag
-        self._runner.call(lambda core: core.declare_state(priority=priority, epoch=epoch, tag=tag))
-        self._state_sharing_priority = priority
+        check_numbers(state_sharing_priority=priority)
+        if not math.isfinite(priority):
+            raise ValueError(f"state_sharing_priority={priority!r}: expected a finite number")
+        self._state_sharing_priority = float(priority)
+        if self._runner.can_be_called:
+            self._runner.call(self._declare)
 
     # Inside
 
@@ -328,10 +352,32 @@ class DecentralizedAverager:
             )
         return state.metadata, list(state.tensors.values())
 
+    def _declare(self, core: AveragerCore) -> None:
+        core.declare_state(priority=self._state_sharing_priority, epoch=self._state_epoch, tag=self._tag)
+
     async def _make_core(self) -> AveragerCore:
         async def get_state() -> tuple[Any, Sequence[torch.Tensor]]:
-            return await offload(self.get_current_state)
+            metadata, tensors = _checked_state(await offload(self.get_current_state))
+            async with core.tensors():
+                return metadata, await offload(copies_of, tensors)
 
-        core = AveragerCore(self._tensors, self.dht.node, self.config, get_state=get_state, program=self._program)
+        config = replace(self.config, share_state=self._allow_state_sharing)
+        core = AveragerCore(self._tensors, self.dht.node, config, get_state=get_state, program=self._program)
+        self._declare(core)
         await core.start()
         return core
+
+
+def _checked_state(state: object) -> tuple[Any, Sequence[torch.Tensor]]:
+    """What `get_current_state` returned. Raises TypeError where that is something else than it should be."""
+    if not isinstance(state, tuple) or len(state) != 2:
+        given = f"{len(state)} values" if isinstance(state, tuple) else type(state).__name__
+        raise TypeError(
+            f"get_current_state() must return (metadata, tensors), got {given}; what hivemind returns third is the "
+            "argument tensor_infos here"
+        )
+    metadata, tensors = state
+    for index, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"get_current_state(): tensors[{index}] must be a tensor, got {type(tensor).__name__}")
+    return metadata, tensors

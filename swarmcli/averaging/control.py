@@ -74,12 +74,13 @@ class RoundResult(Mapping[PeerID, Any]):
     gathered: Mapping[PeerID, Any]
     contributors: tuple[PeerID, ...]  # whose tensors are in the average
     left_out: Mapping[PeerID, str]  # who is not, and why
-    total_weight: float  # 0: nobody had any, and nobody's tensors changed
+    total_weight: float  # 0: there was nothing to average (`remark` says why), and nobody's tensors changed
     bytes_sent: int
     bytes_received: int
     seconds: Mapping[str, float]  # stage → time spent in it
     deputies: tuple[PeerID, ...] = ()  # who reduced again what members that were lost had reduced
     late: bool = False  # what was missing here was fetched after the group had committed
+    remark: str = ""  # what was unusual, in words for people
 
     def __getitem__(self, peer: PeerID) -> Any:
         return self.gathered[peer]

@@ -27,7 +27,7 @@ from swarmcli.averaging.phases.program import RoundProgram
 from swarmcli.averaging.state.archive import RoundArchive
 from swarmcli.averaging.state.download import DownloadedState
 from swarmcli.averaging.state.sharing import StateOffer, StateSharing
-from swarmcli.averaging.state.snapshot import Snapshot, copied
+from swarmcli.averaging.state.snapshot import Snapshot, copies_of
 from swarmcli.averaging.tasks import on_executor
 from swarmcli.compression import CompressionInfo
 from swarmcli.dht.node import DHTNode
@@ -177,6 +177,10 @@ class AveragerCore:
         """
         return await self._sharing.download(timeout)
 
+    def share_state(self, donates: bool) -> None:
+        """Whether others may download the state from here, from now on; downloads under way go on."""
+        self._sharing.share(donates)
+
     def declare_state(self, *, priority: float = 0.0, epoch: int = -1, tag: bytes = b"") -> None:
         """What newcomers are told about the state that this peer shares; donors of higher priority are asked first."""
         self._sharing.declare(StateOffer(priority, epoch, tag))
@@ -203,8 +207,7 @@ class AveragerCore:
 
     async def _copy_tensors(self) -> tuple[Any, Sequence[torch.Tensor]]:
         async with self.tensors() as tensors:
-            named = {str(index): tensor for index, tensor in enumerate(tensors)}
-            return None, list((await on_executor(self._layout.nbytes, copied, named)).values())
+            return None, await on_executor(self._layout.nbytes, copies_of, tensors)
 
     def _own_terms(self) -> dict[str, str]:
         options = self.config.allreduce
@@ -295,6 +298,8 @@ class AveragerCore:
         try:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
                 await self.archive.written()  # or the results of two rounds would be in memory at once
+                if reason := self._nothing_to_average(group):
+                    return AllreduceResult.without_exchange(reason)
                 round_ = self._make_round(group, weight)
                 with self._finder.link.watching():
                     result = await round_.run()
@@ -304,6 +309,12 @@ class AveragerCore:
         finally:
             self._lock.release()
         return result
+
+    def _nothing_to_average(self, group: Group) -> str:
+        """Why a group has nothing to average, or "". All of its members come to the same answer."""
+        if all(member.auxiliary for member in group.members):
+            return "only auxiliaries came, which have no tensors of their own"
+        return "" if self._layout.numel else "the averaged tensors have no elements"
 
     def _make_round(self, group: Group, weight: float) -> Allreduce | PhasedAllreduce:
         service, tensors, options = self._service, self._tensors, self.config.allreduce
@@ -336,6 +347,7 @@ class AveragerCore:
             seconds=chronicle.seconds,
             deputies=result.deputies,
             late=result.late,
+            remark=result.remark,
         )
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:

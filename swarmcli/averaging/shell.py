@@ -40,6 +40,11 @@ class CoreRunner(Generic[C]):
         return self._thread is not None
 
     @property
+    def can_be_called(self) -> bool:
+        """Started, if only just, and not shut down."""
+        return self._thread is not None and not self._closed
+
+    @property
     def is_alive(self) -> bool:
         starting = self._starting
         return not self._closed and starting is not None and starting.done() and not starting.cancelled()
@@ -74,9 +79,10 @@ class CoreRunner(Generic[C]):
         async def act() -> T:
             return await action(await self._core())
 
-        if self._thread is None or self._closed:
+        thread = self._thread
+        if thread is None or not self.can_be_called:
             raise RuntimeError(f"{self._name} is not running; start it with run_in_background()")
-        return self._thread.run(act()) if wait else self._thread.submit(act())
+        return thread.run(act()) if wait else thread.submit(act())
 
     def shutdown(self) -> None:
         """Ends the core within the shutdown timeout, and lets go of the thread. Idempotent."""

@@ -179,6 +179,63 @@ def test_state_is_loaded_from_whoever_shares_it() -> None:
             assert metadata == {"epoch": 5} and torch.equal(tensors[0], torch.arange(4))
 
 
+class Live(DecentralizedAverager):
+    """Shares what it averages and a counter, which goes on counting in place."""
+
+    def get_current_state(self) -> tuple[Any, list[torch.Tensor]]:
+        self.counter = torch.zeros(200_000)
+        state = [self.counter, *super().get_current_state()[1]]
+        threading.Thread(target=lambda: [self.counter.add_(1) for _ in range(2000)]).start()
+        return None, state
+
+
+class OfThree(DecentralizedAverager):
+    def get_current_state(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return None, [], []
+
+
+def test_what_is_shared_is_copied_when_it_is_asked_for() -> None:
+    with (
+        swarm(2) as (first, second),
+        Live([torch.ones(5)], first.dht, start=True, prefix="live") as donor,
+        DecentralizedAverager([torch.zeros(5)], second.dht, start=True, prefix="live") as newcomer,
+    ):
+        for value in range(3):
+            with donor.get_tensors() as tensors:
+                tensors[0].fill_(value)
+            loaded = newcomer.load_state_from_peers(timeout=30)
+            assert loaded is not None and torch.equal(loaded[1][1], torch.full((5,), float(value)))
+
+
+def test_sharing_is_a_property() -> None:
+    with swarm(2) as (first, second):
+        donor = DecentralizedAverager([torch.ones(5)], first.dht, start=False, prefix="p", allow_state_sharing=False)
+        donor.state_sharing_priority = 2.5
+        donor.allow_state_sharing = True  # before it is started, and later
+        with donor, DecentralizedAverager([torch.zeros(5)], second.dht, start=True, prefix="p") as newcomer:
+            assert (donor.allow_state_sharing, donor.state_sharing_priority) == (True, 2.5)
+            assert newcomer.load_state_from_peers(timeout=30) is not None
+            donor.allow_state_sharing = False
+            assert newcomer.load_state_from_peers(timeout=30) is None
+            donor.allow_state_sharing = True
+            assert newcomer.load_state_from_peers(timeout=30) is not None
+            with pytest.raises(TypeError, match="allow_state_sharing='no': expected True or False"):
+                donor.allow_state_sharing = "no"  # type: ignore[assignment]
+            with pytest.raises(ValueError, match="state_sharing_priority=nan"):
+                donor.state_sharing_priority = float("nan")
+        donor.allow_state_sharing = False  # nobody is there any more whom it would concern
+
+
+def test_a_state_of_another_form_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        swarm(2) as (first, second),
+        OfThree([torch.ones(5)], first.dht, start=True, prefix="three"),
+        DecentralizedAverager([torch.zeros(5)], second.dht, start=True, prefix="three") as newcomer,
+    ):
+        assert newcomer.load_state_from_peers(timeout=30) is None
+    assert "get_current_state() must return (metadata, tensors), got 3 values" in caplog.text
+
+
 def test_tensors_and_states_travel_compressed() -> None:
     like = (torch.zeros(50, 7), torch.zeros(3, dtype=torch.float64))
     infos = [CompressionInfo.from_tensor(tensor, key="w", role=TensorRole.PARAMETER) for tensor in like]

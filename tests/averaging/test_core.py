@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -425,3 +426,40 @@ def _leading(controls: list[StepControl], peers: list[Peer]) -> int:
     group = controls[0].group
     assert group is not None
     return next(index for index, peer in enumerate(peers) if peer.peer_id == group.leader)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"auxiliary": True}, "only auxiliaries came"),
+        ({"tensors": [torch.zeros(0), torch.zeros(3, 0)]}, "have no elements"),
+        ({"tensors": []}, "have no elements"),
+    ],
+)
+def test_where_there_is_nothing_to_average_the_round_ends_at_once_and_says_why(
+    options: dict[str, Any], words: str
+) -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers = await swarm.add(3, **options)
+            results = await all_results([peer.begin(gather=number) for number, peer in enumerate(peers)])
+            assert_one_group(results, peers)
+            for peer, result in zip(peers, results, strict=True):
+                assert words in result.remark and words in peer.rounds[0].reason
+                assert (result.total_weight, result.contributors) == (0.0, ()) and sorted(result.values()) == [0, 1, 2]
+            assert peers[0].rounds[0].seconds["running all-reduce"] == 0
+
+    run(main())
+
+
+def test_a_tensor_without_elements_is_averaged_beside_others() -> None:
+    async def main() -> None:
+        async with Averagers(4) as swarm:
+            peers = []
+            for value in (1.0, 3.0):
+                tensors = [torch.zeros(0), torch.full((3,), value), torch.zeros(2, 0, dtype=torch.float64)]
+                peers.append(await swarm.add_one(tensors=tensors))
+            await all_results([peer.begin() for peer in peers])
+            assert all(torch.equal(peer.core._tensors[1], torch.full((3,), 2.0)) for peer in peers)
+
+    run(main())

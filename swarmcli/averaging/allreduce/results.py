@@ -27,6 +27,7 @@ class AllreduceResult:
     digest        32 bytes over averages, senders and weights
     deputies      who reduced parts of members that were lost; `parts` says which, and of whom each part is
     late          what was missing here was fetched after the group had committed
+    nothing       why there was nothing to average, so that nobody exchanged anything; "" otherwise
     """
 
     averages: list[torch.Tensor]
@@ -39,6 +40,12 @@ class AllreduceResult:
     parts: tuple[Average, ...] = field(repr=False, default=())  # in order, with the senders of each
     deputies: tuple[PeerID, ...] = ()
     late: bool = False
+    nothing: str = ""
+
+    @classmethod
+    def without_exchange(cls, reason: str) -> AllreduceResult:
+        """Of a group that has nothing to average, as each of its members knows by itself."""
+        return cls([], (), {}, {}, b"", bytes_sent=0, bytes_received=0, nothing=reason)
 
     @property
     def total_weight(self) -> float:
@@ -47,7 +54,7 @@ class AllreduceResult:
     @property
     def remark(self) -> str:
         """What was unusual, for people; "" for nothing."""
-        remarks = [] if self.weights else ["nobody had any weight"]
+        remarks = [] if self.weights else [self.nothing or "nobody had any weight"]
         if self.deputies:
             names = ", ".join(peer.short for peer in self.deputies)
             remarks.append(f"{names} reduced again what lost members had")

@@ -43,7 +43,10 @@ class Results:
         """`memory`: (layout.nbytes,) of uint8, to write all of it into; None: fresh."""
         self._layout = layout
         memory = memory if memory is not None else fresh_memory(layout.nbytes)
-        self._segments = [memory[each.offset : each.end].view(each.dtype) for each in layout.segments]
+        empty = torch.empty(0, dtype=torch.uint8)  # a piece of no bytes may have strides that torch takes for others
+        self._segments = [
+            (memory[each.offset : each.end] if each.numel else empty).view(each.dtype) for each in layout.segments
+        ]
 
     def part(self, part: Part) -> torch.Tensor:
         """The flat tensor that a part occupies."""

@@ -149,7 +149,8 @@ class StateDonor:
             yield lend
 
     async def _serve(self, peer: PeerID, request: StateRequest, stream: Stream) -> None:
-        async with self._turn(request.version, stream), self._pins.use(request.version) as pin:
+        asked = asyncio.get_running_loop().time()
+        async with self._turn(request.version, stream), self._pins.use(request.version, asked) as pin:
             given = await self._give(pin, stream)
         if given and request.version and (addresses := self._endpoint.addresses_of(peer)):
             self._done.setdefault(request.version, deque(maxlen=MAX_NAMED)).append(Holder(peer, addresses))

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 
@@ -60,8 +61,8 @@ class StateSharing:
         period: float,
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`provide` gives the present state; `period`: seconds between two repetitions of the offer; `courtesy`: see
-        StateDonor."""
+        """`provide` gives the present state; `donates`: whether others may download it, until `share` says otherwise;
+        `period`: seconds between two repetitions of the offer; `courtesy`: see StateDonor."""
         self.offer = StateOffer()
         self._node = node
         self._prefix = prefix
@@ -69,26 +70,39 @@ class StateSharing:
         self._provide = provide
         self._donates = donates
         self._period = period
+        self._offered = False  # others may find an offer of this peer
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
-        self._donor = StateDonor(node.endpoint, prefix, self._snapshot, donated=self._donated, courtesy=courtesy)
+        self._courtesy = courtesy
+        self._donor: StateDonor | None = None  # while others may download
 
     def start(self) -> None:
-        """Serves downloads and makes the offer known, if this peer donates."""
-        if self._donates:
-            self._donor.start()
-            self._tasks.spawn(self._keep_offering())
+        """Serves downloads and makes the offer known, if this peer donates.
+
+        Raises ValueError if the endpoint shares a state of this prefix already.
+        """
+        self.share(self._donates)
+        self._tasks.spawn(self._keep_offering())
 
     async def stop(self) -> None:
         """Takes no more downloads and withdraws the offer."""
-        if self._donates:
-            await self._tasks.close()
+        self.share(False)
+        await self._tasks.close()
+        await self._withdraw()
+
+    def share(self, donates: bool) -> None:
+        """Whether others may download from now on; downloads under way go on."""
+        self._donates = donates
+        self._changed.set()
+        if donates and self._donor is None:
+            donor = StateDonor(
+                self._node.endpoint, self._prefix, self._snapshot, donated=self._donated, courtesy=self._courtesy
+            )
+            donor.start()
+            self._donor = donor
+        elif not donates and self._donor is not None:
             self._donor.close()
-            try:
-                async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
-                    await self._node.withdraw(self._key, self._node.own_subkey())
-            except (NetworkError, DHTError, TimeoutError) as error:
-                logger.debug("the offer of %s stays until it expires: %s", self._key, error)
+            self._donor = None
 
     def declare(self, offer: StateOffer) -> None:
         """Changes what the offer says, at once."""
@@ -142,16 +156,31 @@ class StateSharing:
     async def _keep_offering(self) -> None:
         while True:
             self._changed.clear()
-            expiration = self._node.endpoint.clock.now() + 2 * self._period
-            try:
-                await self._node.store(self._key, wire.encode(self.offer), expiration, subkey=self._node.own_subkey())
-            except (NetworkError, DHTError) as error:
-                logger.debug("%s is out of reach: %s", self._key, error)
-            try:
-                async with asyncio.timeout(self._period):
+            if self._donates:
+                await self._make_offer()
+            else:
+                await self._withdraw()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period if self._donates else None):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
+
+    async def _make_offer(self) -> None:
+        expiration = self._node.endpoint.clock.now() + 2 * self._period
+        self._offered = True  # also where storing fails: part of it may have been stored
+        try:
+            await self._node.store(self._key, wire.encode(self.offer), expiration, subkey=self._node.own_subkey())
+        except (NetworkError, DHTError) as error:
+            logger.debug("%s is out of reach: %s", self._key, error)
+
+    async def _withdraw(self) -> None:
+        if not self._offered:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
+                await self._node.withdraw(self._key, self._node.own_subkey())
+            self._offered = False
+        except (NetworkError, DHTError, TimeoutError) as error:
+            logger.debug("the offer of %s stays until it expires: %s", self._key, error)
 
     async def _snapshot(self, version: bytes) -> Snapshot | None:
         snapshot = await self._provide()

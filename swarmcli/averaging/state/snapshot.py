@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -255,6 +255,11 @@ def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, tensor in tensors.items():
         copies[name].copy_(tensor)
     return copies
+
+
+def copies_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The same for tensors without names, in their order."""
+    return list(copied({str(index): tensor for index, tensor in enumerate(tensors)}).values())
 
 
 def digest_of_chunk(*pieces: memoryview) -> bytes:

@@ -225,9 +225,10 @@ class StandingGroup:
             return Failed("the round was cancelled")
         try:
             result = control.result(timeout=0)
-            if self._sees_weights and result.total_weight <= 0:
-                return Failed("nobody in the group had samples")
-            return _committed(result)
+            committed = _committed(result)
+            if not committed.members or (self._sees_weights and result.total_weight <= 0):
+                return Failed(f"nobody in the group had samples: {result.remark}")
+            return committed
         except RoundMissed as error:
             lineage = control.request.tag
             if self._missed is None or self._missed[0] != lineage:

@@ -281,14 +281,14 @@ def test_donations_are_reported_and_the_snapshot_is_let_go() -> None:
     async def main() -> None:
         donated: list[tuple[PeerID, bytes, int]] = []
         async with Swarm(1, donated=lambda peer, state, size: donated.append((peer, state.version, size))) as swarm:
-            await swarm.download()
+            await swarm.download(version=b"v1")
             await asyncio.sleep(1)
             ((peer, version, size),) = donated
             assert peer == swarm.endpoints[1].peer_id and version == b"v1" and size >= size_of(swarm.states[0])
-            await swarm.download()
+            await swarm.download(version=b"v1")
             assert swarm.provided == [1]
             await asyncio.sleep(10)
-            await swarm.download()
+            await swarm.download(version=b"v1")
             assert swarm.provided == [2]
 
     virtual_time.run(main())

@@ -164,3 +164,60 @@ def test_a_donor_whose_own_round_runs_gives_little() -> None:
             assert asyncio.get_running_loop().time() - began < 1
 
     run(main())
+
+
+def test_sharing_can_be_ended_and_begun_again() -> None:
+    async def main() -> None:
+        async with Averagers(10) as swarm:
+            donor, newcomer = [await swarm.add_one(share_state=number == 0) for number in range(2)]
+            await asyncio.sleep(1)
+            donor.core.share_state(False)
+            with pytest.raises(StateDownloadError):  # it still knows the offer, or reads it before it is withdrawn
+                await newcomer.core.load_state_from_peers(timeout=20)
+            await asyncio.sleep(1)
+            assert await newcomer.core.load_state_from_peers() is None
+            donor.core.share_state(True)
+            donor.core.share_state(True)
+            await asyncio.sleep(1)
+            assert await newcomer.core.load_state_from_peers() is not None
+
+    run(main())
+
+
+def test_a_download_gets_the_state_as_it_is_when_it_is_asked_for() -> None:
+    async def main() -> None:
+        async with Averagers(11) as swarm:
+            donor, newcomer, other = [await swarm.add_one(share_state=number == 0) for number in range(3)]
+            await asyncio.sleep(1)
+            for value in range(3):
+                async with donor.core.tensors() as tensors:
+                    tensors[0].fill_(value)
+                states = await asyncio.gather(*(peer.core.load_state_from_peers() for peer in (newcomer, other)))
+                assert [float(state.tensors["0"][0, 0]) for state in states if state] == [value, value]
+
+    run(main())
+
+
+def test_who_asks_while_the_state_is_copied_for_another_does_not_get_that_copy() -> None:
+    async def main() -> None:
+        values, copying = [torch.zeros(3)], asyncio.Event()
+
+        async def get_state() -> tuple[None, list[torch.Tensor]]:
+            copy = values[0].clone()
+            copying.set()
+            await asyncio.sleep(1)
+            return None, [copy]
+
+        async with Averagers(12) as swarm:
+            await swarm.add_one(share_state=True, get_state=get_state)
+            newcomers = await swarm.add(2)
+            await asyncio.sleep(1)
+            first = asyncio.create_task(newcomers[0].core.load_state_from_peers())
+            await copying.wait()
+            values[0] = torch.ones(3)
+            second = await newcomers[1].core.load_state_from_peers()
+            assert second is not None and torch.equal(second.tensors["0"], torch.ones(3))
+            state = await first
+            assert state is not None and torch.equal(state.tensors["0"], torch.zeros(3))
+
+    run(main())
