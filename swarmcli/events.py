@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 logger = logging.getLogger(__name__)
+notices = logging.getLogger("swarmcli.notices")
 
 RoundOutcome = Literal["committed", "failed", "undecided"]
 
@@ -135,7 +136,7 @@ class CheckpointWritten(Event):
 
 @dataclass(frozen=True, slots=True)
 class Noticed(Event):
-    """Something a person should read that is none of the above."""
+    """Something a person should read that is none of the above. It is logged too: not every program subscribes."""
 
     level: Literal["info", "warning", "error"]
     text: str
@@ -160,6 +161,8 @@ class Events:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
+        if isinstance(event, Noticed):
+            notices.log(logging.getLevelNamesMapping()[event.level.upper()], "%s", event.text)
         for listener in self._listeners:
             try:
                 listener(event)

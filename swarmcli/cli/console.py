@@ -9,6 +9,8 @@ import unicodedata
 from rich.console import Console
 from rich.text import Text
 
+from swarmcli.events import notices
+
 MAX_TEXT = 300  # characters shown of a text that a stranger may have chosen
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
@@ -47,10 +49,11 @@ class ConsoleHandler(logging.Handler):
 
 def setup_logging(verbose: bool = False, who: str = "") -> None:
     """Sends this process's log to stderr: warnings, and with `verbose` all that swarm itself says. `who` says which of
-    several processes on one terminal speaks."""
+    several processes on one terminal speaks; the one without a name shows notices as events, so the log omits them."""
     handler = ConsoleHandler(err) if sys.stderr.isatty() else logging.StreamHandler()
     who = f"[{who}] " if who else ""
     handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    handler.addFilter(lambda record: bool(who) or record.name != notices.name)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

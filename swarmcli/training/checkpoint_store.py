@@ -6,7 +6,6 @@ A checkpoint appears whole or not at all: it is written beside its place, flushe
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -34,8 +33,6 @@ from swarmcli.training.checkpoint import (
     model_tensors,
 )
 from swarmcli.training.portable import flatten
-
-logger = logging.getLogger(__name__)
 
 
 class Shards(Protocol):
@@ -78,7 +75,6 @@ class CheckpointStore:
             _replace(place, partial)
         except (OSError, safetensors.SafetensorError, CheckpointError) as error:
             text = f"no checkpoint of epoch {epoch} in {self.directory} ({error}); training goes on without it"
-            logger.warning(text)
             self._events.emit(Noticed("warning", text))
             if shards is not None:
                 shards.settle(partial, "", [])

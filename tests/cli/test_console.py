@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from swarmcli.cli.console import ConsoleHandler, err, out, printable, setup_logging
+from swarmcli.events import Events, Noticed
 
 
 @given(st.text(), st.integers(1, 80))
@@ -65,6 +66,16 @@ def test_without_verbose_only_warnings_are_logged(capsys: pytest.CaptureFixture[
         "WARNING swarmcli.x: look here",
         "DEBUG swarmcli.x: everything",
     ]
+
+
+@pytest.mark.usefixtures("untouched_logging")
+def test_a_notice_is_in_the_log_only_where_no_view_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging()
+    Events().emit(Noticed("warning", "the disk is full"))
+    assert capsys.readouterr().err == ""
+    setup_logging(who="process 1")
+    Events().emit(Noticed("warning", "the disk is full"))
+    assert "[process 1] WARNING swarmcli.notices: the disk is full" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("untouched_logging")

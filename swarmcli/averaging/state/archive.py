@@ -7,7 +7,6 @@ written by the executor, once the round has ended, and used again for later roun
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -34,8 +33,6 @@ from swarmcli.network.tasks import TaskOwner
 
 _PATIENCE = 2.0  # seconds for which a round waits until the one before has been written
 _MOST_FETCHES = 8  # at a time: they are small beside downloads of a state
-
-logger = logging.getLogger(__name__)
 
 
 class RoundArchive:
@@ -129,7 +126,6 @@ class RoundArchive:
         if not self._said:
             self._said = True
             text = f"the averages of {self._prefix!r} are not kept for those who miss a round: {reason}"
-            logger.warning("%s", text)
             self._endpoint.events.emit(Noticed("warning", text))
 
     async def _provide(self, version: bytes) -> Snapshot | None:
