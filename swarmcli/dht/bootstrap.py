@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from swarmcli.dht.calls import Calls
 from swarmcli.dht.core import NodeCore
-from swarmcli.errors import BootstrapError, CallTimeout, OwnAddressError, SwarmError
+from swarmcli.errors import BootstrapError, CallTimeout, OwnAddressError, SwarmError, WrongPeerError
 from swarmcli.events import Noticed
 from swarmcli.network.address import parse_address
 from swarmcli.network.identity import PeerID
@@ -42,19 +42,22 @@ class _Search:
         self._timeout = timeout
         self._deadline = core.loop_time() + timeout
         self._attempts: dict[str, Exception] = {}
-        self._answered = asyncio.Event()
+        self._untried = 0  # addresses that may still answer
+        self._answered = False
+        self._over = asyncio.Event()  # one has answered, or none can any more
 
     async def run(self, addresses: Sequence[str]) -> None:
+        self._untried = len(addresses)
         async with asyncio.TaskGroup() as group:
             tries = [group.create_task(self._keep_trying(address)) for address in addresses]
             try:
                 async with asyncio.timeout_at(self._deadline):
-                    await self._answered.wait()
+                    await self._over.wait()
             except TimeoutError:
                 pass  # judged below, once nothing runs any more
             for task in tries:
                 task.cancel()
-        if not self._answered.is_set():
+        if not self._answered:
             raise self._failure(addresses)
 
     async def _keep_trying(self, address: str) -> None:
@@ -65,10 +68,13 @@ class _Search:
             except OwnAddressError:
                 self._leads_here(address)
                 return
+            except WrongPeerError as error:
+                self._give_up(address, error)
+                return
             except SwarmError as error:
                 self._failed(address, error)
             else:
-                self._answered.set()
+                self._succeed()
                 return
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -92,13 +98,25 @@ class _Search:
         own = self._core.endpoint.peer_id
         self._found[address] = own
         if all(peer == own for peer in self._found.values()):
-            self._answered.set()  # by the only first contact that there is
+            self._succeed()  # by the only first contact that there is
+
+    def _succeed(self) -> None:
+        self._answered = True
+        self._over.set()
+
+    def _give_up(self, address: str, error: SwarmError) -> None:
+        """Another peer answers at this address, and will do so at every try."""
+        self._attempts[address] = error
+        self._untried -= 1
+        if not self._untried:
+            self._over.set()
 
     def _failure(self, addresses: Sequence[str]) -> BootstrapError:
         unanswered = CallTimeout("no answer yet")
         attempts = {address: self._attempts.get(address, unanswered) for address in addresses}
         lines = "; ".join(_describe(address, error) for address, error in attempts.items())
-        return BootstrapError(f"no first contact answered within {self._timeout:g} s: {lines}", attempts)
+        within = f" within {self._timeout:g} s" if self._untried else ""
+        return BootstrapError(f"no first contact answered{within}: {lines}", attempts)
 
 
 def _describe(address: str, error: Exception) -> str:

@@ -120,7 +120,9 @@ def greet_dialer(identity: Identity) -> Greeting:
 def check_listener(found: PeerID, expected: PeerID | None, own: PeerID) -> None:
     """Raises WrongPeerError if another peer than `expected` answered, OwnAddressError if it is this peer itself."""
     if expected is not None and found != expected:
-        raise WrongPeerError(f"peer {found.short}… answers there, not {expected.short}…; the address is out of date")
+        raise WrongPeerError(
+            f"peer {found.short}… answers there, not {expected.short}…; ask for the line with which one joins now"
+        )
     if found == own:
         raise OwnAddressError("this peer itself answers there")
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.dht import DHTNode
-from swarmcli.errors import AddressError, BootstrapError
+from swarmcli.errors import AddressError, BootstrapError, WrongPeerError
 from swarmcli.events import Event, Noticed
 from swarmcli.network.virtual_time import run
 
@@ -48,6 +48,20 @@ def test_when_none_answers_each_is_named_with_what_failed() -> None:
             assert "dht.ping" in words[3]
             assert all(each in str(caught.value) for each in addresses)
             await foreign.close()
+
+    run(main())
+
+
+def test_an_address_with_another_peer_s_key_ends_the_search_at_once() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            here = await swarm.node("here", [])
+            wrong = f"{here.endpoint.info.addresses[0]}/{identity('somebody else').peer_id.text}"
+            with pytest.raises(BootstrapError, match="no first contact answered: ") as caught:
+                await swarm.node("newcomer", [wrong])
+            assert asyncio.get_running_loop().time() < 1.0
+            assert isinstance(caught.value.attempts[wrong], WrongPeerError)
+            await swarm.node("another", [wrong, address(here)])  # the right address beside it is enough
 
     run(main())
 
