@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from swarmcli import __version__
 from swarmcli.cli.aux import aux
@@ -18,8 +19,34 @@ from swarmcli.cli.monitor import monitor
 from swarmcli.cli.validate import validate
 from swarmcli.errors import SwarmError
 
+
+class _PlainFlags:
+    """Help that shows a flag as it is typed: typer writes `<bool>` behind it, as if a value had to follow."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Verb(_PlainFlags, TyperCommand):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end without a word
+            typer.echo("swarm: interrupted", err=True)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+class _Verbs(_PlainFlags, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="swarm",
+    cls=_Verbs,
     help="Train one neural network together on computers that strangers lend.",
     no_args_is_help=True,
     add_completion=False,
@@ -28,7 +55,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (join, aux, monitor, demo, log, validate):
-    app.command()(verb)
+    app.command(cls=_Verb)(verb)
 
 
 def _show_version(wanted: bool) -> None:

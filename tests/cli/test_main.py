@@ -25,6 +25,26 @@ def test_help_names_every_verb_and_loads_nothing_heavy() -> None:
     assert heavy == ""
 
 
+def test_help_shows_flags_as_they_are_typed() -> None:
+    pages = [swarm(*words, "--help").stdout for words in ([], ["join"], ["log"], ["validate"])]
+    assert "--client-mode" in pages[1]
+    assert not any("<bool>" in page for page in pages)
+
+
+def test_an_interrupt_before_anything_began_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("swarmcli.recipe.load_recipe", interrupt)
+    monkeypatch.setattr(sys, "argv", ["swarm", "join", str(tmp_path / "recipe.yaml")])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 130
+    assert "swarm: interrupted" in capsys.readouterr().err
+
+
 def test_importing_the_package_loads_neither_transformers_nor_a_web_server() -> None:
     code = (
         "import sys, threading, swarmcli; swarmcli.DHT; swarmcli.Optimizer; swarmcli.DecentralizedAverager;"
