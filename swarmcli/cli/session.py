@@ -6,8 +6,8 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +18,7 @@ from swarmcli.cli.failures import ExitCode
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.options import claim_home
 from swarmcli.cli.site.process import INTERRUPTS, SiteProcess
+from swarmcli.errors import ListenError
 from swarmcli.events import Event, Noticed
 from swarmcli.network.address import parse_address
 from swarmcli.optim.membership.report import Role
@@ -29,6 +30,15 @@ from swarmcli.roles.watch import RunWatch
 from swarmcli.training.interrupt import SIGNALS, stop_on_signals
 
 OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # in which the peers of a run may differ
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """A port that cannot be had is told of with the option that chooses another."""
+    try:
+        yield
+    except ListenError as error:
+        raise ListenError(f"{error} ({option} PORT)") from error
 
 
 class Session:
@@ -74,7 +84,9 @@ class Session:
             home = undo.enter_context(self._claim_home(recipe))
             err.print(f"joining the run {recipe.run_id} as {self._as_what(recipe)}; my files are in {home.path}")
             self.peer = RunPeer(recipe, self._role, home, contacts=self._contacts, listener=self._say_at_start)
-            undo.enter_context(self.peer)
+            undo.push(self._discard_unused)
+            with _naming("--port"):
+                undo.enter_context(self.peer)
             if not self.peer.contacts and self._role != "monitor":
                 err.print("no first contact is given, so this peer begins a network of its own; others join it")
             signals = self._process.signals if self._process else SIGNALS
@@ -91,6 +103,11 @@ class Session:
         if notes:
             notes.home = home.path
         return home
+
+    def _discard_unused(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A try that failed before it did anything leaves no directory behind."""
+        if kind is not None and not self.peer.has_trained:
+            self.peer.home.discard()
 
     def _as_what(self, recipe: Recipe) -> str:
         return f"a site of {recipe.local.site.processes} processes" if self._process else self._role
@@ -111,7 +128,8 @@ class Session:
         self._exit.callback(watch.close)
         address = ""
         if web_port is not None:
-            address = self._exit.enter_context(dashboard(self.peer, watch, web_host, web_port))
+            with _naming("--web"):
+                address = self._exit.enter_context(dashboard(self.peer, watch, web_host, web_port))
             out.print(f"dashboard: {address}", soft_wrap=True)
         if not self.peer.dht.client_mode:
             out.print(f"join with: {watch.join_line}", soft_wrap=True)

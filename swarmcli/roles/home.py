@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -20,9 +21,11 @@ MAX_HOMES = 1000
 class Home:
     """A claimed directory. The claim lasts until `release` or the end of the process, however that ends."""
 
-    def __init__(self, path: Path, claim: IO[str]) -> None:
+    def __init__(self, path: Path, claim: IO[str], *, new: bool = False) -> None:
+        """`new`: this claim made the directory."""
         self.path = path
         self._claim = claim
+        self._new = new
 
     identity = property(lambda self: self.path / "identity.key")
     journal = property(lambda self: self.path / "journal.sqlite")
@@ -48,6 +51,7 @@ class Home:
     @classmethod
     def _try(cls, path: Path) -> Home | None:
         try:
+            new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             claim = (path / "in-use").open("a+")
         except OSError as error:
@@ -60,7 +64,13 @@ class Home:
         claim.truncate(0)
         claim.write(str(os.getpid()))
         claim.flush()
-        return cls(path, claim)
+        return cls(path, claim, new=new)
+
+    def discard(self) -> None:
+        """Removes a directory that this claim made: the peer never came into the run, so nothing in it is of worth.
+        A home that was there before stays as it is."""
+        if self._new:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self) -> None:
         """Gives the home back. Idempotent."""

@@ -115,6 +115,11 @@ class RunPeer:
         self.journal.close(self.outcome if kind is None else f"failed: {error}"[:300])
 
     @property
+    def has_trained(self) -> bool:
+        """Whether this process has come into the run and done something that its home should keep."""
+        return hasattr(self, "summary") and bool(self.summary.samples or self.summary.epoch)
+
+    @property
     def port(self) -> int:
         """On which this peer listens; 0: it does not."""
         return next((parse_address(address).port for address in self.dht.get_visible_addresses()), 0)

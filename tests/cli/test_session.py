@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from swarmcli.cli.session import Session
-from swarmcli.errors import AddressError
+from swarmcli.errors import AddressError, ListenError
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 
@@ -28,6 +29,24 @@ def test_what_others_must_override_likewise_is_in_the_join_line() -> None:
     overrides = ["max_epochs=9", "local.threads=1", "output_dir=/tmp", "optimizer.betas=[0.9, 0.95]"]
     words = join_line(overrides, [])
     assert words == ["swarm", "join", "a recipe.yaml", "--set", "max_epochs=9", "--set", "optimizer.betas=[0.9, 0.95]"]
+
+
+def test_a_taken_port_names_its_option_and_leaves_no_home(tmp_path: Path) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        overrides = [f"output_dir={tmp_path}", f"local.port={taken.getsockname()[1]}"]
+        with pytest.raises(ListenError, match=r"--port PORT"), Session("trainer", RECIPE, overrides, [], None):
+            raise AssertionError("the session must not begin")
+    assert not list((tmp_path / "stdlib-lm").iterdir())
+
+
+def test_a_taken_port_of_the_dashboard_names_its_option(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ListenError, match=r"--web PORT"),
+        Session("trainer", RECIPE, [f"output_dir={tmp_path}"], [], None) as session,
+    ):
+        session.show(taken.getsockname()[1])
+    assert not list((tmp_path / "stdlib-lm").iterdir())
 
 
 def test_an_address_that_cannot_be_read_is_refused_before_a_home_is_made(tmp_path: Path) -> None:

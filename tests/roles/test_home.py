@@ -45,6 +45,16 @@ def test_a_killed_process_holds_no_home(tmp_path: Path) -> None:
         assert after.path.name == "trainer-1"
 
 
+def test_discarding_removes_a_home_that_this_claim_made_and_no_other(tmp_path: Path) -> None:
+    for path, remains in ((tmp_path / "old", True), (tmp_path / "new", False)):
+        if remains:
+            path.mkdir()
+        with Home.at(path) as home:
+            (path / "journal.sqlite").write_text("")
+            home.discard()
+        assert path.exists() is remains
+
+
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("")
