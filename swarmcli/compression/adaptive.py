@@ -21,16 +21,20 @@ from swarmcli.errors import CompressionError
 class AdaptiveCompressionBase(CompressionBase):
     """Chooses a codec for each tensor, whose error bound then holds. Messages name the one that was chosen.
 
-    Without an info `compress` goes by the tensor alone, which has neither key nor role.
+    For codecs of one's own: `choose_compression` and `choices` are all that they need. Peers that average together
+    compare what each tensor is sent with, so the same choice has to be made everywhere. Without an info `compress`
+    goes by the tensor alone, which has neither key nor role.
     """
+
+    name = "adaptive"  # in `description`, for people; messages name what was chosen
 
     @abstractmethod
     def choose_compression(self, info: CompressionInfo) -> CompressionBase:
         """The codec for a tensor. Raises ValueError if there is none for it."""
 
     @abstractmethod
-    def _choices(self) -> Iterable[CompressionBase]:
-        """All that may be chosen."""
+    def choices(self) -> Iterable[CompressionBase]:
+        """All that may be chosen: `extract` reads their messages, and none has a larger payload than they."""
 
     def codec_for(self, info: CompressionInfo) -> CompressionBase:
         return self.choose_compression(info).codec_for(info)
@@ -50,11 +54,11 @@ class AdaptiveCompressionBase(CompressionBase):
         return self.codec_for(info).estimate_compression_ratio(info)
 
     def payload_bound(self, descriptor: TensorDescriptor) -> int:
-        return max((codec.payload_bound(descriptor) for codec in self._choices()), default=descriptor.nbytes)
+        return max((codec.payload_bound(descriptor) for codec in self.choices()), default=descriptor.nbytes)
 
     def _leaves(self) -> Iterable[CompressionBase]:
         """The codecs at the ends of all choices; and none, which tensors travel with that a codec is not for."""
-        for choice in self._choices():
+        for choice in self.choices():
             if isinstance(choice, AdaptiveCompressionBase):
                 yield from choice._leaves()
             else:
@@ -83,7 +87,7 @@ class SizeAdaptiveCompression(AdaptiveCompressionBase):
     def choose_compression(self, info: CompressionInfo) -> CompressionBase:
         return self.less if info.descriptor.numel < self.threshold else self.greater_equal
 
-    def _choices(self) -> Iterable[CompressionBase]:
+    def choices(self) -> Iterable[CompressionBase]:
         return self.less, self.greater_equal
 
 
@@ -119,7 +123,7 @@ class RoleAdaptiveCompression(AdaptiveCompressionBase):
     def choose_compression(self, info: CompressionInfo) -> CompressionBase:
         return self._by_role.get(info.role, self.default)
 
-    def _choices(self) -> Iterable[CompressionBase]:
+    def choices(self) -> Iterable[CompressionBase]:
         return *self._by_role.values(), self.default
 
 
@@ -145,7 +149,7 @@ class PerTensorCompression(AdaptiveCompressionBase):
             raise ValueError(f"{self.name}: there is no codec for a tensor with the key {info.key!r}")
         return codec
 
-    def _choices(self) -> Iterable[CompressionBase]:
+    def choices(self) -> Iterable[CompressionBase]:
         return self._by_key.values()
 
 

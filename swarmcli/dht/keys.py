@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -41,6 +42,17 @@ class OwnedSubkey(msgspec.Struct, frozen=True, order=True):
         from pydantic_core import core_schema
 
         return core_schema.is_instance_schema(cls)
+
+    @classmethod
+    def __get_validators__(cls) -> Iterator[Callable[[Any], Any]]:
+        """The same for models of pydantic.v1."""
+        yield cls._checked
+
+    @classmethod
+    def _checked(cls, value: Any) -> OwnedSubkey:
+        if not isinstance(value, cls):
+            raise TypeError("expected an owned subkey")
+        return value
 
 
 Subkey: TypeAlias = str | bytes | int | OwnedSubkey | None

@@ -11,9 +11,9 @@ SchemaValidator.for_keys("my-run.0b", value=Declaration, subkey=OwnedSubkey)    
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import pydantic
 
@@ -25,17 +25,41 @@ from swarmcli.errors import ValidationError
 __all__ = ["SchemaValidator", "SignatureValidator"]
 
 
+Check: TypeAlias = Callable[[Any], None]  # raises ValueError with the first thing that does not fit
+
+
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    value: pydantic.TypeAdapter[Any]
-    subkey: pydantic.TypeAdapter[Any] | None  # None: a plain value, no subkeys
+    """For one key, or for all keys that begin with `key`."""
+
+    key: str
+    value: Check
+    subkey: Check | None  # None: a plain value, no subkeys
+    open: bool = False  # for all keys that begin so
+
+    def covers(self, key: str) -> bool:
+        return key.startswith(self.key) if self.open else key == self.key
+
+    def validate(self, record: Record) -> None:
+        if (record.subkey == NO_SUBKEY) != (self.subkey is None):
+            expected = "a plain value" if self.subkey is None else "a record with a subkey"
+            raise ValidationError(f"{record.key!r} takes {expected}")
+        if self.subkey is not None:
+            _check(self.subkey, decode_subkey(record.subkey), f"the subkey of {record.key!r}")
+        if record.value != TOMBSTONE:
+            _check(self.value, decode_value(record.value), f"the value of {record.key!r}")
 
 
 class SchemaValidator:
     """Checks keys that it has a rule for and lets all others pass (or refuses them, `allow_extra_keys=False`).
 
     A field annotated `dict[K, V]` stands for a dictionary: each subkey is checked against K, each value against V.
-    Values are checked strictly (a number in a string is no number) as msgpack carries them, a tuple as a list.
+    Values are checked strictly (a number in a string is no number) as msgpack carries them, a tuple as a list. Models
+    may be of pydantic or of pydantic.v1; of these, too, a value must be what the model makes of it.
+
+    The validators of one DHT count together. A key that several have a rule for has to fit one of them. A key that
+    none has a rule for is refused if a validator that allows no others is for keys of its prefix, unless another one
+    of that prefix allows them.
     """
 
     name = "schema"
@@ -43,65 +67,117 @@ class SchemaValidator:
     def __init__(
         self, schema: type[pydantic.BaseModel], *, prefix: str | None = None, allow_extra_keys: bool = True
     ) -> None:
+        """`prefix`: the keys are `{prefix}_{field}`. Raises TypeError for a schema that is no pydantic model."""
         start = "" if prefix is None else f"{prefix}_"
-        hints = typing.get_type_hints(schema, include_extras=True)
-        self._exact = {start + (field.alias or name): _rule(hints[name]) for name, field in schema.model_fields.items()}
-        self._prefix: tuple[str, _Rule] | None = None
-        self._scope = start
-        self._allow_extra_keys = allow_extra_keys
+        self.rules = tuple(_Rule(start + key, value, subkey) for key, value, subkey in _fields(schema))
+        self.scopes: tuple[tuple[str, bool], ...] = ((start, allow_extra_keys),)
 
     @classmethod
     def for_keys(cls, start: str, *, value: Any, subkey: Any | None = None) -> SchemaValidator:
         """One rule for every key that begins with `start`; with `subkey=None` for plain values."""
-        validator = cls.__new__(cls)
-        validator._exact = {}
-        rule = _Rule(_adapter(value), None if subkey is None else _adapter(subkey))
-        validator._prefix = (start, rule)
-        validator._scope = start
-        validator._allow_extra_keys = True
-        return validator
+        rule = _Rule(start, _checking(value), None if subkey is None else _checking(subkey), open=True)
+        return cls._of((rule,), ((start, True),))
+
+    def merged(self, other: SchemaValidator) -> SchemaValidator:
+        """A validator that stands for both."""
+        return self._of(self.rules + other.rules, self.scopes + other.scopes)
 
     def validate(self, record: Record) -> None:
         """Raises ValidationError with the first thing that does not fit."""
-        rule = self._rule_for(record.key)
-        if rule is None:
-            return
-        if (record.subkey == NO_SUBKEY) != (rule.subkey is None):
-            expected = "a plain value" if rule.subkey is None else "a record with a subkey"
-            raise ValidationError(f"{record.key!r} takes {expected}")
-        if rule.subkey is not None:
-            _check(rule.subkey, decode_subkey(record.subkey), f"the subkey of {record.key!r}")
-        if record.value != TOMBSTONE:
-            _check(rule.value, decode_value(record.value), f"the value of {record.key!r}")
+        rules = [rule for rule in self.rules if rule.covers(record.key)]
+        if not rules:
+            self._check_extra(record.key)
+        for number, rule in enumerate(rules, 1):
+            try:
+                rule.validate(record)
+                return
+            except ValidationError:
+                if number == len(rules):
+                    raise
 
-    def _rule_for(self, key: str) -> _Rule | None:
-        if key in self._exact:
-            return self._exact[key]
-        if self._prefix is not None and key.startswith(self._prefix[0]):
-            return self._prefix[1]
-        if not self._allow_extra_keys and key.startswith(self._scope):
-            raise ValidationError(f"the schema has no key {key!r}; it has {', '.join(sorted(self._exact))}")
-        return None
+    def _check_extra(self, key: str) -> None:
+        allowed = [allow for start, allow in self.scopes if key.startswith(start)]
+        if allowed and not any(allowed):
+            known = ", ".join(sorted({rule.key for rule in self.rules}))
+            raise ValidationError(f"the schema has no key {key!r}; it has {known}")
 
-
-def _rule(annotation: Any) -> _Rule:
-    origin = typing.get_origin(annotation)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        subkey, value = typing.get_args(annotation)
-        return _Rule(_adapter(value), _adapter(subkey))
-    return _Rule(_adapter(annotation), None)
+    @classmethod
+    def _of(cls, rules: tuple[_Rule, ...], scopes: tuple[tuple[str, bool], ...]) -> SchemaValidator:
+        validator = cls.__new__(cls)
+        validator.rules, validator.scopes = rules, scopes
+        return validator
 
 
-def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(kind)
+def _fields(schema: Any) -> Iterator[tuple[str, Check, Check | None]]:
+    """Key, check of the value, and check of the subkey for each field of a model."""
+    if isinstance(schema, type) and issubclass(schema, pydantic.BaseModel):
+        kinds = _kinds(schema)
+        checking = _checking
+    else:
+        kinds = _kinds_v1(schema)
+        checking = _checking_v1
+    for key, kind in kinds.items():
+        origin = typing.get_origin(kind)
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            subkey, value = typing.get_args(kind)
+            yield key, checking(value), checking(subkey)
+        else:
+            yield key, checking(kind), None
 
 
-def _check(adapter: pydantic.TypeAdapter[Any], value: Any, what: str) -> None:
+def _kinds(schema: type[pydantic.BaseModel]) -> dict[str, Any]:
+    """Key → type of its value, with what `Field` says of it."""
+    hints = typing.get_type_hints(schema, include_extras=True)
+    kinds = {}
+    for name, field in schema.model_fields.items():
+        plain = typing.get_origin(hints[name]) is None and field.metadata
+        kinds[field.alias or name] = Annotated[hints[name], *field.metadata] if plain else hints[name]
+    return kinds
+
+
+def _kinds_v1(schema: Any) -> dict[str, Any]:
+    """The same for a model of pydantic.v1, which scripts for hivemind bring. Raises TypeError for what is no model."""
+    from pydantic import v1  # not before somebody asks: newer versions of Python do not have it
+
+    if not (isinstance(schema, type) and issubclass(schema, v1.BaseModel)):
+        raise TypeError(f"a schema is a class derived from pydantic.BaseModel, got {schema!r}")
+    return {field.alias: field.outer_type_ for field in schema.__fields__.values()}
+
+
+def _checking(kind: Any) -> Check:
+    adapter = pydantic.TypeAdapter(kind)
+
+    def check(value: Any) -> None:
+        try:
+            adapter.validate_python(value, strict=True)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ValueError("".join(f"{part}: " for part in first["loc"]) + first["msg"]) from error
+
+    return check
+
+
+def _checking_v1(kind: Any) -> Check:
+    from pydantic import v1
+
+    model = v1.create_model("Value", value=(kind, ...))
+
+    def check(value: Any) -> None:
+        try:
+            made = model(value=value).dict(by_alias=True)["value"]
+        except v1.ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError("".join(f"{part}: " for part in first["loc"][1:]) + first["msg"]) from error
+        if made != value:
+            raise ValueError(f"it is {type(value).__name__} where the model has another type")
+
+    return check
+
+
+def _check(check: Check, value: Any, what: str) -> None:
     try:
-        adapter.validate_python(value, strict=True)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise ValidationError(f"{what} does not fit the schema: {where}{first['msg']}") from error
+        check(value)
+    except ValueError as error:
+        raise ValidationError(f"{what} does not fit the schema: {error}") from error
     except RecursionError as error:
         raise ValidationError(f"{what} is nested too deeply") from error

@@ -10,6 +10,7 @@ from typing import Protocol
 from swarmcli.dht.keys import decode_subkey
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import TOMBSTONE, Record, decode_value
+from swarmcli.dht.schema import SchemaValidator
 from swarmcli.dht.signature import SignatureValidator
 from swarmcli.errors import ValidationError
 
@@ -34,8 +35,14 @@ class RecordChecker:
         self.add(validators)
 
     def add(self, validators: Iterable[RecordValidator]) -> None:
-        """More rules. What is stored already is judged by them when it is read."""
-        self._validators.extend(validators)
+        """More rules. What is stored already is judged by them when it is read. Schemas count together, as one."""
+        for validator in validators:
+            schemas = [each for each in self._validators if isinstance(each, SchemaValidator)]
+            if isinstance(validator, SchemaValidator) and schemas:
+                place = self._validators.index(schemas[0])
+                self._validators[place] = schemas[0].merged(validator)
+            else:
+                self._validators.append(validator)
 
     def watch(self, key: str) -> Mapping[str, int]:
         """Rule → how many records under this key were refused since the first call for it; grows by itself."""

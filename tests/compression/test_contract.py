@@ -10,9 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swarmcli.compression import (
+    AdaptiveCompressionBase,
     CompressionBase,
     CompressionInfo,
+    Float16Compression,
+    NoCompression,
+    TensorDescriptor,
     TensorMessage,
+    Uniform8BitQuantization,
     codec_named,
     extract,
 )
@@ -189,3 +194,26 @@ def test_large_tensors_are_worked_on_in_pieces(codec: CompressionBase, shape: tu
 def test_unlike_codecs_have_unlike_descriptions() -> None:
     assert len({codec.description for codec in CODECS}) == len(CODECS)
     assert all(codec.name in codec.description for codec in ADAPTIVE)
+
+
+class LargeOnes(AdaptiveCompressionBase):
+    """As users write one."""
+
+    def choose_compression(self, info: CompressionInfo) -> CompressionBase:
+        return Uniform8BitQuantization() if info.descriptor.numel > 4 else NoCompression()
+
+    def choices(self) -> list[CompressionBase]:
+        return [Uniform8BitQuantization(), NoCompression()]
+
+
+def test_an_adaptive_codec_of_ones_own_needs_public_methods_only() -> None:
+    codec = LargeOnes()
+    for count, chosen in ((3, "none"), (9, "uniform_8bit")):
+        tensor = torch.linspace(0, 1, count)
+        message = codec.compress(tensor)
+        assert message.header.codec == chosen and message.payload_size <= codec.payload_bound(
+            TensorDescriptor.of(tensor)
+        )
+        assert torch.allclose(codec.extract(received(message)), tensor, atol=1e-2)
+    with pytest.raises(CompressionError, match="expected a codec of adaptive"):
+        codec.extract(Float16Compression().compress(torch.ones(3)))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pydantic
 import pytest
+from pydantic import v1
 
 from swarmcli.dht.keys import OwnedSubkey, Subkey, encode_subkey
+from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import TOMBSTONE, Record, encode_value
 from swarmcli.dht.schema import SchemaValidator
+from swarmcli.dht.validation import RecordChecker
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import Identity
 
@@ -83,3 +86,78 @@ def test_one_rule_for_all_keys_that_begin_alike() -> None:
     with pytest.raises(ValidationError):
         validator.validate(record("run.0b0110", {**GOOD, "epoch": None}, OWNED))
     SchemaValidator.for_keys("plain", value=int).validate(record("plain-1", 5))
+
+
+class OtherKeys(pydantic.BaseModel):
+    recipe: int
+    size: int = pydantic.Field(ge=1)
+
+
+def merged(*validators: SchemaValidator) -> RecordChecker:
+    return RecordChecker(DHTLimits(), validators)
+
+
+@pytest.mark.parametrize("prefix", [None, "run"])
+def test_validators_that_allow_no_other_keys_allow_those_of_each_other(prefix: str | None) -> None:
+    start = "" if prefix is None else "run_"
+    first = SchemaValidator(Keys, prefix=prefix, allow_extra_keys=False)
+    checker = merged(first, SchemaValidator(OtherKeys, prefix=prefix, allow_extra_keys=False))
+    for key, value in [("size", 1), ("recipe", "text"), ("recipe", 5)]:
+        checker.check(record(start + key, value), now=0.0)
+    for key, value, words in [
+        ("size", 0, "greater than or equal"),
+        ("recipe", 1.5, "value of"),
+        ("other", 1, "no key '(run_)?other'; it has (run_)?progress, (run_)?recipe, (run_)?size"),
+    ]:
+        with pytest.raises(ValidationError, match=words):
+            checker.check(record(start + key, value), now=0.0)
+    with pytest.raises(ValidationError, match="no key"):
+        first.validate(record(start + "size", 1))  # it is itself as before
+
+
+def test_other_keys_are_allowed_where_one_validator_of_that_prefix_allows_them() -> None:
+    checker = merged(SchemaValidator(Keys, allow_extra_keys=False), SchemaValidator(OtherKeys, prefix="open"))
+    checker.check(record("open_matter", 1), now=0.0)
+    with pytest.raises(ValidationError, match="no key 'closed_matter'"):
+        checker.check(record("closed_matter", 1), now=0.0)
+    checker.add([SchemaValidator(OtherKeys)])
+    checker.check(record("closed_matter", 1), now=0.0)
+
+
+class OldProgress(v1.BaseModel):
+    epoch: v1.StrictInt
+    rate: v1.confloat(strict=True, ge=0.0)  # type: ignore[valid-type]
+
+
+class OldKeys(v1.BaseModel):
+    progress: dict[OwnedSubkey, OldProgress]
+    size: v1.conint(strict=True, ge=1)  # type: ignore[valid-type]
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "subkey", "words"),
+    [
+        ("progress", {"epoch": 1, "rate": 0.5}, OWNED, ""),
+        ("progress", {"epoch": "1", "rate": 0.5}, OWNED, "epoch: value is not a valid integer"),
+        ("progress", {"epoch": 1, "rate": -0.5}, OWNED, "rate: ensure this value"),
+        ("progress", {"epoch": 1, "rate": 0.5}, "mine", "subkey of 'run_progress' .* expected an owned subkey"),
+        ("size", 1, None, ""),
+        ("size", 0, None, "greater than or equal to 1"),
+        ("name", "text", None, ""),
+        ("name", 5, None, "int where the model has another type"),
+        ("other", 5, None, "no key 'run_other'"),
+    ],
+)
+def test_models_of_the_former_pydantic(key: str, value: object, subkey: Subkey, words: str) -> None:
+    validator = SchemaValidator(OldKeys, prefix="run", allow_extra_keys=False)
+    if not words:
+        validator.validate(record(f"run_{key}", value, subkey))
+        return
+    with pytest.raises(ValidationError, match=words):
+        validator.validate(record(f"run_{key}", value, subkey))
+
+
+def test_what_is_no_model_is_named() -> None:
+    with pytest.raises(TypeError, match=r"derived from pydantic\.BaseModel, got <class 'int'>"):
+        SchemaValidator(int)  # type: ignore[arg-type]
