@@ -16,13 +16,25 @@ from swarmcli.roles.collaboration import Collaboration
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import CheckpointStore
 from swarmcli.training.checkpoint_store import Shards
+from swarmcli.training.model_card import describe_model
+
+
+def store_of(collaboration: Collaboration) -> CheckpointStore:
+    """The checkpoints in a peer's home, each with what the task needs beside the model, and a model card."""
+    peer, optimizer = collaboration.peer, collaboration.optimizer
+    recipe, directory = peer.recipe, peer.home.path / "checkpoints"
+
+    def describe(directory: Path, epoch: int, samples: int | None) -> None:
+        roles = [optimizer.report().role, *(report.role for report in optimizer.peers().values())]
+        describe_model(directory, recipe, collaboration.task, epoch, samples, trainers=roles.count("trainer"))
+
+    keep = recipe.checkpoint.keep
+    return CheckpointStore(directory, recipe.run_id, keep=keep, events=peer.events, describe=describe)
 
 
 def write_result(collaboration: Collaboration, *, shards: Shards | None = None) -> Path | None:
     """The checkpoint of a run that has ended, into the home; None if it could not be written."""
-    peer, optimizer = collaboration.peer, collaboration.optimizer
-    keep, place = peer.recipe.checkpoint.keep, peer.home.path / "checkpoints"
-    store = CheckpointStore(place, peer.recipe.run_id, keep=keep, events=peer.events)
+    store, optimizer = store_of(collaboration), collaboration.optimizer
     state, epoch = optimizer.state_dict(), optimizer.local_epoch
     if shards is not None:
         shards.copy()

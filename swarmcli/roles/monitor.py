@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from swarmcli.roles.checkpoints import BackgroundCheckpoints
+from swarmcli.roles.checkpoints import BackgroundCheckpoints, store_of
 from swarmcli.roles.collaboration import Collaboration
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
-from swarmcli.training import CheckpointStore
 
 
 def run_monitor(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: str | None = None) -> None:
@@ -17,10 +16,7 @@ def run_monitor(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
     After the last epoch it goes on to serve state and dashboard, for those who come late.
     """
     collaboration = Collaboration(peer, resume=resume)
-    optimizer, recipe = collaboration.optimizer, peer.recipe
-    store = CheckpointStore(
-        peer.home.path / "checkpoints", recipe.run_id, keep=recipe.checkpoint.keep, events=peer.events
-    )
+    optimizer, recipe, store = collaboration.optimizer, peer.recipe, store_of(collaboration)
     watch.follow(optimizer)
     try:
         with BackgroundCheckpoints(

@@ -52,6 +52,9 @@ class CausalLanguageModelling:
         loss: Tensor = model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
         return loss
 
+    def save_preprocessing(self, directory: Path) -> None:
+        self.tokenizer.save(directory)
+
     def _create(self, fields: Mapping[str, Any]) -> nn.Module:
         from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,10 +1,13 @@
 """Checkpoints on disk: the model as transformers reads it, and beside it what training needs to go on.
 
+<directory>/latest         a link to the one that was written last
 <directory>/epoch-000012/
     model.safetensors      parameters and buffers by name; with config.json a directory that base_model can name
     training.safetensors   tensors of the optimizer's state
     shards/                of a site with a sharded optimizer: its statistics, a file per rank
+    tokenizer.json, …      what the task needs beside the model, and README.md, a model card
     checkpoint.json        run, epoch, the rest of the optimizer's state (lineage, schedule), a hash of each file
+                           that training goes on from
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ MODEL = "model.safetensors"
 TRAINING = "training.safetensors"
 CONFIG = "config.json"
 SHARDS = "shards"
+LATEST = "latest"
 DIGEST = "digest"  # of the rest of checkpoint.json
 
 NAME = re.compile(r"epoch-(\d{6,})")
@@ -74,14 +78,31 @@ class Checkpoint:
 def find_checkpoint(path: Path) -> Path:
     """A checkpoint itself, or the newest one in a directory that holds some, at any depth below it.
 
-    So `--resume` may name a checkpoint, a peer's directory or the whole output_dir. CheckpointError when none is there.
+    So `--resume` may name a checkpoint, the link to one, a peer's directory or the whole output_dir. CheckpointError
+    when none is there.
     """
+    if path.name == LATEST:
+        path = _followed(path)
     if (path / MANIFEST).is_file():
         return path
     found = [file.parent for file in path.rglob(MANIFEST) if NAME.fullmatch(file.parent.name)]
     if not found:
         raise CheckpointError(f"there is no checkpoint in {path}; give a directory that holds one")
     return max(found, key=lambda place: (int(place.name.partition("-")[2]), place.stat().st_mtime))
+
+
+def _followed(link: Path) -> Path:
+    """What `latest` names now: what is read has to be one checkpoint, also when the link moves on meanwhile."""
+    if not link.is_file():
+        return link.resolve()
+    try:  # without symbolic links it is a file that holds the name
+        with link.open(encoding="utf-8") as file:
+            name = file.read(100).strip()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{link} cannot be read: {error}; name a checkpoint beside it") from error
+    if not NAME.fullmatch(name):
+        raise CheckpointError(f"{link} names no checkpoint; name one beside it")
+    return link.with_name(name)
 
 
 def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True) -> Checkpoint:

@@ -1,14 +1,17 @@
 """Writing checkpoints; what is in one says swarmcli.training.checkpoint.
 
-A checkpoint appears whole or not at all: it is written beside its place, flushed to the disk, and renamed.
+A checkpoint appears whole or not at all: it is written beside its place, flushed to the disk, and renamed. Beside the
+checkpoints the link `latest` names the one that was written last. It never names one that is not there.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +25,7 @@ from swarmcli.training.checkpoint import (
     CONFIG,
     DIGEST,
     FORMAT,
+    LATEST,
     MANIFEST,
     MODEL,
     NAME,
@@ -51,8 +55,20 @@ class Shards(Protocol):
 class CheckpointStore:
     """The checkpoints of one run in one directory, of which the newest `keep` stay."""
 
-    def __init__(self, directory: Path, run_id: str, *, keep: int = 3, events: Events | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        run_id: str,
+        *,
+        keep: int = 3,
+        events: Events | None = None,
+        describe: Callable[[Path, int, int | None], object] | None = None,
+    ) -> None:
+        """`describe(directory, epoch, samples)` adds what users of the model want beside it, a tokenizer say. Training
+        goes on without: these files may be edited, and where it raises, the checkpoint lacks them with a warning.
+        """
         self.directory = directory
+        self._describe = describe
         self._run_id = run_id
         self._keep = keep
         self._events = events or Events()
@@ -72,7 +88,7 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             self._fill(partial, model, optimizer_state, epoch, shards)
-            _replace(place, partial)
+            self._replace(place, partial)
         except (OSError, safetensors.SafetensorError, CheckpointError) as error:
             text = f"no checkpoint of epoch {epoch} in {self.directory} ({error}); training goes on without it"
             self._events.emit(Noticed("warning", text))
@@ -81,6 +97,7 @@ class CheckpointStore:
             return None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        self._point_to(place)
         self._remove_old(place)
         if shards is not None:
             shards.settle(partial, place.name, [path.name for path in self.all()])
@@ -95,16 +112,18 @@ class CheckpointStore:
 
     def remove_after(self, epoch: int) -> None:
         """Removes the checkpoints of later epochs: of a history that this peer is no part of any more."""
-        for path in self.all():
-            if int(path.name.partition("-")[2]) > epoch:
-                shutil.rmtree(path, ignore_errors=True)
+        found = self.all()
+        later = [path for path in found if _epoch_of(path) > epoch]
+        if later:
+            self._point_to(next((path for path in reversed(found) if path not in later), None))
+        for path in later:
+            shutil.rmtree(path, ignore_errors=True)
 
     def all(self) -> list[Path]:
         """The checkpoints that there are, the oldest epoch first."""
         if not self.directory.is_dir():
             return []
-        numbered = [(int(m[1]), path) for path in self.directory.iterdir() if (m := NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(numbered)]
+        return sorted((path for path in self.directory.iterdir() if NAME.fullmatch(path.name)), key=_epoch_of)
 
     def _fill(
         self,
@@ -118,9 +137,7 @@ class CheckpointStore:
         structure = flatten(optimizer_state if shards is None else {**optimizer_state, "state": {}}, statistics)
         _save(model_tensors(model), directory / MODEL)
         _save(statistics, directory / TRAINING)
-        config: Any = getattr(model, "config", None)
-        if hasattr(config, "to_json_string"):
-            (directory / CONFIG).write_text(config.to_json_string(), encoding="utf-8")
+        _write_config(model, directory / CONFIG)
         manifest: dict[str, Any] = {
             "format": FORMAT if shards is None else SHARDED_FORMAT,
             "run_id": self._run_id,
@@ -132,8 +149,51 @@ class CheckpointStore:
             manifest["shards"] = shards.write(directory / SHARDS, epoch)
         manifest[DIGEST] = manifest_digest(manifest)
         (directory / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        if self._describe is not None:
+            try:
+                self._describe(directory, epoch, optimizer_state.get("swarm", {}).get("samples_seen"))
+            except Exception as error:  # tokenizers raise many kinds, some of them plain Exception
+                text = f"the checkpoint of epoch {epoch} lacks its tokenizer or model card: {error}"
+                self._events.emit(Noticed("warning", text))
         for file in [*directory.iterdir(), directory]:
             _flush(file)
+
+    def _replace(self, place: Path, partial: Path) -> None:
+        """Renames, also over a checkpoint of the same epoch (a run that was resumed before it)."""
+        if place.exists():
+            aside = place.with_name(f".{place.name}.old-{os.getpid()}")
+            # A directory cannot be exchanged for another at once, and whoever is killed in between must leave no link
+            # to nothing.
+            self._point_to(next((path for path in reversed(self.all()) if path != place), None))
+            place.rename(aside)
+            partial.rename(place)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            partial.rename(place)
+        _flush(place.parent)
+
+    def _point_to(self, place: Path | None) -> None:
+        """`latest` names this checkpoint from now on; None: the link goes. It is replaced at once, by a rename.
+
+        Where the file system has no symbolic links it is a text file that holds the name. A failure costs the link.
+        """
+        link = self.directory / LATEST
+        temporary = self.directory / f".{LATEST}-{os.getpid()}"
+        try:
+            if place is None:
+                link.unlink(missing_ok=True)
+                return
+            temporary.unlink(missing_ok=True)
+            try:
+                temporary.symlink_to(place.name, target_is_directory=True)
+            except (OSError, NotImplementedError):
+                temporary.write_text(f"{place.name}\n", encoding="utf-8")
+            temporary.replace(link)
+        except OSError as error:
+            self._events.emit(Noticed("warning", f"{link} does not name the newest checkpoint: {error}"))
+            for file in (temporary, link):  # a link that names an older one could outlive it
+                with suppress(OSError):
+                    file.unlink()
 
     def _remove_old(self, written: Path) -> None:
         """What was just written stays, also where a run that was set back wrote it beside those of later epochs."""
@@ -144,6 +204,22 @@ class CheckpointStore:
             # Left by a process that was killed while it wrote.
             if not _is_running(int(path.name.rpartition("-")[2])):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _epoch_of(path: Path) -> int:
+    return int(path.name.partition("-")[2])
+
+
+def _write_config(model: nn.Module, file: Path) -> None:
+    """A model of transformers is described as its users want it: with its class, and with a cache for generating."""
+    config: Any = copy.copy(getattr(model, "config", None))
+    if hasattr(config, "to_json_string"):
+        config.architectures = [type(model).__name__]
+        config.use_cache = True
+        if getattr(config, "dtype", None) is not None:  # of the weights that training began with, perhaps
+            config.dtype = model.dtype
+        config.name_or_path = ""  # where the weights lay on this machine is nobody's business
+        file.write_text(config.to_json_string(), encoding="utf-8")
 
 
 def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -158,18 +234,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _replace(place: Path, partial: Path) -> None:
-    """Renames, also over a checkpoint of the same epoch (a run that was resumed before it)."""
-    if place.exists():
-        aside = place.with_name(f".{place.name}.old-{os.getpid()}")
-        place.rename(aside)
-        partial.rename(place)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        partial.rename(place)
-    _flush(place.parent)
 
 
 def _is_running(pid: int) -> bool:

@@ -19,7 +19,7 @@ from swarmcli.training.sources import SEGMENT_BYTES, FileSource, HuggingFaceSour
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, Tokens
 
-_LOCAL_BUILDERS = ("json", "parquet", "csv", "text", "arrow")
+LOCAL_BUILDERS = ("json", "parquet", "csv", "text", "arrow")  # formats of `datasets` that read files of this machine
 
 
 def open_source(recipe: Recipe, dataset: FilesDataset | StdlibDataset | HuggingFaceDataset) -> TextSource:
@@ -28,7 +28,7 @@ def open_source(recipe: Recipe, dataset: FilesDataset | StdlibDataset | HuggingF
         return FileSource.stdlib()
     if isinstance(dataset, FilesDataset):
         return FileSource.below(recipe.locate(dataset.path, data=True), dataset.glob)
-    local = dataset.path in _LOCAL_BUILDERS
+    local = dataset.path in LOCAL_BUILDERS
     files = [
         str(recipe.locate(file, data=True)) if local and "://" not in file else file for file in dataset.data_files
     ]

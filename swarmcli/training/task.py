@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ Batch: TypeAlias = Mapping[str, Tensor]  # all tensors have the samples in their
 
 
 class Task(Protocol):
-    """A model, its data and its loss. A task of your own needs these three methods and no base class."""
+    """A model, its data and its loss. A task of your own needs these four methods and no base class."""
 
     def build_model(self) -> nn.Module:
         """The model on the CPU in float32, in training mode. Peers with one recipe get equal weights."""
@@ -27,6 +28,9 @@ class Task(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss over the samples of a batch, a scalar that gradients flow from."""
+
+    def save_preprocessing(self, directory: Path) -> None:
+        """Writes what makes a model's inputs of raw data, say a tokenizer, beside the saved model. Raises OSError."""
 
 
 def samples_in(batch: Batch) -> int:

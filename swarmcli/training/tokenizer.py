@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Tokens) -> str:
         """The text of ids; specials are left out."""
 
+    def save(self, directory: Path) -> None:
+        """Writes the files from which transformers' AutoTokenizer makes it, without code of ours. Raises OSError."""
+
 
 class ByteTokenizer:
     """Every byte of UTF-8 is a token; behind them come three specials."""
@@ -42,14 +46,42 @@ class ByteTokenizer:
     def decode(self, tokens: Tokens) -> str:
         return bytes(token for token in np.asarray(tokens).tolist() if token < 256).decode("utf-8", errors="replace")
 
+    def save(self, directory: Path) -> None:
+        """The same ids for every text: a BPE without merges, whose 256 symbols are numbered as the bytes they stand
+        for."""
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+        tokenizer = Tokenizer(models.BPE(vocab={symbol: byte for byte, symbol in _byte_symbols().items()}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        specials = {"eos_token": "<|end_of_text|>", "bos_token": "<|beginning_of_text|>", "pad_token": "<|padding|>"}
+        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials.values()])
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **specials,
+            # A text that spells a special token was bytes in training, and stays bytes.
+            "split_special_tokens": True,
+            "clean_up_tokenization_spaces": False,
+            # GPT-2 would add an embedding for token_type_ids, and others refuse them.
+            "model_input_names": ["input_ids", "attention_mask"],
+        }
+        (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _byte_symbols() -> dict[int, str]:
+    """The printable character that stands for each byte in the library's ByteLevel: itself in Latin-1 where that is
+    printable, otherwise the next one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
+
 
 class SavedTokenizer:
     """A tokenizer that transformers' `save_pretrained` wrote into a directory."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # Warnings about texts longer than the model do not apply: texts are cut into sequences afterwards.
-        tokenizer.model_max_length = 1 << 62
         self.vocab_size = max(len(tokenizer), 1)
         self.end_of_text: int | None = tokenizer.eos_token_id
 
@@ -67,10 +99,14 @@ class SavedTokenizer:
         )
 
     def encode(self, text: str) -> Tokens:
-        return np.asarray(self._tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+        # Not verbose: texts are longer than the model reads, because they are cut into sequences afterwards.
+        return np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
 
     def decode(self, tokens: Tokens) -> str:
         return str(self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))
+
+    def save(self, directory: Path) -> None:
+        self._tokenizer.save_pretrained(str(directory))
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:

@@ -61,10 +61,12 @@ def test_a_trainer_goes_on_from_the_monitors_checkpoint(swarm: MakeSwarm) -> Non
     finish(run, 8, run.start("join", "first"))
     monitor.ask_to_stop()
     run.wait_for_end(monitor)
-    checkpoints = sorted(path.name for path in (run.home("monitor") / "checkpoints").iterdir())
-    assert checkpoints[-1] == "epoch-000008"
+    latest = run.home("monitor") / "checkpoints" / "latest"
+    assert latest.resolve().name == "epoch-000008"
+    card = (latest / "README.md").read_text()
+    assert "epoch 8" in card and (latest / "tokenizer.json").is_file()
     run.contact = ""
-    resumed = run.start("join", "resumed", "--resume", str(run.home("monitor")), "--set", "max_epochs=10")
+    resumed = run.start("join", "resumed", "--resume", str(latest), "--set", "max_epochs=10")
     finish(run, 10, resumed)
     assert [epoch.epoch for epoch in run.epochs("resumed") if epoch.own_samples] == [9, 10]
 

@@ -64,7 +64,7 @@ def share(rank: Rank) -> dict[int, Any]:
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    return sorted(path.name for path in directory.iterdir() if not path.is_symlink())
 
 
 def check_continued(second: list[dict[str, Any]], first: list[dict[str, Any]], epoch: int) -> None:

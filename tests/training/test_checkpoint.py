@@ -23,8 +23,10 @@ from swarmcli.training import (
     load_checkpoint,
 )
 from swarmcli.training import checkpoint as module
+from swarmcli.training.model_card import describe_model
 
 from .small_tasks import small
+from .test_tokenizer import save_word_tokenizer
 
 
 class Run:
@@ -86,6 +88,38 @@ def test_a_checkpoint_is_a_base_model_for_another_recipe(tmp_path: Path, run: Ru
         assert torch.equal(model.get_parameter(name), parameter)
 
 
+@pytest.mark.parametrize("from_directory", [False, True])
+def test_transformers_loads_a_checkpoint_with_its_tokenizer(tmp_path: Path, from_directory: bool) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    overrides: list[str] = []
+    if from_directory:
+        save_word_tokenizer(tmp_path / "begin")
+        build_task(small(tmp_path, "tokenizer=begin")).build_model().bfloat16().save_pretrained(tmp_path / "begin")  # type: ignore[operator]
+        overrides = ["tokenizer=begin", "base_model=begin"]
+    recipe = small(tmp_path, *overrides)
+    task = build_task(recipe)
+    written = task.build_model()
+    store = CheckpointStore(
+        tmp_path / "checkpoints", "small", describe=lambda *to: describe_model(to[0], recipe, task, *to[1:], trainers=2)
+    )
+    assert store.write(written, {"swarm": {"samples_seen": 56}}, 7) is not None
+    latest = str(store.directory / "latest")
+    model: Any = AutoModelForCausalLM.from_pretrained(latest, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(latest, local_files_only=True, trust_remote_code=False)
+    for name, parameter in written.named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter), name
+    text = "the swarm" if from_directory else "häl\0lo <|end_of_text|> 𝄞"
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    assert tokenizer.decode(ids[0], skip_special_tokens=True) == text
+    assert model.config.use_cache and model.generate(ids[:, :8], max_new_tokens=4).shape[1] > 8 - 6 * from_directory
+    for file in Path(latest).glob("*"):
+        assert file.suffix == ".safetensors" or str(tmp_path) not in file.read_text(), file
+    assert "- samples: 56," in Path(latest, "README.md").read_text()
+    again = build_task(small(tmp_path, "base_model=checkpoints/latest", "tokenizer=checkpoints/latest"))
+    assert torch.equal(next(again.build_model().parameters()), next(written.parameters()))
+
+
 def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path, run: Run) -> None:
     checkpoint = load_checkpoint(run.write(7))
     assert "lm_head.weight" not in checkpoint.model
@@ -100,7 +134,8 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     assert run.store.latest() is None
     for epoch in (1, 2, 9, 10):
         run.write(epoch)
-    assert sorted(path.name for path in run.store.directory.iterdir()) == ["epoch-000009", "epoch-000010"]
+    names = sorted(path.name for path in run.store.directory.iterdir())
+    assert names == ["epoch-000009", "epoch-000010", "latest"]
     latest = run.store.latest()
     assert latest is not None and latest.name == "epoch-000010"
 
@@ -117,7 +152,7 @@ def test_the_same_epoch_again_replaces_the_older_one(tmp_path: Path, run: Run) -
         next(run.model.parameters()).fill_(0.5)
     checkpoint = load_checkpoint(run.write(3))
     assert (checkpoint.model["transformer.wte.weight"] == 0.5).all()
-    assert [path.name for path in run.store.directory.iterdir()] == ["epoch-000003"]
+    assert {path.name for path in run.store.directory.iterdir()} == {"epoch-000003", "latest"}
 
 
 def test_a_full_disk_is_a_warning_and_leaves_nothing_half(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +201,7 @@ def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(run: Run
     for name in (dead, alive):
         (run.store.directory / name).mkdir()
     run.write(3)
-    assert sorted(path.name for path in run.store.directory.iterdir()) == [alive, "epoch-000003"]
+    assert sorted(path.name for path in run.store.directory.iterdir()) == [alive, "epoch-000003", "latest"]
     latest = run.store.latest()
     assert latest is not None and latest.name == "epoch-000003"
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
 from swarmcli.errors import CheckpointError, SiteError
 from swarmcli.events import Event, Events, Noticed
-from swarmcli.training import CheckpointStore
+from swarmcli.training import CheckpointStore, find_checkpoint, load_checkpoint
 
 
 class FakeShards:
@@ -46,7 +48,13 @@ def store(tmp_path: Path, events: Events) -> CheckpointStore:
 
 
 def names(store: CheckpointStore) -> list[str]:
-    return sorted(path.name for path in store.directory.iterdir())
+    return sorted(path.name for path in store.directory.iterdir() if path.name != "latest")
+
+
+def linked(store: CheckpointStore) -> str | None:
+    """The checkpoint that `latest` names; None: there is no such link."""
+    link = store.directory / "latest"
+    return str(link.readlink()) if link.is_symlink() else None
 
 
 def test_the_checkpoint_holds_the_shards_and_the_processes_hear_its_name(store: CheckpointStore) -> None:
@@ -92,3 +100,111 @@ def test_checkpoints_of_a_history_that_is_over_are_removed(store: CheckpointStor
     store.remove_after(0)
     assert store.all() == []
     CheckpointStore(store.directory / "none", "run").remove_after(0)
+
+
+def test_latest_names_what_was_written_last(store: CheckpointStore) -> None:
+    for epoch in (1, 2, 3, 2):  # the last after --resume with an older one
+        store.write(nn.Linear(2, 2), {}, epoch)
+        assert linked(store) == f"epoch-{epoch:06d}"
+        assert (store.directory / "latest" / "model.safetensors").is_file()
+    assert not [path for path in store.directory.iterdir() if path.name.startswith(".")]
+
+
+def test_latest_follows_what_is_left(store: CheckpointStore) -> None:
+    for epoch in (8, 9):
+        store.write(nn.Linear(2, 2), {}, epoch)
+    store.remove_after(9)
+    assert linked(store) == "epoch-000009"
+    store.remove_after(8)
+    assert linked(store) == "epoch-000008"
+    store.remove_after(0)
+    assert linked(store) is None and not list(store.directory.iterdir())
+
+
+def test_latest_names_something_at_every_moment(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever step of it the process is killed at."""
+    looked = 0
+
+    def looking(kind: type[Path], name: str) -> None:
+        real = getattr(kind, name)
+
+        def look(*arguments: Any, **options: Any) -> Any:
+            result = real(*arguments, **options)
+            nonlocal looked
+            looked += 1
+            link = store.directory / "latest"
+            assert link.exists() or not link.is_symlink(), (name, linked(store))
+            return result
+
+        monkeypatch.setattr(kind, name, look)
+
+    for name in ("rename", "replace", "unlink", "symlink_to"):
+        looking(Path, name)
+    monkeypatch.setattr(shutil, "rmtree", _looking_at_link(store, shutil.rmtree))
+    for epoch in (1, 1, 2, 3, 3, 4, 2):
+        assert store.write(nn.Linear(2, 2), {}, epoch) is not None
+    store.remove_after(3)
+    store.remove_after(0)
+    assert looked > 20
+
+
+def _looking_at_link(store: CheckpointStore, real: Any) -> Any:
+    def look(*arguments: Any, **options: Any) -> Any:
+        result = real(*arguments, **options)
+        link = store.directory / "latest"
+        assert link.exists() or not link.is_symlink(), linked(store)
+        return result
+
+    return look
+
+
+def test_without_symbolic_links_a_file_holds_the_name(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError("symbolic link privilege not held")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    for epoch in (1, 2):
+        store.write(nn.Linear(2, 2), {}, epoch)
+        assert (store.directory / "latest").read_text() == f"epoch-{epoch:06d}\n"
+    assert find_checkpoint(store.directory / "latest") == store.directory / "epoch-000002"
+    (store.directory / "latest").write_text("../../elsewhere")
+    with pytest.raises(CheckpointError, match="latest names no checkpoint; name one beside it"):
+        find_checkpoint(store.directory / "latest")
+
+
+def test_a_directory_called_latest_costs_the_link_only(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    (store.directory / "latest").mkdir()
+    assert store.write(nn.Linear(2, 2), {}, 1) is not None
+    assert "latest does not name the newest checkpoint" in caplog.text
+    assert not (store.directory / "latest").is_symlink() and names(store) == ["epoch-000001"]
+
+
+def test_a_checkpoint_is_found_by_its_link(store: CheckpointStore) -> None:
+    store.write(nn.Linear(2, 2), {}, 3)
+    found = find_checkpoint(store.directory / "latest")
+    assert found == store.directory / "epoch-000003"  # and not the link, which may name another one soon
+    store.write(nn.Linear(2, 2), {}, 4)
+    assert load_checkpoint(found).epoch == 3
+    assert find_checkpoint(store.directory) == store.directory / "epoch-000004"
+
+
+def test_what_is_beside_the_model_is_no_part_of_what_training_goes_on_from(tmp_path: Path) -> None:
+    def describe(directory: Path, epoch: int, samples: int | None) -> None:
+        (directory / "README.md").write_text(f"epoch {epoch}, {samples} samples")
+
+    store = CheckpointStore(tmp_path, "run", describe=describe)
+    path = store.write(nn.Linear(2, 2), {"swarm": {"samples_seen": 77}}, 5)
+    assert path is not None and (path / "README.md").read_text() == "epoch 5, 77 samples"
+    (path / "README.md").write_text("edited")
+    assert load_checkpoint(path).epoch == 5
+
+
+def test_who_cannot_describe_it_costs_only_the_description(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def describe(directory: Path, epoch: int, samples: int | None) -> None:
+        raise RuntimeError("Already borrowed")
+
+    path = CheckpointStore(tmp_path, "run", describe=describe).write(nn.Linear(2, 2), {}, 5)
+    assert path is not None and load_checkpoint(path).epoch == 5
+    assert "epoch 5 lacks its tokenizer or model card: Already borrowed" in caplog.text

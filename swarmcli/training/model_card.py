@@ -1,0 +1,144 @@
+"""The README.md of a checkpoint: what the model is, what it has read, and how to load it.
+
+A recipe comes from a stranger and the card is read by others' tools, so every text of the recipe is quoted: as YAML in
+the front matter, as a code span below it. Paths of a machine are shortened to their last name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+import yaml
+
+from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
+from swarmcli.training.data import LOCAL_BUILDERS
+from swarmcli.training.task import Task
+
+MAX_TEXT = 200  # characters of one text of the recipe
+MAX_ITEMS = 20  # datasets, and files of one dataset, that are listed
+
+_URL = re.compile(r"([A-Za-z][\w+.-]*://)(?:[^/?#]*@)?([^?#]*)", re.ASCII)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+
+_LOADING = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+directory = "path/to/this/directory"
+tokenizer = AutoTokenizer.from_pretrained(directory)
+model = AutoModelForCausalLM.from_pretrained(directory)
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+tokens = model.generate(**inputs, max_new_tokens=20)
+print(tokenizer.decode(tokens[0], skip_special_tokens=True))
+```"""
+
+
+def describe_model(
+    directory: Path, recipe: Recipe, task: Task, epoch: int, samples: int | None, *, trainers: int | None = None
+) -> None:
+    """Makes a directory with a saved model one that others can use: adds what the task needs beside it, and the card.
+
+    See `model_card` for the figures. Raises OSError, and what the task's tokenizer raises.
+    """
+    task.save_preprocessing(directory)
+    (directory / "README.md").write_text(model_card(recipe, epoch, samples, trainers), encoding="utf-8")
+
+
+def model_card(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None) -> str:
+    """The card of the model that `recipe` had come to at `epoch`, as Markdown with YAML front matter.
+
+    `samples` of all peers so far, and `trainers` at this moment; None: not known.
+    """
+    header = yaml.safe_dump(_front_matter(recipe), sort_keys=False, allow_unicode=False)
+    facts = "\n".join(f"- {name}: {value}" for name, value in _facts(recipe, epoch, samples, trainers).items())
+    data = "\n".join(f"- {line}" for line in _data(recipe))
+    return f"""\
+---
+{header}---
+
+# {_code(recipe.run_id)}, epoch {epoch}
+
+A checkpoint of a model that several computers train together with swarm. This page was written with it.
+
+{facts}
+
+## What it has read
+
+By the run's recipe, which every peer has agreed to; nobody has looked at the texts themselves:
+
+{data}
+
+## Loading it
+
+Nothing but transformers is needed, no code from elsewhere and no network:
+
+{_LOADING}
+"""
+
+
+def _front_matter(recipe: Recipe) -> dict[str, Any]:
+    hub = [d.path for d in recipe.datasets if isinstance(d, HuggingFaceDataset) and d.path not in LOCAL_BUILDERS]
+    named = [path for path in hub if _HUB_NAME.fullmatch(path)]
+    return {
+        "license": "unknown",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["swarm"],
+        **({"datasets": named[:MAX_ITEMS]} if named else {}),
+    }
+
+
+def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None) -> dict[str, str]:
+    base = recipe.base_model
+    began = f"weights of {_code(_public(base))}" if isinstance(base, str) else f"random {_code(base['model_type'])}"
+    return {
+        "run": _code(recipe.run_id),
+        "epochs (steps of the optimizer)": f"{epoch}",
+        "samples": "unknown" if samples is None else f"{samples:,}, of all peers together",
+        "sequence length": f"{recipe.sequence_len} tokens a sample",
+        "trainers": "unknown" if trainers is None else f"{trainers} when this was written",
+        "began with": began,
+        "tokenizer": _code(_public(recipe.tokenizer)),
+        "licence": "unknown; ask whoever began the run, and mind those of the texts",
+    }
+
+
+def _data(recipe: Recipe) -> Iterator[str]:
+    for dataset in recipe.datasets[:MAX_ITEMS]:
+        weight = f", weight {dataset.weight:g}" if len(recipe.datasets) > 1 else ""
+        yield _describe(dataset) + weight
+    if len(recipe.datasets) > MAX_ITEMS:
+        yield f"and {len(recipe.datasets) - MAX_ITEMS} more"
+
+
+def _describe(dataset: FilesDataset | StdlibDataset | HuggingFaceDataset) -> str:
+    if isinstance(dataset, StdlibDataset):
+        return "the sources of Python's standard library"
+    if isinstance(dataset, FilesDataset):
+        return f"text files {_code(dataset.glob)} of {_code(_public(dataset.path))}"
+    parts = [f"dataset {_code(_public(dataset.path))}", f"split {_code(dataset.split)}"]
+    parts += [f"configuration {_code(dataset.name)}"] if dataset.name else []
+    parts += [f"revision {_code(dataset.revision)}"] if dataset.revision else []
+    if files := [_code(_public(file)) for file in dataset.data_files[:MAX_ITEMS]]:
+        more = len(dataset.data_files) - len(files)
+        parts.append("files " + " ".join(files) + (f" and {more} more" if more else ""))
+    return ", ".join(parts)
+
+
+def _public(text: str) -> str:
+    """Without what is private in it: directories of a machine, credentials and queries of a URL."""
+    if url := _URL.match(text):
+        return url[1] + url[2]
+    path = PureWindowsPath(text)  # knows both kinds of separators
+    return path.name if path.drive or path.root or text.startswith(("~", "..")) else text
+
+
+def _code(text: str) -> str:
+    """As a Markdown code span, in which nothing means anything; control characters become spaces."""
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text[:MAX_TEXT]).split())
+    longest = max((len(run) for run in re.findall(r"`+", plain)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {plain} {fence}" if longest else f"{fence}{plain or ' '}{fence}"
