@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 torch.set_num_threads(1)
+# Peers of tests share the cores with each other; a user's own peers do not see them.
+os.environ["SWARM_RUNTIME_DIR"] = str(Path(tempfile.gettempdir()) / f"swarm-tests-{getpass.getuser()}")
 settings.register_profile("swarm", deadline=None, print_blob=True)  # how long an example takes says nothing here
 settings.load_profile("swarm")
 

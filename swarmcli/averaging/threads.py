@@ -8,7 +8,8 @@ much processor time, which the trainer then missed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,18 @@ T = TypeVar("T")
 
 _lock = threading.Lock()
 _here = threading.local()  # `usual`: what this thread had before, while it is down to one
+_count: Callable[[], int] | None = None  # how many a team has now; None: as many as torch decided at the start
+
+
+@contextmanager
+def count_threads_by(count: Callable[[], int]) -> Iterator[None]:
+    """Within this block `on_all_threads` takes as many threads as `count`, called from any thread, says each time."""
+    global _count
+    before, _count = _count, count
+    try:
+        yield
+    finally:
+        _count = before
 
 
 def on_one_thread(work: Callable[[], T]) -> T:
@@ -33,8 +46,10 @@ def on_one_thread(work: Callable[[], T]) -> T:
 
 
 def on_all_threads(work: Callable[[], T]) -> T:
-    """Runs `work` with as many threads as torch has elsewhere in this process: for steps that the trainer waits for."""
+    """Runs `work` with as many threads as a team of this process has: for steps that the trainer waits for."""
+    usual = getattr(_here, "usual", None) if _count is None else _count()
+    if usual is not None:
+        torch.set_num_threads(usual)
     if hasattr(_here, "usual"):
-        torch.set_num_threads(_here.usual)
         del _here.usual
     return work()

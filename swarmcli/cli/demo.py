@@ -38,8 +38,7 @@ def demo(
     from swarmcli.recipe import load_recipe
 
     path = recipe or RECIPES / "stdlib-lm.yaml"
-    settings = [*overrides, "local.threads=1"]
-    loaded = load_recipe(path, settings)
+    loaded = load_recipe(path, overrides)
     if not loaded.max_epochs or loaded.max_epochs < 8:
         raise SwarmError(f"{path}: a demo needs max_epochs of 8 or more, to have a middle; add --set max_epochs=40")
     plan = Plan.for_epochs(loaded.max_epochs)
@@ -51,7 +50,7 @@ def demo(
 
     run = DemoRun(
         path.resolve(), loaded.run_id, plan, directory.resolve(), say,
-        overrides=settings, limit_seconds=limit, web_port=web,
+        overrides=overrides, limit_seconds=limit, web_port=web,
     )  # fmt: skip
     actors = run.perform()
     verdict = checks(actors, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Annotated, Any
@@ -73,8 +74,22 @@ def _options(
     """Train one neural network together on computers that strangers lend."""
 
 
+def let_threads_sleep() -> None:
+    """Threads of a team that wait for each other give their cores away soon. To be called before torch is imported.
+
+    At the end of every operation OpenMP's threads turn in circles for 4 ms (300,000 turns in GNU's library) or 200 ms
+    (LLVM's and Intel's) before they sleep, on cores that another peer, the loop's thread or other programs of the
+    volunteer want: on a busy machine a step took five times as long as with 1,000 turns, which are what GNU's library
+    takes by itself where it knows of more threads than cores. benchmarks/NOTES.md has the figures.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("KMP_BLOCKTIME", "1")  # ms
+
+
 def main() -> None:
     """Runs a verb; errors of this project end in a line on stderr and an exit code, others in a traceback."""
+    let_threads_sleep()
     try:
         app()
     except SwarmError as error:

@@ -121,7 +121,11 @@ class LocalSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = own(
         "auto", "what is computed in: auto is bfloat16 autocast on CUDA devices that have it, else float32"
     )
-    threads: int | None = own(None, "processor threads of each process for arithmetic; null: torch decides", ge=1)
+    threads: int | None = own(
+        None,
+        "processor threads of each process for arithmetic; null: the trainers of this machine share its cores",
+        ge=1,
+    )
     micro_batch_size: int | None = own(None, "overrides micro_batch_size on this machine", ge=1)
     gradient_accumulation_steps: int | None = own(None, "overrides gradient_accumulation_steps here", ge=1)
     shuffle_buffer_size: int = own(1024, "sequences held in memory to shuffle them", ge=1, le=1 << 20)

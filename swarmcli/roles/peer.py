@@ -21,6 +21,7 @@ from swarmcli.optim.membership.report import Role
 from swarmcli.recipe import Recipe
 from swarmcli.roles.admission import Admission
 from swarmcli.roles.home import Home
+from swarmcli.roles.processors import sharing_processors
 from swarmcli.roles.summary import Summary
 
 logger = logging.getLogger(__name__)
@@ -31,9 +32,9 @@ CONTACT_SECONDS = 30.0  # how long first contacts are tried again before the pee
 class RunPeer:
     """One process's membership of a run, as a context manager.
 
-    Entering it claims the home, opens the journal, joins the DHT and shows the fingerprint to the first contacts; it
-    raises BootstrapError when none of them answers and FingerprintError when they refuse. Leaving it says goodbye and
-    gives everything back, whatever happened inside.
+    Entering it makes the peer known to others of this machine, opens the journal, joins the DHT and shows the
+    fingerprint to the first contacts; it raises BootstrapError when none of them answers and FingerprintError when they
+    refuse. Leaving it says goodbye and gives everything back, whatever happened inside.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class RunPeer:
     def _join(self, undo: ExitStack) -> None:
         recipe, local = self.recipe, self.recipe.local
         fingerprint = recipe.fingerprint()
+        self.processors = undo.enter_context(sharing_processors(recipe, self.role, self.home.path))
         self.dht = DHT(
             self.contacts,
             start=False,

@@ -23,6 +23,7 @@ from swarmcli.network import wire
 from swarmcli.recipe import Recipe
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration, resumed_place
 from swarmcli.roles.peer import RunPeer
+from swarmcli.roles.processors import sharing_processors
 from swarmcli.roles.site_modes import Leading, following, leading
 from swarmcli.roles.site_state import SiteState
 from swarmcli.roles.trainer import come_into_step, train
@@ -153,12 +154,16 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
     mode = following(recipe, site, model, home)
     seed = stream_seed_of(recipe, introduction, site.rank)
     with (
+        sharing_processors(recipe, "trainer", home) as processors,
         closing(mode.shards) if mode.shards else nullcontext(),
         SiteMember(site, model, mode.gradients, mode.handlers, wants_to_stop=stop) as member,
         mode.crew,
     ):
         settings = LoopSettings(seed, recipe.accumulation_steps, recipe.max_epochs)
-        loop = TrainingLoop(task, model, member, settings, compute=compute, on_loss=member.note_loss)
+        processors.take()
+        loop = TrainingLoop(
+            task, model, member, settings, compute=compute, on_loss=member.note_loss, on_step=processors.take
+        )
         member.load_state_from_peers()
         if loop.run(member.stopped).reason == "data ended":
             member.drain()

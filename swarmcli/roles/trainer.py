@@ -65,6 +65,13 @@ def train(
 ) -> LoopResult:
     """Computes until `stop` is set, the run has ended or the data has."""
     peer, recipe = collaboration.peer, collaboration.peer.recipe
+
+    def after_step(report: object) -> None:
+        peer.processors.take()
+        if on_step is not None:
+            on_step(report)
+
+    peer.processors.take()
     loop = TrainingLoop(
         collaboration.task,
         collaboration.model,
@@ -72,6 +79,6 @@ def train(
         LoopSettings(stream_seed(recipe.seed, peer.peer_id), recipe.accumulation_steps, recipe.max_epochs),
         compute=collaboration.compute,
         on_loss=steps.note_loss,
-        on_step=on_step,
+        on_step=after_step,
     )
     return loop.run(stop)

@@ -40,7 +40,7 @@ class Compute:
 
 
 def choose_compute(recipe: Recipe, process: int = 0) -> Compute:
-    """What `local.device`, `local.dtype` and `local.threads` ask for; sets torch's number of threads.
+    """What `local.device`, `local.dtype` and `local.threads` ask for; sets torch's threads if the recipe does.
 
     `process` counts those of a site on this machine, each of which takes the CUDA device of its number. Raises
     RecipeError when this machine has no such device.

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from swarmcli.averaging.threads import on_all_threads, on_one_thread
+from swarmcli.averaging.threads import count_threads_by, on_all_threads, on_one_thread
 
 T = TypeVar("T")
 
@@ -45,6 +45,22 @@ def counts() -> tuple[list[int], int, int]:
 
     in_a_thread(worker)
     return seen, in_a_thread(torch.get_num_threads), torch.get_num_threads()
+
+
+def test_a_team_is_as_large_as_this_process_may_have_now() -> None:
+    before, allowed = torch.get_num_threads(), 3
+
+    def worker() -> list[int]:
+        nonlocal allowed
+        seen = [on_one_thread(torch.get_num_threads), on_all_threads(torch.get_num_threads)]
+        allowed = 2
+        return [*seen, on_all_threads(torch.get_num_threads), on_one_thread(torch.get_num_threads)]
+
+    try:
+        with count_threads_by(lambda: allowed):
+            assert in_a_thread(worker) == [1, 3, 2, 1]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_main_thread_is_the_users() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,20 @@ def test_importing_the_package_loads_neither_transformers_nor_a_web_server() -> 
         "print(*(set(sys.modules) & {'transformers', 'fastapi', 'uvicorn'}), threading.active_count())"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["1"]
+
+
+def test_threads_that_wait_for_each_other_sleep_soon_unless_the_user_says_how_they_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "app", lambda: None)
+    for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "active"})
+    command.main()
+    assert os.environ == {"OMP_WAIT_POLICY": "active"}
+    monkeypatch.setattr(os, "environ", {"GOMP_SPINCOUNT": "5"})
+    command.main()
+    assert os.environ == {"GOMP_SPINCOUNT": "5", "KMP_BLOCKTIME": "1"}
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ output_dir: runs
 optimizer:
   learning_rate: 3e-3
 local:
-  threads: 1
   host: 127.0.0.1
 """
 TEXT = "".join(f"The {n}th peer of the swarm knows that {n} and {n} are {2 * n}.\n" for n in range(3000))

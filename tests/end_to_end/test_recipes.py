@@ -22,7 +22,6 @@ SMALLER = {
     "target_batch_size": 2048,  # long enough for both trainers to start
     "max_epochs": EPOCHS,
     "lr_scheduler.warmup_steps": 2,
-    "local.threads": 1,
     "local.host": "127.0.0.1",
 }
 OVERRIDES = [word for key, value in SMALLER.items() for word in ("--set", f"{key}={value}")]

@@ -81,7 +81,7 @@ class Launcher:
         self._notes.launcher = os.getpid()
         try:
             with (
-                _environment(self._notes, self._processes),
+                _environment(self._notes),
                 stop_on_signals(threading.Event(), on_first=self._pass_on, end_process=self._end_at_once),
             ):
                 return self._live_and_live_again()
@@ -216,11 +216,9 @@ def quiet(name: str) -> None:
 
 
 @contextmanager
-def _environment(notes: Notes, processes: int) -> Iterator[None]:
-    """What the processes inherit: where the notes are, a fair share of the processors, and silence of libraries."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    added = {"OMP_NUM_THREADS": str(max(1, usable // processes)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    added = {name: value for name, value in added.items() if name not in os.environ}
+def _environment(notes: Notes) -> Iterator[None]:
+    """What the processes inherit: where the notes are, and silence of libraries."""
+    added = {name: value for name, value in {"TORCH_CPP_LOG_LEVEL": "ERROR"}.items() if name not in os.environ}
     os.environ.update(added, **{VARIABLE: str(notes.directory)})
     try:
         yield

@@ -66,7 +66,7 @@ def test_every_process_knows_its_place_and_nothing_is_left(site: Site) -> None:
     assert [site.environment(rank)["RANK"] for rank in range(2)] == ["0", "1"]
     told = site.environment(1)
     assert (told["WORLD_SIZE"], told["LOCAL_RANK"], told["MASTER_ADDR"]) == ("2", "1", "127.0.0.1")
-    assert int(told["OMP_NUM_THREADS"]) >= 1
+    assert told.get("OMP_NUM_THREADS") == before.get("OMP_NUM_THREADS")  # the processes share the cores by themselves
     assert not Path(told["SWARM_SITE_NOTES"]).exists()
     assert os.environ == before
     assert psutil.Process().children() == children
