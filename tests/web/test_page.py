@@ -250,6 +250,13 @@ def test_nothing_is_wider_than_the_window(serve: Serve, open_page: Open, width: 
     assert page.evaluate(overflowing) == []
 
 
+def test_on_a_phone_a_round_and_what_opens_below_it_are_not_cut(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(FakeRun(finished_epochs=24)).url, viewport={"width": 360, "height": 900})
+    page.locator(".rounds .opener").nth(2).click()
+    page.locator(".rounds .explanation").first.wait_for()
+    assert page.evaluate("(n => n.scrollWidth - n.clientWidth)(document.querySelector('.rounds .scroll'))") <= 0
+
+
 def test_nothing_jumps_while_the_run_goes_on(serve: Serve, open_page: Open) -> None:
     """Rows that are added on top move those below them, inside their own frames; everything else stays."""
     run = FakeRun(finished_epochs=20)
