@@ -84,6 +84,19 @@ def check_delay(grad_averaging: bool, optimizer_step: bool | None) -> None:
         )
 
 
+def check_batches(recipe: Recipe) -> None:
+    """Refuses steps of one process that are larger than the whole swarm's epoch: each would overshoot it."""
+    samples = recipe.micro_batch * recipe.accumulation_steps
+    if samples > recipe.target_batch_size:
+        own = [key for key in ("micro_batch_size", "gradient_accumulation_steps") if getattr(recipe.local, key)]
+        raise Conflict(
+            f"local.{own[0]}" if own else "micro_batch_size",
+            f"a step of {recipe.micro_batch} × {recipe.accumulation_steps} samples is larger than an epoch of the "
+            f"whole swarm; lower micro_batch_size or gradient_accumulation_steps to at most {recipe.target_batch_size} "
+            "samples together, or raise target_batch_size",
+        )
+
+
 def check_modes(recipe: Recipe) -> None:
     """Refuses modes that contradict each other, and keys that the chosen ones would not use."""
     known = _STATISTICS[recipe.optimizer.name]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_v
 
 from swarmcli.errors import AddressError
 from swarmcli.network.address import parse_address
-from swarmcli.recipe.checks import Conflict, beside, check_modes, check_optimizer, check_schedule
+from swarmcli.recipe.checks import Conflict, beside, check_batches, check_modes, check_optimizer, check_schedule
 from swarmcli.recipe.document import Entry
 from swarmcli.recipe.fingerprint import fingerprint_of
 from swarmcli.recipe.modes import (
@@ -197,6 +197,7 @@ class Recipe(Section):
         if isinstance(self.base_model, Mapping) and not isinstance(self.base_model.get("model_type"), str):
             raise Conflict("base_model", "base_model lacks model_type; add for example `model_type: gpt2`")
         check_schedule(self.lr_scheduler, self.max_epochs)
+        check_batches(self)
         check_modes(self)
         check_site(self)
         return self

@@ -16,6 +16,9 @@ from swarmcli.training.data import text_batches
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, load_tokenizer
 
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")  # as transformers calls them
+
 
 class CausalLanguageModelling:
     """The task `causal_lm` of a recipe. A sample is a sequence of `sequence_len` tokens."""
@@ -58,7 +61,10 @@ class CausalLanguageModelling:
     def _create(self, fields: Mapping[str, Any]) -> nn.Module:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        self._check_fields(fields)
+        usual = self._check_fields(fields)
+        fields = {
+            key: float(value) if isinstance(getattr(usual, key), float) else value for key, value in fields.items()
+        }
         defaults = {
             "vocab_size": self.tokenizer.vocab_size,
             "max_position_embeddings": self._recipe.sequence_len,
@@ -67,18 +73,22 @@ class CausalLanguageModelling:
         }
         try:
             # An architecture may call its fields otherwise (GPT-2: n_positions); the config knows both names.
-            names = AutoConfig.for_model(fields["model_type"]).attribute_map
+            names = usual.attribute_map
             given = {names.get(key, key) for key in fields}
             defaults = {names.get(k, k): v for k, v in defaults.items() if names.get(k, k) not in given}
             config = AutoConfig.for_model(**{**defaults, **fields})
+            self._check_shape(config, fields)
             model: nn.Module = AutoModelForCausalLM.from_config(config)
+        except RecipeError:
+            raise
         except Exception as error:  # architectures raise whatever their constructors meet
             raise self._refuse(
                 f"transformers cannot build this model: {_first_line(error)}", "correct its fields"
             ) from error
         return model
 
-    def _check_fields(self, fields: Mapping[str, Any]) -> None:
+    def _check_fields(self, fields: Mapping[str, Any]) -> Any:
+        """Refuses fields that the architecture does not have, or not of this kind; returns its usual config."""
         from transformers import AutoConfig
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -94,6 +104,30 @@ class CausalLanguageModelling:
                 near = get_close_matches(key, sorted(known), n=1)
                 hint = f"did you mean {near[0]}?" if near else "remove it"
                 raise self._refuse(f"a {model_type} config has no field {key!r}", hint, key)
+            if not key.endswith("token_id"):  # one, several or none
+                self._check_kind(key, fields[key], usual=getattr(config, key))
+        return config
+
+    def _check_kind(self, key: str, value: Any, usual: Any) -> None:
+        """A whole number is a number too."""
+        wanted = _KINDS.get(type(usual))
+        if wanted is not None and type(value) is not type(usual) and (type(usual), type(value)) != (float, int):
+            raise self._refuse(f"{key} should be {wanted}, not {value!r}", f"it is usually {usual!r}", key)
+
+    def _check_shape(self, config: Any, fields: Mapping[str, Any]) -> None:
+        """Refuses, in the recipe's words, sizes that architectures take silently or refuse in terms of their code."""
+        names = {each: each if each in fields else config.attribute_map.get(each, each) for each in _SIZES}
+        sizes = {each: size for each in _SIZES if isinstance(size := getattr(config, each, None), int)}
+        for each, size in sizes.items():
+            if size < 1:
+                raise self._refuse(f"{names[each]} is {size}", "write a whole number of 1 or more", names[each])
+        width, heads = sizes.get("hidden_size"), sizes.get("num_attention_heads")
+        if width and heads and width % heads and not isinstance(getattr(config, "head_dim", None), int):
+            fitting = min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
+            key = names["num_attention_heads"]
+            raise self._refuse(
+                f"{key} {heads} does not divide {names['hidden_size']} {width}", f"take {fitting} for example", key
+            )
 
     def _load(self, directory: Path) -> nn.Module:
         from transformers import AutoModelForCausalLM
@@ -145,5 +179,7 @@ def _prepare(model: Any) -> nn.Module:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it does not know {error}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:300] if lines else type(error).__name__

@@ -105,6 +105,14 @@ def test_keys_that_need_each_other_are_checked_together() -> None:
     assert recipe.lr_scheduler.total_steps == 6
 
 
+def test_a_step_larger_than_an_epoch_is_refused() -> None:
+    for overrides in (["micro_batch_size=9"], ["micro_batch_size=4", "gradient_accumulation_steps=3"]):
+        assert "is larger than an epoch of the whole swarm" in refused(SMALL, "target_batch_size=8", *overrides)
+    assert small("target_batch_size=8", "micro_batch_size=4", "gradient_accumulation_steps=2").target_batch_size == 8
+    here = refused(SMALL, "target_batch_size=8", "micro_batch_size=8", "local.micro_batch_size=16")
+    assert here.startswith("--set local.micro_batch_size=16")
+
+
 def test_a_recipe_can_be_made_in_code() -> None:
     recipe = Recipe(
         run_id="x",
