@@ -48,7 +48,7 @@ def join(
     if processes > 1:
         from swarmcli.cli.site.launcher import start_site
 
-        raise typer.Exit(start_site(processes, verbose=verbose))
+        raise typer.Exit(start_site(processes))
 
     from swarmcli.cli.session import Session
     from swarmcli.roles.trainer import run_trainer

@@ -15,9 +15,10 @@ import typer
 
 from swarmcli.cli.console import err, out, printable, setup_logging
 from swarmcli.cli.failures import ExitCode
+from swarmcli.cli.interrupt import stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.options import claim_home
-from swarmcli.cli.site.process import INTERRUPTS, SiteProcess
+from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError
 from swarmcli.events import Event, Noticed
 from swarmcli.network.address import parse_address
@@ -27,7 +28,6 @@ from swarmcli.roles.dashboard import dashboard
 from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
-from swarmcli.training.interrupt import SIGNALS, stop_on_signals
 
 OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # in which the peers of a run may differ
 
@@ -89,19 +89,19 @@ class Session:
                 undo.enter_context(self.peer)
             if not self.peer.contacts and self._role != "monitor":
                 err.print("no first contact is given, so this peer begins a network of its own; others join it")
-            signals = self._process.signals if self._process else SIGNALS
-            undo.enter_context(stop_on_signals(self.stop, on_first=self._first_signal, signals=signals))
+            if self._process:
+                undo.enter_context(self._process.stopping(self.stop, self._first_signal))
+            else:
+                undo.enter_context(stop_on_signals(self.stop, on_first=self._first_signal))
             self._exit = undo.pop_all()
-        if self._process:
-            self._process.heed(self.stop)
         return self
 
     def _claim_home(self, recipe: Recipe) -> Home:
         """A site that was started anew takes up the home of its life before, and with it the peer's identity."""
-        notes = self._process.notes if self._process else None
-        home = claim_home(recipe, self._role, self._home or (notes.home if notes else None))
-        if notes:
-            notes.home = home.path
+        before = self._process.past.home if self._process else ""
+        home = claim_home(recipe, self._role, self._home or (Path(before) if before else None))
+        if self._process:
+            self._process.note_home(home.path)
         return home
 
     def _discard_unused(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -118,7 +118,7 @@ class Session:
             err.print(printable(event.text), soft_wrap=True)
 
     def _first_signal(self, number: signal.Signals) -> None:
-        self._interrupted = number in INTERRUPTS
+        self._interrupted = number == signal.SIGINT
         self.peer.outcome = "stopped by Ctrl-C" if self._interrupted else "asked to stop"
         err.print("stopping after the current step; once more to stop at once")
 

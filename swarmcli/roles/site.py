@@ -52,10 +52,11 @@ class Introduction(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def form_site(recipe: Recipe, local_rank: int) -> Iterator[tuple[Site, Compute]]:
-    """Meets the other processes, each on its device. Raises RecipeError, or SiteError when they do not come."""
+def form_site(recipe: Recipe, local_rank: int, store: Path | None = None) -> Iterator[tuple[Site, Compute]]:
+    """Meets the other processes, each on its device. `store`: see Site.form. Raises RecipeError, or SiteError when
+    they do not come."""
     compute = choose_compute(recipe, local_rank)
-    with Site.form(timeout=recipe.local.site.timeout, device=compute.device) as site:
+    with Site.form(timeout=recipe.local.site.timeout, device=compute.device, store=store) as site:
         yield site, compute
 
 

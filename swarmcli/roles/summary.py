@@ -31,7 +31,7 @@ class Summary:
     digest: str = ""  # of the parameters at `epoch`; equal on all peers that are in step
     lineage: str = ""
     epochs: int = 0  # stepped by this process
-    samples: int = 0  # computed by this process and counted in an epoch
+    samples: int = 0  # computed by this process and counted in an epoch; of a site, in its lives before as well
     first_loss: float | None = None
     last_loss: float | None = None
     rounds: dict[str, int] = field(default_factory=lambda: {"committed": 0, "failed": 0, "undecided": 0})

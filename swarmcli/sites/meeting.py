@@ -1,9 +1,9 @@
-"""How the processes of a site find each other at a store that has seen lives of the site before.
+"""How the processes of a site find each other: on one machine at a file, else at a store of torchrun's agents.
 
-torchrun's agents keep one store through all restarts of their processes, who find there what the lives before have
-left, and the agents of several machines count restarts differently. So a life begins with a name that is new: rank 0
-writes it down, the others say a word of their own below it, and rank 0 repeats the words. Nobody who is gone can repeat
-a word of today.
+A file is new for each life of a site, and the file system says who may open it. torchrun's agents keep one store
+through all restarts of their processes, who find there what the lives before have left, and the agents of several
+machines count restarts differently. So a life begins with a name that is new: rank 0 writes it down, the others say a
+word of their own below it, and rank 0 repeats the words. Nobody who is gone can repeat a word of today.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -20,6 +21,15 @@ from swarmcli.errors import SiteError
 
 CURRENT = "swarm-site/current"  # the name of the life that rank 0 has begun last
 POLL_SECONDS = 0.2
+
+
+def meet_at_file(path: Path, seconds: float) -> None:
+    """Makes the world of all processes of this machine that the environment tells of. Raises RuntimeError: some have
+    not come in time."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(path), size), rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
+    )
 
 
 def keeps_agents_store() -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
 from swarmcli.sites.links import named, receive_bytes, send_bytes, sever
-from swarmcli.sites.meeting import keeps_agents_store, meet_at_agents_store
+from swarmcli.sites.meeting import keeps_agents_store, meet_at_agents_store, meet_at_file
 
 FORMING_SECONDS = 300.0  # until all processes of a site have started and found each other
 
@@ -52,18 +53,22 @@ class Site:
         self._closed = False
 
     @classmethod
-    def form(cls, *, timeout: float = 60.0, device: torch.device | None = None) -> Site:
-        """Meets the other processes that the environment (torchrun's) tells of, or takes the world that there is.
+    def form(cls, *, timeout: float = 60.0, device: torch.device | None = None, store: Path | None = None) -> Site:
+        """Meets the other processes that the environment (RANK, WORLD_SIZE, torchrun's) tells of, or takes the world
+        that there is.
 
         All of them call this. `timeout`: seconds that one process waits for the others where nobody waits for the
-        swarm; `device`: where this process computes. Raises SiteError if they do not come together within
-        FORMING_SECONDS.
+        swarm; `device`: where this process computes; `store`: a file at which processes of one machine meet, new for
+        each site (None: at the store that the environment names). Raises SiteError if they do not come together
+        within FORMING_SECONDS.
         """
         if timeout <= 0:
             raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
         owns_world = not dist.is_initialized()
         with named("the processes of this site did not come together"):
-            if owns_world and keeps_agents_store():
+            if owns_world and store is not None:
+                meet_at_file(store, FORMING_SECONDS)
+            elif owns_world and keeps_agents_store():
                 meet_at_agents_store(FORMING_SECONDS)
             elif owns_world:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=FORMING_SECONDS))

@@ -4,7 +4,6 @@ from swarmcli.training.causal_lm import CausalLanguageModelling
 from swarmcli.training.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from swarmcli.training.checkpoint_store import CheckpointStore
 from swarmcli.training.device import Compute, choose_compute
-from swarmcli.training.interrupt import stop_on_signals
 from swarmcli.training.loop import (
     CollaborativeOptimizer,
     EpochReport,
@@ -48,6 +47,5 @@ __all__ = [
     "optimizer_factory",
     "optimizer_kind",
     "parameter_groups",
-    "stop_on_signals",
     "stream_seed",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import psutil
 
 from swarmcli.cli.processes import Child
@@ -18,6 +20,16 @@ def ranks(child: Child) -> dict[int, int]:
         if rank is not None:
             found[int(rank)] = process.pid
     return found
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Address and port of all that the process listens on, or takes datagrams at."""
+    sockets = [each for each in psutil.net_connections(kind="inet") if each.pid == pid]
+    return {
+        (each.laddr.ip, each.laddr.port)
+        for each in sockets
+        if each.status == psutil.CONN_LISTEN or (each.type == socket.SOCK_DGRAM and not each.raddr)
+    }
 
 
 def _children(pid: int) -> list[psutil.Process]:

@@ -6,14 +6,12 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from pathlib import Path
+from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from swarmcli.cli.processes import Child
-from swarmcli.cli.site.notes import VARIABLE
-from tests.end_to_end.site_processes import alive, ranks
+from tests.end_to_end.site_processes import alive, listening, ranks
 from tests.end_to_end.swarm import Swarm
 from tests.end_to_end.test_recipes import EPOCHS, OVERRIDES, RECIPES
 from tests.end_to_end.test_run import finish
@@ -52,6 +50,23 @@ def test_a_site_is_one_peer_with_the_samples_of_all_its_processes(swarm: MakeSwa
     assert "Traceback" not in said and "elastic" not in said
 
 
+def test_a_site_listens_for_its_swarm_and_else_on_loopback_alone(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    site = run.start("join", "site", "--nproc", "2", "--host", "0.0.0.0")
+    seen: set[tuple[str, int]] = set()
+
+    def is_up() -> bool:
+        for pid in (site.pid, *ranks(site).values()):
+            seen.update(listening(pid))
+        return run.epoch("site") >= 1
+
+    run.wait(is_up, "the site trains", site)
+    port = urlsplit(run.told("site")["addresses"][0]).port
+    assert ("0.0.0.0", port) in seen
+    assert {address for address, at in seen if at != port} == {"127.0.0.1"}
+    assert listening(site.pid) == set()
+
+
 def test_a_site_whose_processes_are_killed_or_frozen_is_the_same_peer_again(swarm: MakeSwarm) -> None:
     run = swarm(1000, target=TARGET)
     monitor = run.start_monitor()
@@ -84,11 +99,8 @@ def test_nothing_of_a_site_outlives_its_launcher(swarm: MakeSwarm) -> None:
     site = run.start("join", "site", "--nproc", "2")
     run.wait(lambda: len(ranks(site)) == 2, "the processes are started", site)
     processes = list(ranks(site).values())
-    notes = Path(psutil.Process(processes[0]).environ()[VARIABLE])
-    assert notes.is_dir()
     site.kill()
     run.wait(lambda: alive(processes) == [], "they end")
-    assert not notes.exists()
 
 
 def test_what_no_new_start_would_change_is_told_once(swarm: MakeSwarm) -> None:

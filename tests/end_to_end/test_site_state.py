@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,11 @@ def test_a_site_alone_loses_an_epoch_at_most_and_others_go_on_from_its_files(swa
     assert min(each.epoch for each in epochs if each.run == max(lives)) >= at  # nobody else knew the state
     os.kill(site.pid, signal.SIGINT)
     run.wait_for_end(site, 130)
-    assert "Traceback" not in site.log.read_text()
+    said = site.log.read_text()
+    assert "Traceback" not in said
+    told = re.search(r"left at epoch \d+ after ([\d,]+) samples", said)
+    of_last_life = sum(each.own_samples for each in run.epochs("site") if each.run == max(lives))
+    assert told and int(told[1].replace(",", "")) > of_last_life  # those of the life before count
     last = saved(run.home("site"))[-1]
     assert last >= at + 3
 

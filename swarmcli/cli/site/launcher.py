@@ -1,50 +1,44 @@
-"""The parent of a site's processes: starts them through torch's elastic launcher, and again when one of them dies.
+"""The parent of a site's processes on one machine: it starts them, and again when one of them dies.
 
-Each life of a site is one elastic launch on a rendezvous of its own. Elastic starts the processes, watches them and
-ends all when one fails; what a failure means is decided here, where it is known that some (a recipe that the run
-refused) would only repeat themselves, and that a site which ends epochs between its deaths is worth starting anew.
+Nothing here listens: the processes inherit a socket pair each to their launcher (link.py), meet at a file in a
+directory of this user alone, and talk to each other on the loopback interface.
 """
 
 from __future__ import annotations
 
-import logging
+import fcntl
 import os
+import selectors
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import psutil
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from swarmcli.cli.console import err, setup_logging
+from swarmcli.cli.console import err
 from swarmcli.cli.failures import ExitCode
-from swarmcli.cli.site.notes import VARIABLE, Notes
+from swarmcli.cli.interrupt import stop_on_signals
+from swarmcli.cli.site.link import VARIABLE, Failed, Line, Past, Start, Stop
 from swarmcli.errors import SiteError
-from swarmcli.training.interrupt import stop_on_signals
 
 MAX_DEATHS = 6  # in a row, without an epoch that ended in between
-POLL_SECONDS = 0.2
-GRACE_SECONDS = 5.0  # for processes of a broken site; a frozen one hears no SIGTERM
-
-# What the launcher sends on, as signals that mean nothing else: elastic itself sends SIGTERM to the survivors of a
-# failure, who then have nothing to finish; and who has not come to installing a handler dies of these without a word.
-FORWARDED = {signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR2}
-
-Failures = Mapping[int, ProcessFailure]
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 5.0  # for the processes of a broken site to end by themselves; a frozen one never does
+PREFIX = "swarm-site-"  # of directories where processes meet
+STALE_SECONDS = 3600.0  # after which such a directory that no launcher holds is removed
 
 
-def start_site(processes: int, *, verbose: bool) -> int:
+def start_site(processes: int) -> int:
     """Runs this very command, as it was typed, in so many processes on this machine; their exit code."""
-    setup_logging(verbose)
 
     def say(text: str) -> None:
         if err.is_terminal:
@@ -53,56 +47,48 @@ def start_site(processes: int, *, verbose: bool) -> int:
             err.print()
         err.print(text, soft_wrap=True)
 
-    return Launcher(["-m", "swarmcli", *sys.argv[1:]], processes, say=say, verbose=verbose).run()
+    return Launcher(["-m", "swarmcli", *sys.argv[1:]], processes, say=say).run()
 
 
 class Launcher:
-    """Runs `command` as so many processes of one site until it has ended, and says with which exit code.
+    """Runs `command`, words for Python, as so many processes of one site until it has ended.
 
-    `say` is told what happens to the site. For the main thread: signals go from here to the processes, which are in
-    sessions of their own, so that Ctrl-C reaches the launcher alone.
+    `say` is told what happens to the site. For the main thread: the kernel ends the processes with the thread that
+    started them. They are in sessions of their own, so that Ctrl-C reaches the launcher alone, which asks them to stop.
     """
 
-    def __init__(
-        self, command: Sequence[str], processes: int, *, say: Callable[[str], None], verbose: bool = False
-    ) -> None:
+    def __init__(self, command: Sequence[str], processes: int, *, say: Callable[[str], None]) -> None:
         self._command = command
-        self._processes = processes
+        self._size = processes
         self._say = say
-        self._verbose = verbose
         self._asked: signal.Signals | None = None
-        self._killed: set[int] = set()  # processes of the site that were ended from here
-        self._silent: set[int] = set()  # of them, those that had not said that they end
-        self._unrelated: set[int] = set()  # children of this process that are none of the site
+        self._past = Past()
+        self._processes: list[Process] = []  # of the present life
 
     def run(self) -> int:
         """The exit code for the shell. Raises SiteError when the site dies again and again."""
-        self._notes = Notes(Path(tempfile.mkdtemp(prefix="swarm-site-")))
-        self._notes.launcher = os.getpid()
-        try:
-            with (
-                _environment(self._notes),
-                stop_on_signals(threading.Event(), on_first=self._pass_on, end_process=self._end_at_once),
-            ):
-                return self._live_and_live_again()
-        finally:
-            shutil.rmtree(self._notes.directory, ignore_errors=True)
+        with (
+            private_directory() as self._directory,
+            stop_on_signals(threading.Event(), on_first=self._ask_to_stop, end_process=self._end_at_once),
+        ):
+            return self._live_and_live_again()
 
     def _live_and_live_again(self) -> int:
-        deaths, reached = 0, 0
+        deaths, life = 0, 0
         while True:
-            failures = self._live()
+            reached, life = self._past.epoch, life + 1
+            ended = self._live(self._directory / f"life-{life}")
+            if told := most_telling(ended):
+                self._say(told.words)
             if self._asked is not None:
                 return ExitCode.INTERRUPTED if self._asked == signal.SIGINT else ExitCode.DONE
-            if not failures:
+            if all(process.code == ExitCode.DONE for process in ended):
                 return ExitCode.DONE
-            code = final_code(failures)
+            code = final_code(ended)
             if code is not None:
                 return code
-            epoch = self._notes.epoch
-            deaths = 1 if epoch > reached else deaths + 1
-            reached = epoch
-            why = cause(failures, self._silent, self._killed)
+            deaths = 1 if self._past.epoch > reached else deaths + 1
+            why = cause(ended)
             if deaths >= MAX_DEATHS:
                 raise SiteError(
                     f"{why}; that was the end number {deaths} of this site without an epoch in between, so it is not "
@@ -110,118 +96,200 @@ class Launcher:
                 )
             self._say(f"{why}; the site starts again from its last state ({deaths} of {MAX_DEATHS - 1})")
 
-    def _live(self) -> Failures:
-        """One life of the site; nothing when all its processes ended well."""
-        self._notes.begin()
-        self._unrelated = {child.pid for child in psutil.Process().children()}
-        over = threading.Event()
-        watch = threading.Thread(target=self._end_the_broken, args=(over,), name="swarm-site-watch")
-        watch.start()
+    def _live(self, store: Path) -> list[Process]:
+        """One life of the site: its processes, all of which have ended."""
+        self._processes = []
         try:
-            elastic_launch(self._config(), sys.executable)(*self._command)
-        except ChildFailedError as error:
-            return error.failures
-        except SignalException as error:  # the terminal has gone; elastic has ended the processes
-            self._asked = error.sigval
+            for rank in range(self._size):
+                self._processes.append(self._start(rank, store))
+            if self._asked is not None:  # while they were being started
+                self._ask_to_stop(self._asked)
+            self._look_after_processes()
         finally:
-            over.set()
-            watch.join()
-        return {}
+            for process in self._processes:
+                process.end()
+        return self._processes
 
-    def _config(self) -> LaunchConfig:
-        if not self._verbose:
-            quiet("torch.distributed.elastic")
-        known = {field.name for field in fields(LaunchConfig)}  # older torch handles all signals itself
-        signals: Any = {"signals_to_handle": "SIGHUP,SIGQUIT"} if "signals_to_handle" in known else {}
-        return LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=self._processes,
-            run_id=self._notes.directory.name,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",  # any free port
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=POLL_SECONDS,
-            logs_specs=DefaultLogsSpecs(log_dir=str(self._notes.directory)),
-            **signals,  # the others are handled here
-        )
+    def _start(self, rank: int, store: Path) -> Process:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            start = Start(theirs.fileno(), os.getpid(), str(store), self._past)
+            started = subprocess.Popen(
+                [sys.executable, *self._command],
+                stdin=subprocess.DEVNULL,
+                env=environment(rank, self._size) | {VARIABLE: msgspec.json.encode(start).decode()},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        return Process(rank, started, Line(ours))
 
-    def _end_the_broken(self, over: threading.Event) -> None:
-        """Elastic waits half a minute for the survivors of a failure; what is frozen would use all of it."""
-        while not over.wait(POLL_SECONDS):
-            if self._notes.broken and not over.wait(GRACE_SECONDS):
-                self._killed = self._kill_all()
-                self._silent = self._killed - self._notes.broken
-                return
+    def _look_after_processes(self) -> None:
+        """Returns when all have ended. Once the site is broken, the others get a moment to end by themselves: rank 0
+        says goodbye to the swarm."""
+        deadline: float | None = None
+        with selectors.DefaultSelector() as words:
+            for process in self._processes:
+                words.register(process.line, selectors.EVENT_READ, process)
+            while any(process.runs for process in self._processes):
+                for key, _ in words.select(POLL_SECONDS):
+                    if not self._hear(key.data):
+                        words.unregister(key.fileobj)
+                        key.data.await_end(POLL_SECONDS)
+                now = time.monotonic()
+                if deadline is None and any(process.broke for process in self._processes):
+                    deadline = now + GRACE_SECONDS
+                elif deadline is not None and now >= deadline:
+                    for process in self._processes:
+                        process.kill()
+        for process in self._processes:
+            self._hear(process)  # the last words of one that ended meanwhile
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def _hear(self, process: Process) -> bool:
+        """Takes in what the process has said; False when it will say no more."""
+        messages = process.line.receive()
+        for message in messages or ():
+            if isinstance(message, Past):
+                self._past = message
+            elif isinstance(message, Failed):
+                process.failed = message
+        return messages is not None
+
+    def _ask_to_stop(self, number: signal.Signals) -> None:
         self._asked = number
-        self._notes.stop = FORWARDED[number]  # for processes that are just being started
-        for process in self._alive():
-            process.send_signal(FORWARDED[number])
-
-    def _alive(self) -> list[psutil.Process]:
-        return [child for child in psutil.Process().children() if child.pid not in self._unrelated]
-
-    def _kill_all(self) -> set[int]:
-        processes = self._alive()
-        for process in processes:
-            process.kill()
-        return {process.pid for process in processes}
+        for process in self._processes:
+            process.line.send(Stop(number))
 
     def _end_at_once(self, code: int) -> None:
-        self._kill_all()
-        shutil.rmtree(self._notes.directory, ignore_errors=True)
+        for process in self._processes:
+            process.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
         os._exit(code)
 
 
-def final_code(failures: Failures) -> int | None:
+class Process:
+    """A process of the present life: what it said, and how it ended."""
+
+    def __init__(self, rank: int, started: subprocess.Popen[bytes], line: Line) -> None:
+        self.rank = rank
+        self.line = line
+        self.failed: Failed | None = None  # what it said of its failure
+        self.killed = False  # by the launcher
+        self._started = started
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative if a signal ended it; None while it runs. One that was killed when it had told with
+        which code it ends has that code."""
+        code = self._started.poll()
+        return self.failed.code if self.failed and code is not None and code < 0 else code
+
+    @property
+    def runs(self) -> bool:
+        return self._started.poll() is None
+
+    @property
+    def broke(self) -> bool:
+        """Whether the site cannot go on for this process's sake. One that stops because it was asked to did not."""
+        return self.failed is not None or self.code not in (None, ExitCode.DONE, ExitCode.INTERRUPTED)
+
+    def await_end(self, seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._started.wait(seconds)
+
+    def kill(self) -> None:
+        if self.runs:
+            self.killed = True
+            self._started.kill()
+
+    def end(self) -> None:
+        """Nothing of it is left afterwards."""
+        self.kill()
+        self._started.wait()
+        self.line.close()
+
+
+def most_telling(ended: Collection[Process]) -> Failed | None:
+    """One failure is enough to read: the others saw the same, or what followed from it."""
+    told = [process.failed for process in ended if process.failed and process.failed.words]
+    return min(told, key=lambda failed: failed.code == ExitCode.START_AGAIN, default=None)
+
+
+def final_code(ended: Collection[Process]) -> int | None:
     """The exit code of a process that knew what it did: starting again would end the same way. None: start again."""
-    known = [failure.exitcode for failure in failures.values() if failure.exitcode > 0]
+    known = [process.code for process in ended if process.code is not None and process.code > 0]
     return next((code for code in known if code != ExitCode.START_AGAIN), None)
 
 
-def cause(failures: Failures, silent: Collection[int] = (), killed: Collection[int] = ()) -> str:
-    """What happened first, as far as exit codes tell: the others end because one has.
+def cause(ended: Collection[Process]) -> str:
+    """What happened first, as far as exit codes tell: the others end because one has."""
 
-    The launcher had to end the processes `killed`, among them the `silent`, from which nothing was heard; the others
-    had given up already.
-    """
+    def by_likelihood(process: Process) -> tuple[int, int]:
+        if process.failed:
+            return (1 if process.failed.words else 4), process.rank  # 4: because another has gone
+        if process.killed:
+            return 2, process.rank
+        if process.code == -signal.SIGABRT:
+            return 3, process.rank  # so NCCL ends a process that waits for a silent one
+        return (0 if (process.code or 0) < 0 else 4), process.rank
 
-    def gave_up(failure: ProcessFailure) -> bool:
-        return failure.exitcode > 0 or failure.pid in killed
-
-    def likely(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, bool, int]:
-        rank, failure = item
-        return failure.pid not in silent, failure.exitcode == -signal.SIGTERM, gave_up(failure), rank
-
-    rank, failure = min(failures.items(), key=likely)
-    if failure.pid in silent:
-        return f"process {rank} of this site did not answer any more"
-    if gave_up(failure):
-        return f"process {rank} of this site has given up"
-    name = signal.Signals(-failure.exitcode).name
-    return f"process {rank} of this site was ended by {name}" + (
+    first = min(ended, key=by_likelihood)
+    code = first.code or 0
+    if first.failed or code >= 0:
+        return f"process {first.rank} of this site has given up"
+    if first.killed:
+        return f"process {first.rank} of this site did not answer any more"
+    name = signal.Signals(-code).name
+    return f"process {first.rank} of this site was ended by {name}" + (
         " (perhaps there is too little memory)" if name == "SIGKILL" else ""
     )
 
 
-def quiet(name: str) -> None:
-    """Takes a library's log out of ours; its modules set levels of their own, so the levels above do not hold."""
-    logger = logging.getLogger(name)
-    logger.propagate = False
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
+def environment(rank: int, size: int) -> dict[str, str]:
+    """What a process inherits: its place, by torchrun's names; the loopback interface for all that the processes say
+    to each other; and silence of libraries."""
+    loopback = loopback_interface()
+    return {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": f"={loopback}",  # "=": this very name, not all that begin with it
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+    }
+
+
+def loopback_interface() -> str:
+    """The name of the interface that has 127.0.0.1. Raises SiteError: there is none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return name
+    raise SiteError("no interface of this machine has the address 127.0.0.1, by which the processes of a site talk")
 
 
 @contextmanager
-def _environment(notes: Notes) -> Iterator[None]:
-    """What the processes inherit: where the notes are, and silence of libraries."""
-    added = {name: value for name, value in {"TORCH_CPP_LOG_LEVEL": "ERROR"}.items() if name not in os.environ}
-    os.environ.update(added, **{VARIABLE: str(notes.directory)})
+def private_directory() -> Iterator[Path]:
+    """A directory that only this user can look into, gone at the end. Those of launchers that were killed go as well:
+    a launcher holds a lock on its own for as long as it lives."""
+    for stale in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError), _locked(stale):  # another user's, or in use
+            if time.time() - stale.stat().st_mtime > STALE_SECONDS:  # a younger one may not be locked yet
+                shutil.rmtree(stale)
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # its mode is 0700
     try:
+        with _locked(directory):
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
-        for name in (*added, VARIABLE, "TORCHELASTIC_SIGNALS_TO_HANDLE"):  # the last is torch's
-            os.environ.pop(name, None)
+        os.close(descriptor)

@@ -10,14 +10,13 @@ from pathlib import Path
 
 from swarmcli.cli.console import setup_logging
 from swarmcli.cli.session import Session
-from swarmcli.cli.site.notes import Network
+from swarmcli.cli.site.link import Network
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import SiteError
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.roles.site import form_site, run_site_leader, run_site_member
 from swarmcli.sites.site import Site
 from swarmcli.training import Compute
-from swarmcli.training.interrupt import stop_on_signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def take_part(process: SiteProcess, part: Part) -> None:
     with process.running():
         settings = [*part.settings, f"local.site.processes={place.size}"]
         recipe = load_recipe(part.recipe, settings)
-        with form_site(recipe, place.local_rank) as (site, compute):
+        with form_site(recipe, place.local_rank, process.store) as (site, compute):
             restarted = site.any(process.restarted)
             if site.rank == 0:
                 _lead(process, part, settings, site, compute, restarted)
@@ -60,7 +59,7 @@ def is_news(record: logging.LogRecord) -> bool:
 
 def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, compute: Compute, restarted: bool) -> None:
     recipe = load_recipe(part.recipe, settings)
-    known = process.notes.network if process.notes else Network()
+    known = process.past.network
     contacts = [*(part.contacts or recipe.network.initial_peers), *known.contacts]
     if known.port and not recipe.local.port:
         settings.append(f"local.port={known.port}")  # others may have been told of it
@@ -68,9 +67,14 @@ def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, com
         Session(
             "trainer", part.recipe, settings, contacts, part.home, verbose=part.verbose, process=process
         ) as session,
-        process.claiming(),
+        process.telling(),
     ):
         peer, watch = session.peer, session.show(part.web, part.web_host)
+        peer.summary.samples = process.past.samples
+
+        def note(epoch: int) -> None:
+            process.note_epoch(epoch, Network(peer.port, tuple(peer.acquaintances())), peer.summary.samples)
+
         run_site_leader(
             peer,
             watch,
@@ -79,12 +83,11 @@ def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, com
             compute,
             resume=part.resume,
             restarted=restarted,
-            on_epoch=lambda epoch: process.note_epoch(epoch, Network(peer.port, tuple(peer.acquaintances()))),
+            on_epoch=note,
         )
 
 
 def _follow(process: SiteProcess, part: Part, recipe: Recipe, site: Site, compute: Compute) -> None:
     stop = threading.Event()
-    with stop_on_signals(stop, signals=process.signals):
-        process.heed(stop)
+    with process.stopping(stop):
         run_site_member(recipe, site, compute, stop, home=part.home)

@@ -1,30 +1,36 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import signal
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 import psutil
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from swarmcli.cli.site import launcher
-from swarmcli.cli.site.launcher import Launcher, cause, final_code
+from swarmcli.cli.site.launcher import PREFIX, STALE_SECONDS, Launcher, environment
 from swarmcli.errors import SiteError
 
 pytestmark = pytest.mark.processes
 
-# A process of a site that needs nothing but Python: `act(rank, life)` says what it does.
+# A process of a site that needs no torch: its actions come behind this.
 PROCESS = """
 import json, os, signal, sys, time
 from pathlib import Path
-rank, notes = int(os.environ["RANK"]), Path(os.environ["SWARM_SITE_NOTES"])
-here = Path(__file__).parent
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
-signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))
-(here / f"rank-{rank}.{len(list(here.glob(f'rank-{rank}.*')))}").write_text(json.dumps(dict(os.environ)))
-life = len(list(here.glob(f"rank-{rank}.*")))
+from swarmcli.cli.site.link import Failed, Link, Past
+rank, here, launcher = int(os.environ["RANK"]), Path(__file__).parent, os.getppid()
+told = dict(os.environ)
+link = Link.found()
+link.on_stop(lambda number: os._exit(0))
+life = 1 + len(list(here.glob(f"rank-{rank}.*")))
+whole = here / f"rank-{rank}.{life}"
+whole.with_name("new-" + whole.name).write_text(json.dumps({**told, "store": link.start.store, "pid": os.getpid()}))
+whole.with_name("new-" + whole.name).rename(whole)
 
 def kill_self(number=signal.SIGKILL):
     os.kill(os.getpid(), number)
@@ -52,30 +58,69 @@ class Site:
         return len(list(self.directory.glob("rank-0.*")))
 
     def environment(self, rank: int) -> dict[str, str]:
-        return dict(json.loads((self.directory / f"rank-{rank}.0").read_text()))
+        return dict(json.loads((self.directory / f"rank-{rank}.1").read_text()))
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
     return Site(tmp_path)
 
 
 def test_every_process_knows_its_place_and_nothing_is_left(site: Site) -> None:
     before, children = dict(os.environ), psutil.Process().children()
-    assert site.run("") == 0
+    assert site.run("assert os.stat(Path(link.start.store).parent).st_mode & 0o777 == 0o700") == 0
     assert [site.environment(rank)["RANK"] for rank in range(2)] == ["0", "1"]
     told = site.environment(1)
-    assert (told["WORLD_SIZE"], told["LOCAL_RANK"], told["MASTER_ADDR"]) == ("2", "1", "127.0.0.1")
+    assert (told["WORLD_SIZE"], told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("2", "1", "2")
     assert told.get("OMP_NUM_THREADS") == before.get("OMP_NUM_THREADS")  # the processes share the cores by themselves
-    assert not Path(told["SWARM_SITE_NOTES"]).exists()
+    assert not Path(told["store"]).parent.exists()
     assert os.environ == before
     assert psutil.Process().children() == children
     assert site.said == []
 
 
+def test_processes_talk_to_each_other_on_loopback_whatever_the_user_has_for_other_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth")
+    told = environment(0, 2)
+    addresses = psutil.net_if_addrs()[told["GLOO_SOCKET_IFNAME"]]
+    assert "127.0.0.1" in [each.address for each in addresses]
+    assert told["NCCL_SOCKET_IFNAME"] == "=" + told["GLOO_SOCKET_IFNAME"]
+
+
+def test_what_a_killed_launcher_has_left_is_removed_by_a_later_one(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stale, fresh, held = [tmp_path / f"{PREFIX}{name}" for name in ("stale", "fresh", "held")]
+    for directory in (stale, fresh, held):
+        directory.mkdir()
+        (directory / "life-1").touch()
+        at = time.time() - (0 if directory is fresh else STALE_SECONDS + 60)
+        os.utime(directory, (at, at))
+    lock = os.open(held, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert site.run("") == 0
+    finally:
+        os.close(lock)
+    assert sorted(tmp_path.glob(f"{PREFIX}*")) == [fresh, held]
+
+
 def test_what_would_only_repeat_itself_is_not_started_again(site: Site) -> None:
-    assert site.run("sys.exit(4) if rank == 1 else wait()") == 4
-    assert site.lives() == 1 and site.said == []
+    actions = """
+if rank == 0:
+    link.tell(Failed(75, "an oddity"))
+else:
+    link.tell(Failed(4, "another recipe"))
+wait()
+"""
+    assert site.run(actions) == 4
+    assert site.lives() == 1 and site.said == ["another recipe"]
+    assert site.run("sys.exit(2) if rank == 1 else sys.exit(75)") == 2
 
 
 def test_after_a_death_all_processes_start_again(site: Site) -> None:
@@ -90,39 +135,37 @@ def test_after_a_death_all_processes_start_again(site: Site) -> None:
 def test_a_site_that_dies_again_and_again_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "MAX_DEATHS", 3)
     with pytest.raises(SiteError, match=r"process 0 of this site has given up; that was the end number 3 of this site"):
-        site.run("sys.exit(75) if rank == 0 else wait()")
-    assert site.lives() == 3 and len(site.said) == 2
+        site.run("link.tell(Failed(75, 'a fault')) if rank == 0 else wait()")
+    assert site.lives() == 3 and site.said.count("a fault") == 3
 
 
 def test_epochs_between_deaths_make_a_site_worth_starting_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "MAX_DEATHS", 2)
-    assert site.run("(notes / 'epoch').write_text(str(life))\nif life < 4 and rank == 0: kill_self()") == 0
+    assert site.run("if rank == 0:\n    link.tell(Past(life))\n    if life < 4: kill_self()") == 0
     assert site.lives() == 4
     assert all("(1 of 1)" in line for line in site.said)
 
 
 def test_a_frozen_process_is_ended_when_another_says_that_the_site_is_broken(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site,
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
     actions = """
 if life == 1 and rank == 1:
     kill_self(signal.SIGSTOP)
 if life == 1:
-    (notes / f"broken.{os.getpid()}").touch()
-    time.sleep(60)
+    link.tell(Failed(75))
+    sys.exit(75)
 """
     assert site.run(actions) == 0
     assert site.said[0].startswith("process 1 of this site did not answer any more")
 
 
 def test_a_process_that_gave_up_and_came_to_no_end_was_not_killed_by_a_lack_of_memory(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site,
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
     actions = """
 if life == 1:
-    (notes / f"broken.{os.getpid()}").touch()
+    link.tell(Failed(75))
     wait()
 """
     assert site.run(actions) == 0
@@ -139,33 +182,57 @@ def test_a_second_signal_ends_what_does_not_stop(site: Site, monkeypatch: pytest
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     actions = """
-signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getppid(), signal.SIGINT) if rank == 0 else None)
+link.asked = None
+link.on_stop(lambda number: os.kill(launcher, signal.SIGINT) if rank == 0 else None)
 if rank == 0:
-    os.kill(os.getppid(), signal.SIGINT)
+    os.kill(launcher, signal.SIGINT)
 wait()
 """
     assert site.run(actions) == 130
     assert codes[0] == 130
 
 
-def failure(rank: int, code: int, pid: int = 0) -> ProcessFailure:
-    return ProcessFailure(local_rank=rank, pid=pid, exitcode=code, error_file="")
-
-
-def test_the_first_cause_is_told_and_not_what_followed_from_it() -> None:
-    assert cause({0: failure(0, 75), 1: failure(1, -signal.SIGSEGV), 2: failure(2, -signal.SIGTERM)}) == (
-        "process 1 of this site was ended by SIGSEGV"
+@pytest.mark.parametrize("death", ["ABRT", "SEGV"])
+def test_who_died_by_itself_is_the_cause_but_for_nccls_watchdog(site: Site, death: str) -> None:
+    actions = f"""
+if life == 1:
+    kill_self(signal.SIG{death}) if rank == 1 else kill_self(signal.SIGSTOP)
+"""
+    assert site.run(actions) == 0
+    [line] = site.said
+    expected = (
+        "process 0 of this site did not answer" if death == "ABRT" else "process 1 of this site was ended by SIGSEGV"
     )
-    assert cause({0: failure(0, -signal.SIGTERM), 1: failure(1, 75)}) == "process 1 of this site has given up"
-    assert "did not answer" in cause({1: failure(1, -signal.SIGKILL, pid=7)}, {7})
+    assert line.startswith(expected)
 
 
-def test_what_the_launcher_has_killed_itself_is_not_taken_for_the_cause() -> None:
-    killed = {1: failure(1, -signal.SIGKILL, pid=7)}
-    assert cause(killed, (), {7}) == "process 1 of this site has given up"
-    assert cause({**killed, 2: failure(2, -signal.SIGSEGV, pid=8)}, (), {7}).startswith("process 2 of this site was")
+LAUNCHER = """
+import sys
+from pathlib import Path
+from swarmcli.cli.site.launcher import Launcher
+Launcher([sys.argv[1]], 3, say=print).run()
+"""
 
 
-def test_only_a_process_that_knew_what_it_did_ends_the_site_for_good() -> None:
-    assert final_code({0: failure(0, 75), 1: failure(1, 2)}) == 2
-    assert final_code({0: failure(0, 75), 1: failure(1, -9)}) is None
+@pytest.mark.parametrize(("started", "lives"), [(1, 0), (3, 0), (3, 1), (3, 3)])
+def test_nothing_outlives_a_launcher_killed_while_its_processes_start(tmp_path: Path, started: int, lives: int) -> None:
+    """As soon as so many are started, and have come to their first line; one that is stopped then ends as well."""
+    script = tmp_path / "process.py"
+    script.write_text(PROCESS + "kill_self(signal.SIGSTOP) if rank == 0 else wait()")
+    parent = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(script)], stdout=subprocess.DEVNULL)
+    try:
+        while len(running(script)) <= started or len(list(tmp_path.glob("rank-*"))) < lives:
+            assert parent.poll() is None
+    finally:
+        parent.kill()
+        parent.wait()
+    _, left = psutil.wait_procs(running(script), timeout=20)
+    for process in left:
+        process.kill()
+    assert left == [] and running(script) == []
+
+
+def running(script: Path) -> list[psutil.Process]:
+    """All processes with this script among their arguments."""
+    found = [each for each in psutil.process_iter(["cmdline", "status"]) if str(script) in (each.info["cmdline"] or ())]
+    return [each for each in found if each.info["status"] != psutil.STATUS_ZOMBIE]

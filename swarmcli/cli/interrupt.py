@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -17,11 +17,10 @@ INTERRUPTED = 130  # what a shell shows for a command that Ctrl-C ended
 def stop_on_signals(
     stop: threading.Event,
     *,
-    on_first: Callable[[signal.Signals], None] | None = None,
+    on_first: Callable[[signal.Signals], object] | None = None,
     end_process: Callable[[int], object] = os._exit,
-    signals: Sequence[signal.Signals] = SIGNALS,
 ) -> Iterator[None]:
-    """Within this block the first of the `signals` sets `stop` and calls `on_first`; the second ends the process at
+    """Within this block the first of the SIGNALS sets `stop` and calls `on_first`; the second ends the process at
     once.
 
     For the main thread only (Python gives signals to no other). The handlers of before are put back at the end.
@@ -39,7 +38,7 @@ def stop_on_signals(
         if on_first is not None:
             on_first(signal.Signals(number))
 
-    before = {number: signal.signal(number, handle) for number in signals}
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield
     finally:

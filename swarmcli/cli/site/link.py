@@ -1,0 +1,189 @@
+"""What the launcher of a site and its processes on this machine tell each other: JSON, a line each, over a socket pair.
+
+A process inherits its end of the pair. The pair has no name, so nobody else can come to it, and it closes with either
+process however that ends: so a process learns that its launcher is gone, even if that happened before its first line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+VARIABLE = "SWARM_SITE"  # in the environment of a process: its Start, as JSON
+PR_SET_PDEATHSIG = 1  # of Linux, see prctl(2)
+
+
+class Network(msgspec.Struct, frozen=True):
+    """The peer's place among others."""
+
+    port: int = 0  # on which it listened; 0: not yet, or not at all
+    contacts: tuple[str, ...] = ()
+
+
+class Past(msgspec.Struct, frozen=True, tag=True):
+    """What one life of the site leaves to the next. Rank 0 sends it whenever it has changed."""
+
+    epoch: int = 0  # the last that the site has ended; 0 before the first
+    home: str = ""  # the peer's directory, which it takes up again
+    network: Network = Network()
+    samples: int = 0  # that the site has contributed
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A process cannot go on, and is about to end."""
+
+    code: int  # with which it ends
+    words: str = ""  # for people; empty if it knows only that others are gone
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """The launcher was asked to stop, by this signal."""
+
+    number: int
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a process knows from its first moment on."""
+
+    link: int  # the descriptor of its end of the pair
+    launcher: int  # its process id
+    store: str  # the file at which the processes of this life meet
+    past: Past = Past()
+
+
+class Line:
+    """One end of the pair."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._begun = b""  # of a line
+
+    def send(self, message: Past | Failed | Stop) -> None:
+        """Without effect if the other process has ended."""
+        with suppress(OSError):
+            self._end.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self) -> list[Past | Failed | Stop] | None:
+        """All that has come, after a wait if nothing has; None: the other process has ended, or left the line."""
+        try:
+            data = self._end.recv(1 << 20)  # more than the kernel keeps for a pair
+        except BlockingIOError:  # a launcher does not wait
+            return []
+        except ConnectionError:
+            return None
+        if not data:
+            return None
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        return [msgspec.json.decode(line, type=Past | Failed | Stop) for line in lines]
+
+    def leave(self) -> None:
+        """Whoever waits in `receive`, here or there, returns. Idempotent."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._end.close()
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+
+class Link:
+    """A process of a site, as its launcher's child: it hears the wish to stop, and ends when the launcher has ended.
+
+    `end_process` ends it, in the middle of whatever it does: nobody else would.
+    """
+
+    def __init__(self, start: Start, *, end_process: Callable[[int], object] = os._exit) -> None:
+        self.start = start
+        self.past = start.past
+        self.asked: signal.Signals | None = None
+        self._line = Line(socket.socket(fileno=start.link))
+        self._on_stop: Callable[[signal.Signals], object] = lambda number: None
+        self._end_process = end_process
+        self._lock = threading.Lock()
+        self._over = False
+        self._thread = threading.Thread(target=self._listen, name="swarm-launcher-link", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def found(cls) -> Link | None:
+        """To the launcher that started this process; None: it was not `swarm` that did. Call it once, and first."""
+        given = os.environ.pop(VARIABLE, None)  # the descriptor is not for processes that this one starts
+        if given is None:
+            return None
+        start = msgspec.json.decode(given, type=Start)
+        end_with(start.launcher)
+        return cls(start)
+
+    def tell(self, message: Past | Failed) -> None:
+        if isinstance(message, Past):
+            self.past = message
+        self._line.send(message)
+
+    def on_stop(self, call: Callable[[signal.Signals], object]) -> None:
+        """`call` hears of the launcher's wish to stop, also of one that came before; in a thread of its own."""
+        with self._lock:
+            self._on_stop = call
+            if self.asked is not None:
+                call(self.asked)
+
+    def close(self) -> None:
+        """From here on this process may outlive its launcher."""
+        self._over = True
+        self._line.leave()
+        self._thread.join()
+        self._line.close()
+
+    def _listen(self) -> None:
+        while (messages := self._line.receive()) is not None:
+            for message in messages:
+                if isinstance(message, Stop):
+                    self._stop(signal.Signals(message.number))
+        if not self._over:
+            self._end_process(1)
+
+    def _stop(self, number: signal.Signals) -> None:
+        with self._lock:
+            if self.asked is None:
+                self.asked = number
+                self._on_stop(number)
+
+
+def end_with(launcher: int) -> None:
+    """Has the kernel kill this process when the launcher's main thread ends: also one that is stopped, or stuck where
+    no thread of Python's runs. Only Linux can; elsewhere the link has to do. A launcher that was gone before the
+    kernel was told is found out by the link as well."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != launcher:
+            os._exit(1)
+
+
+@contextmanager
+def ends_with_parent(*, end_process: Callable[[int], object] = os._exit, every: float = 0.5) -> Iterator[None]:
+    """Within this block the process ends when its parent is gone, whatever it does. For one that torchrun started:
+    there is no link, so that it looks `every` so many seconds."""
+    parent, over = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every):
+            if os.getppid() != parent:
+                end_process(1)
+                return
+
+    thread = threading.Thread(target=watch, name="swarm-parent-watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
