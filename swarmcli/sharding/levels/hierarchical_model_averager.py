@@ -77,6 +77,14 @@ class HierarchicalModelAverager:
     def warmup_steps(self) -> int:
         return self._plan.warmup_steps
 
+    @property
+    def period_process_group_dict(self) -> dict[int, dist.ProcessGroup]:
+        """Within which group of this process each period averages. Raises RuntimeError in a swarm, where groups form
+        at each average."""
+        if not isinstance(self._backend, ProcessGroupLevels):
+            raise RuntimeError("period_process_group_dict is for process groups; the groups of a swarm form anew")
+        return dict(zip(self._plan.periods, self._backend.groups, strict=True))
+
     def average_parameters(
         self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
     ) -> LevelAverage | None:

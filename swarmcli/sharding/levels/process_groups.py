@@ -50,6 +50,11 @@ class ProcessGroupLevels:
                 made[size] = self._group_of(size or len(self._ranks))
         self._levels = [made[size] for size in plan.group_sizes]
 
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """This process's group at each level."""
+        return [group for _, group in self._levels]
+
     def take_step(
         self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
     ) -> tuple[int, LevelAverage | None]:

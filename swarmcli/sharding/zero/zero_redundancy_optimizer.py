@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     `overlap_with_ddp`: the step runs inside a DistributedDataParallel communication hook (see `overlap`).
     `shares`: how much of the state each rank takes, either the weights of all ranks, the same everywhere (0 takes
     nothing), or at each rank its own capacity in any common unit, which are then gathered (a collective call).
+    The attribute `initialized` is torch's: whether the constructor has come to its end.
 
     A rank that dies makes the others' next collective raise RuntimeError (after the group's timeout at the latest);
     this object is then of no more use. Raises TypeError and ValueError for arguments that cannot work; the message
@@ -67,7 +68,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         shares: Sequence[float] | float | None = None,
         **defaults: Any,
     ) -> None:
-        self._ready = False  # the base class calls add_param_group before there is anything to share out
+        self.initialized = False  # the base class calls add_param_group before there is anything to share out
         check_class(optimizer_class)
         Optimizer.__init__(self, listed_params(params), defaults)
         Joinable.__init__(self)
@@ -100,7 +101,15 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         else:
             self._use(optimizer_class([self._take_on(group) for group in self.param_groups], **defaults))
             self._lay_out_buckets()
-        self._ready = True
+        self.initialized = True
+
+    @property
+    def _overlap_with_ddp(self) -> NoReturn:
+        """What torch's communication hooks look at first: they reach into torch's optimizer, which this is not."""
+        raise ShardingError(
+            "torch's hook_with_zero_step cannot step a swarmcli.ZeroRedundancyOptimizer: register "
+            "swarmcli.sharding.hook_with_zero_step (or hook_with_zero_step_interleaved), which takes the same arguments"
+        )
 
     # Who owns what
 
@@ -147,7 +156,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         Raises ShardingError with overlap, which has one group only, and TypeError or ValueError for a group that cannot
         be added, or is another one at other ranks; nothing is changed then.
         """
-        if not self._ready:
+        if not self.initialized:
             super().add_param_group(param_group)
             return
         if self.overlap is not None:

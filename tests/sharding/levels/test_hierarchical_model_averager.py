@@ -57,6 +57,8 @@ def test_two_peers(tables: list[DHT]) -> None:
             ] * 2
             assert [values(each) for each in layers] == [[2.0, 1.0], [2.0, 3.0]] if group else [[1.0, 1.0], [3.0, 3.0]]
         assert (one.step, two.step) == (5, 5)
+        with pytest.raises(RuntimeError, match="groups of a swarm form anew"):
+            _ = one.period_process_group_dict
 
 
 def test_a_newcomer_goes_on_where_the_others_are(tables: list[DHT]) -> None:

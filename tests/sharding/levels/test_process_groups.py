@@ -51,6 +51,11 @@ def beside_torch(levels: list[list[int]], warmup: int, mixed: bool, groups: bool
         warnings.simplefilter("ignore")
         other = torchs.HierarchicalModelAverager(dict(levels), warmup)
         averager = HierarchicalModelAverager(dict(levels), warmup)
+    groups_of = [each.period_process_group_dict for each in (averager, other)]
+    mine_by_period, theirs_by_period = (
+        {period: dist.get_process_group_ranks(group) for period, group in found.items()} for found in groups_of
+    )
+    assert mine_by_period == theirs_by_period
     taken = []
     places = [param.data_ptr() for param in mine.parameters()]
     for step in range(12):

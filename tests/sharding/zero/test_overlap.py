@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 from torch.distributed.optim.functional_adam import _FunctionalAdam
 
+from swarmcli.errors import ShardingError
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from tests.sharding.processes import Worlds
 from tests.sharding.zero.ddp import HOOKS, backward, make_model, make_overlapped, make_zero, values, wrap
@@ -56,6 +58,19 @@ def refuse_arguments() -> None:
             alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
             apart = wrap(make_model(), process_group=alone)
             make_hook(allreduce_hook, apart, make_zero(apart, "Adam", overlap_with_ddp=True))
+
+
+def give_ours_to_torchs_hooks() -> None:
+    ddp = wrap(make_model())
+    zero = make_zero(ddp, "Adam", overlap_with_ddp=True)
+    assert zero.initialized
+    for make_hook in (ddp_zero_hook.hook_with_zero_step, ddp_zero_hook.hook_with_zero_step_interleaved):
+        with pytest.raises(ShardingError, match=r"register swarmcli\.sharding\.hook_with_zero_step "):
+            make_hook(allreduce_hook, ddp, zero)
+
+
+def test_torchs_hooks_are_told_of_ours(worlds: Worlds) -> None:
+    worlds(2).run(give_ours_to_torchs_hooks)
 
 
 def test_what_cannot_work_is_refused_at_once(worlds: Worlds) -> None:
