@@ -2,60 +2,206 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import shlex
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
+from fastapi.testclient import TestClient
 from typer.main import get_command
 
+from coordinator_web.app import create_app
+from swarmcli.cli.failures import ExitCode
 from swarmcli.cli.main import app
+from swarmcli.journal import Journal, RunDescription
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+
+
+def parsed(name: str, **variables: str) -> dict[str, Any]:
+    """What the CLI makes of a service's command, as compose gives it."""
+    text = VARIABLE.sub(lambda found: variables.get(found[1]) or found[2], SERVICES[name]["command"])
+    assert "$" not in text
+    verb, *arguments = shlex.split(text)
+    context = get_command(app).commands[verb].make_context(verb, list(arguments))  # type: ignore[attr-defined]
+    return {**context.params, "verb": verb}
+
+
+def published(name: str) -> dict[int, int]:
+    """Port of the container → port of the machine that everybody can reach."""
+    entries = [entry.split(":") for entry in SERVICES[name].get("ports", []) if entry.count(":") == 1]
+    return {int(inside): int(outside) for outside, inside in entries}
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_runs_a_command_that_exists(name: str) -> None:
-    verb, *arguments = shlex.split(SERVICES[name]["command"])
-    command = get_command(app).commands[verb]  # type: ignore[attr-defined]
-    context = command.make_context(verb, list(arguments))
-    recipe = context.params["recipe"]
-    assert (ROOT / recipe.relative_to("/")).is_file()
-    for contact in context.params["peer"]:
-        host = re.fullmatch(r"tcp://([a-z0-9-]+):31330", contact)
-        assert host is not None and host[1] in SERVICES
+def test_every_service_runs_a_command_that_exists_on_a_recipe_that_is_there(name: str) -> None:
+    said = parsed(name)
+    assert (ROOT / said["recipe"].relative_to("/")).is_file()
+    assert said["home"] == Path("/runs")
+    for contact in said["peer"]:
+        host, port = re.fullmatch(r"tcp://([a-z0-9-]+):(\d+)", contact).groups()  # type: ignore[union-attr]
+        assert parsed(host)["port"] == int(port)
+        assert SERVICES[name]["depends_on"][host] == {"condition": "service_healthy"}
 
 
-def test_the_cast_is_complete() -> None:
-    verbs = sorted(service["command"].split()[0] for service in SERVICES.values())
-    assert verbs == ["aux", "join", "join", "monitor"]
-    assert "--client-mode" in SERVICES["auxiliary"]["command"]
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_peer_in_a_container_announces_what_leads_to_it_or_does_not_listen(name: str) -> None:
+    said = parsed(name, SWARM_HOST="203.0.113.7")
+    if said["client_mode"]:
+        assert not said["announce"] and not published(name)
+        return
+    port = said["port"]
+    assert published(name)[port] == port
+    assert said["announce"] == [f"tcp://203.0.113.7:{port}", f"tcp://{name}:{port}"]
+    assert set(parsed(name)["announce"]) == {f"tcp://{name}:{port}"}
+
+
+def test_the_cast_is_complete_and_somebody_who_can_be_dialed_reduces_for_the_trainers() -> None:
+    cast = {name: parsed(name) for name in SERVICES}
+    assert sorted(said["verb"] for said in cast.values()) == ["aux", "join", "join", "monitor"]
+    assert [name for name, said in cast.items() if not said["client_mode"]] == ["monitor", "auxiliary"]
 
 
 def test_every_service_keeps_its_files_in_a_volume_of_its_own() -> None:
     mounted = [service["volumes"] for service in SERVICES.values()]
     assert sorted(volume.partition(":")[0] for [volume] in mounted) == sorted(COMPOSE["volumes"])
-    assert all("--home /runs" in service["command"] for service in SERVICES.values())
-
-
-def test_published_ports_are_those_that_the_monitor_is_told() -> None:
-    command = SERVICES["monitor"]["command"]
-    inside = [entry.rpartition(":")[2] for entry in SERVICES["monitor"]["ports"]]
-    assert inside == ["31330", "8080"]
-    assert "--port 31330" in command and "--web 8080" in command
 
 
 def test_what_the_image_copies_is_there() -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
     sources = [
-        source
+        word
         for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, re.MULTILINE)
-        for source in line.split()[:-1]
+        for word in line.split()[:-1]
+        if not word.startswith("--")
     ]
     assert {"pyproject.toml", "swarmcli", "coordinator_web", "recipes"} <= set(sources)
     assert all((ROOT / source).exists() for source in sources)
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert not set(sources) & set(ignored)
+    for service in SERVICES.values():
+        assert f"docker/{service['entrypoint']}" in sources
+
+
+# Whether a peer is well
+
+
+def test_the_monitor_is_well_when_its_dashboard_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, _python, _option, code = SERVICES["monitor"]["healthcheck"]["test"]
+    asked: list[str] = []
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: asked.append(url))
+    exec(compile(code, "healthcheck", "exec"), {})
+    said = parsed("monitor")
+    address, _, path = asked[0].removeprefix("http://").partition("/")
+    assert kind == "CMD" and said["web_host"] == "0.0.0.0" and address == f"127.0.0.1:{said['web']}"
+    source: Any = SimpleNamespace(status=lambda: {"state": "training"})
+    answer = TestClient(create_app(source), base_url=f"http://{address}").get(f"/{path}")
+    assert answer.status_code == 200
+
+
+@pytest.fixture
+def healthy() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("healthy", ROOT / "docker" / "healthy.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_others_are_well_while_their_journal_says_so(healthy: ModuleType, tmp_path: Path) -> None:
+    for name in set(SERVICES) - {"monitor"}:
+        assert SERVICES[name]["healthcheck"]["test"][-1] == "/usr/local/bin/healthy.py"
+    assert Path(healthy.JOURNAL).parent == parsed("trainer-1")["home"]
+    path = tmp_path / Path(healthy.JOURNAL).name
+    assert "unable to open" in healthy.main(str(path))
+    description = RunDescription("run", "trainer", "peer", "name", "0.1")
+    journal = Journal.open(path, run=description, clock=time.time)
+    journal.flush()
+    assert healthy.main(str(path)) is None
+    journal.close("done")
+    assert healthy.main(str(path)) == "no run is under way"
+    late = Journal.open(path, run=description, clock=lambda: time.time() - 3600)
+    late.flush()
+    assert healthy.main(str(path)).startswith("no sign of life for 3")
+    late.close("done")
+
+
+# Starting again
+
+FAKE = """#!/bin/sh
+echo "$@" >> "$DIRECTORY/started"
+code=$(head -n 1 "$DIRECTORY/codes")
+sed -i 1d "$DIRECTORY/codes"
+[ "$code" = wait ] || exit "$code"
+trap 'exit 0' TERM
+touch "$DIRECTORY/waits"
+while :; do sleep 0.05; done
+"""
+
+
+class Container:
+    """keep-running.sh around a `swarm` that ends with given codes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        fake = directory / "swarm"
+        fake.write_text(FAKE)
+        fake.chmod(0o755)
+
+    def start(self, codes: list[int | str]) -> subprocess.Popen[str]:
+        (self._directory / "codes").write_text("".join(f"{code}\n" for code in codes))
+        environment = {"PATH": f"{self._directory}:{os.environ['PATH']}", "DIRECTORY": str(self._directory)}
+        return subprocess.Popen(
+            [ROOT / "docker" / SERVICES["trainer-1"]["entrypoint"], "join", "a recipe"],
+            env=environment | {"SWARM_PAUSE": "0"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def started(self) -> list[str]:
+        return (self._directory / "started").read_text().splitlines()
+
+    def waits(self) -> bool:
+        return (self._directory / "waits").exists()
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Container]:
+    yield Container(tmp_path)
+
+
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.USAGE, ExitCode.REFUSED, ExitCode.INTERRUPTED])
+def test_what_would_only_repeat_itself_ends_the_container(container: Container, code: int) -> None:
+    assert container.start([int(code), 0]).wait(20) == code
+    assert container.started() == ["join a recipe"]
+
+
+def test_what_may_pass_is_tried_again_but_not_forever(container: Container) -> None:
+    ended = container.start([1, int(ExitCode.NO_CONTACT), 137, 0])
+    assert ended.wait(20) == 0
+    assert len(container.started()) == 4
+    assert container.start([1] * 9).wait(20) == 1
+    assert len(container.started()) == 4 + 6
+
+
+def test_a_container_that_is_stopped_lets_its_peer_say_goodbye(container: Container) -> None:
+    running = container.start([1, "wait"])
+    deadline = time.monotonic() + 20
+    while not container.waits() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(20) == 0
+    assert len(container.started()) == 2
