@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from swarmcli.cli.demo_run import ActorReport, Check
 
 MARK = ".swarm-demo"  # in a directory that a demo made, and that the next may remove
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPE = Path(__file__).with_name("demo.yaml")  # recipes/stdlib-lm.yaml, for those who have no checkout
 
 
 def demo(
     overrides: Overrides,
     recipe: Annotated[
-        Path | None, typer.Argument(metavar="[RECIPE]", help="Default: recipes/stdlib-lm.yaml.", show_default=False)
+        Path | None, typer.Argument(metavar="[RECIPE]", help="Default: one that needs no data.", show_default=False)
     ] = None,
     directory: Annotated[Path, typer.Option(help="Where the actors leave journals and logs.")] = Path("demo-run"),
     web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = 0,
@@ -37,7 +37,7 @@ def demo(
     from swarmcli.cli.demo_run import DemoRun, Plan, checks
     from swarmcli.recipe import load_recipe
 
-    path = recipe or RECIPES / "stdlib-lm.yaml"
+    path = recipe or RECIPE
     loaded = load_recipe(path, overrides)
     if not loaded.max_epochs or loaded.max_epochs < 8:
         raise SwarmError(f"{path}: a demo needs max_epochs of 8 or more, to have a middle; add --set max_epochs=40")
@@ -55,6 +55,7 @@ def demo(
     actors = run.perform()
     verdict = checks(actors, plan)
     show(console, actors, verdict, time.monotonic() - began)
+    console.print(f"journals, logs and checkpoints are in {directory}; swarm log {directory}/trainer-1 shows one")
     if not all(check.holds for check in verdict):
         raise typer.Exit(1)
 
