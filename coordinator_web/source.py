@@ -62,6 +62,7 @@ class LiveStatus:
     lineage: str = ""
     mode: str = ""  # how the run averages, in words
     join_line: str = ""  # the command with which others join
+    result: str = ""  # of a run that has finished: what became of its model at this peer, in words
     peers: tuple[LivePeer, ...] = ()
 
 
@@ -104,6 +105,7 @@ class RunStatus:
     now: float  # the moment of this status, by the clock of the peer that shows it
     join_line: str
     mode: str = ""  # how the run averages, in words
+    result: str = ""  # of a run that has finished: what became of its model at this peer, in words
     own: Contribution | None = None  # None where the peer computes and reduces nothing
     notice: str = ""  # why the histories may be incomplete
 

@@ -103,7 +103,9 @@ function drawStatus() {
   write($("mode"), status.mode);
   const name = status.name || status.peer_id.slice(0, 10);
   write($("viewer"), name === status.role ? `the ${name}` : `${status.role} ${name}`);
-  write($("throughput"), rate(status.samples_per_second));
+  write($("throughput"), status.state === "finished" ? "–" : rate(status.samples_per_second));
+  $("result").hidden = status.state !== "finished" || status.result === "";
+  write($("result"), status.result);
   write($("loss"), decimal(status.loss));
   document.title = `epoch ${status.epoch}${status.loss === null ? "" : ` · loss ${decimal(status.loss)}`} · ${status.run_id} · swarm`;
   drawProgress(status);

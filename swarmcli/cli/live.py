@@ -135,7 +135,7 @@ class LiveView:
 
     def _print_progress(self) -> None:
         status = self._status()
-        if status is None:
+        if status is None or status.state == "finished":  # that it has is told once
             return
         rate = sum(peer.samples_per_second for peer in status.peers)
         eta = "" if status.eta_seconds is None else f", about {remaining(status.eta_seconds)} left"

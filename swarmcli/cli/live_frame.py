@@ -56,8 +56,10 @@ class Frame:
         """One line, whatever the width: a frame that changes its height jumps. The curve gets what is left."""
         loss = self._losses[-1] if self._losses else mean_loss(status)
         head = Text("loss ", style="dim").append(number(loss), style="bold")
-        rate = math.fsum(peer.samples_per_second for peer in status.peers)
-        tail = Text(f"   {rate:,.1f}", style="bold").append(" samples/s", style="dim")
+        tail = Text()
+        if status.state != "finished":
+            rate = math.fsum(peer.samples_per_second for peer in status.peers)
+            tail = Text(f"   {rate:,.1f}", style="bold").append(" samples/s", style="dim")
         if self._epoch is not None:
             took, averaging = duration(self._epoch.seconds), duration(self._epoch.averaging_seconds)
             tail.append(f"   last epoch {took}, {averaging} of it averaging", style="dim")
@@ -81,8 +83,10 @@ def _head(status: LiveStatus) -> Text:
     return _one_line(text)
 
 
-def _progress(status: LiveStatus, width: int) -> Table:
-    """One line: the bar gives way first, then what is estimated."""
+def _progress(status: LiveStatus, width: int) -> RenderableType:
+    """One line: the bar gives way first, then what is estimated. Of a run that has finished: where its model is."""
+    if status.state == "finished":
+        return Text(f"epoch {status.epoch}", style="bold").append(f"  {printable(status.result)}", style="not bold")
     of = "" if status.max_epochs is None else f" of {status.max_epochs}"
     eta = "" if status.eta_seconds is None else f"{remaining(status.eta_seconds)} left"
     epoch = Text(f"epoch {status.epoch}{of}", style="bold")

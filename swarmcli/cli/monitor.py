@@ -25,6 +25,9 @@ def monitor(
     resume: options.Resume = None,
     web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = DEFAULT_WEB_PORT,
     web_host: options.WebHost = "127.0.0.1",
+    leave_when_done: Annotated[
+        bool, typer.Option("--leave-when-done", help="Leave when the run has finished, instead of at Ctrl-C.")
+    ] = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state."""
@@ -34,4 +37,5 @@ def monitor(
     choices = options.LocalChoices(name, host, port, announce, client_mode)
     settings = [*overrides, *choices.overrides()]
     with Session("monitor", recipe, settings, peer, home, default_port=DEFAULT_PORT, verbose=verbose) as session:
-        run_monitor(session.peer, session.show(web, web_host), session.stop, resume=resume)
+        watch = session.show(web, web_host)
+        run_monitor(session.peer, watch, session.stop, resume=resume, leave_when_done=leave_when_done)

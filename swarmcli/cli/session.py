@@ -157,5 +157,7 @@ class Session:
         self._exit.__exit__(kind, error, trace)
         if kind is None:
             err.print(self._farewell(), soft_wrap=True)
+            if self.peer.saved:
+                err.print(printable(self.peer.saved, 2000), soft_wrap=True)
             if self._interrupted and not finished:
                 raise typer.Exit(ExitCode.INTERRUPTED)

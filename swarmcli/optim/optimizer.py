@@ -308,6 +308,27 @@ class Optimizer(AroundTorch):
         """See OptimizerCore.linger: hands out the state until nobody who can be reached is behind that epoch."""
         return self._run(self._trainer().linger(until_others_at, timeout))
 
+    def offer_checkpoints(self, offered: bool) -> None:
+        """See OptimizerCore.offer_checkpoints."""
+        core = self._trainer()
+
+        async def offer() -> None:
+            core.offer_checkpoints(offered)
+
+        self._run(offer())
+
+    def checkpoints_elsewhere(self) -> bool:
+        """Whether another peer writes checkpoints, so that this one need not. Waits for seconds at most."""
+        return self._run(self._trainer().checkpoints_elsewhere())
+
+    def leave_state(self) -> tuple[PeerID, int] | None:
+        """Before this peer leaves: who stays with a state as good, and its epoch. Waits for seconds at most."""
+        return self._run(self._trainer().leave_state())
+
+    def epoch_elsewhere(self) -> int | None:
+        """The furthest epoch that a peer that can be reached stands at; None: there is nobody who holds a state."""
+        return self._run(self._trainer().epoch_elsewhere())
+
     def alone_with_parameters(self, action: Callable[[], T]) -> T:
         """Runs `action`, which may change the parameters and wait, while nobody else reads or changes them."""
         return self._run(self._trainer().replica.alone(action))

@@ -29,6 +29,7 @@ from swarmcli.optim.membership.following import LineageFollower
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.replaying import Replayer
+from swarmcli.optim.membership.report import Role
 from swarmcli.optim.membership.standing_group import Committed, StandingGroup
 from swarmcli.optim.membership.state_exchange import StateExchange
 from swarmcli.optim.modes import AccumulatorFactory, Modes, assemble
@@ -336,6 +337,51 @@ class OptimizerCore:
         return True
 
     # checkpoints
+
+    def offer_checkpoints(self, offered: bool) -> None:
+        """Tells the others whether this peer writes checkpoints as the run goes on."""
+        if self.account.keeps != offered:
+            self.account.keeps = offered
+            self.presence.announce()
+
+    async def checkpoints_elsewhere(self) -> bool:
+        """Whether a peer that can be reached, is no further behind than a round and comes before this one writes
+        checkpoints: a monitor comes before a trainer, and the smaller id before the greater.
+
+        Everybody finds the same one as soon as everybody knows the same peers; until then two may write, never nobody.
+        """
+
+        def rank(peer: PeerID, role: Role) -> tuple[bool, bytes]:
+            return role != "monitor", bytes(peer)
+
+        own = rank(self.node.peer_id, self.config.description.role)
+        others = self.presence.others
+        offering = {peer: rank(peer, others[peer].role) for peer in self.presence.holders() if others[peer].keeps}
+        epoch = self.standing.epoch
+        found = await self.presence.find(
+            sorted((peer for peer, its in offering.items() if its < own), key=offering.__getitem__),
+            lambda answer: answer.keeps and answer.stays and answer.epoch >= epoch - 1,
+        )
+        return found is not None
+
+    async def leave_state(self) -> tuple[PeerID, int] | None:
+        """This peer is about to leave, and from now on tells everyone so who asks. Who can be reached, stays, and holds
+        its state or one that beats it, and the epoch of that; None: nobody answers so within seconds.
+
+        The order matters: of two that leave at once, whoever asks second is told by the first that it leaves too.
+        """
+        self.account.leaving = True
+        own = self.standing
+        found = await self.presence.find(
+            self.presence.by_convenience(self.presence.holders()),
+            lambda answer: answer.stays and not own.beats(answer.claim.standing),
+        )
+        return None if found is None else (found[0], found[1].epoch)
+
+    async def epoch_elsewhere(self) -> int | None:
+        """The furthest epoch at which somebody who can be reached trains or hands out its state; None: nobody does."""
+        claims = (await self.presence.survey()).values()
+        return max((claim.standing.epoch for claim in claims if claim.settled), default=None)
 
     def state_digest(self) -> str:
         """SHA-256 over the parameters: equal for peers that hold them bit-identically."""

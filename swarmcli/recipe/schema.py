@@ -104,7 +104,9 @@ class SchedulerSettings(Section):
 
 
 class CheckpointSettings(Section):
-    every_epochs: int = own(0, "write a checkpoint every so many epochs; 0: only at the end", ge=0)
+    every_epochs: int = own(
+        0, "write a checkpoint every so many epochs, unless another peer does; 0: only when leaving", ge=0
+    )
     keep: int = own(3, "how many of the newest checkpoints stay on the disk", ge=1)
 
 

@@ -1,19 +1,20 @@
-"""Checkpoints beside a run that does not wait for the disk."""
+"""Checkpoints of one peer: beside a run that does not wait for the disk, and when the peer leaves."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
 from swarmcli.errors import CheckpointError
+from swarmcli.events import Events, Noticed
 from swarmcli.optim import Optimizer
 from swarmcli.roles.collaboration import Collaboration
-from swarmcli.roles.peer import RunPeer
 from swarmcli.training import CheckpointStore
 from swarmcli.training.checkpoint_store import Shards
 from swarmcli.training.model_card import describe_model
@@ -32,27 +33,8 @@ def store_of(collaboration: Collaboration) -> CheckpointStore:
     return CheckpointStore(directory, recipe.run_id, keep=keep, events=peer.events, describe=describe)
 
 
-def write_result(collaboration: Collaboration, *, shards: Shards | None = None) -> Path | None:
-    """The checkpoint of a run that has ended, into the home; None if it could not be written."""
-    store, optimizer = store_of(collaboration), collaboration.optimizer
-    state, epoch = optimizer.state_dict(), optimizer.local_epoch
-    if shards is not None:
-        shards.copy()
-    return store.write(collaboration.model, state, epoch, shards=shards)
-
-
-def require_result(written: Path | None, peer: RunPeer) -> None:
-    """To be called once others need this peer no more. Raises CheckpointError if the result was not written."""
-    if written is None:
-        raise CheckpointError(
-            f"the run has ended, but its result is not in {peer.home.path}: see the warning above. Other peers of the "
-            "run have it as well, the monitor for one; or make room, and join again while somebody is there who hands "
-            "it out"
-        )
-
-
 class BackgroundCheckpoints:
-    """Writes a copy of the state every `every` epochs in a thread of its own, and once more at the end.
+    """Writes a copy of the state every `every` epochs in a thread of its own, and what is not written yet at the end.
 
     While one checkpoint is being written the next is left out: a slow disk costs checkpoints, not rounds.
     """
@@ -65,35 +47,75 @@ class BackgroundCheckpoints:
         every: int,
         *,
         shards: Shards | None = None,
+        offers: bool = False,
+        yields: bool = False,
+        path: Path | None = None,
+        events: Events | None = None,
     ) -> None:
-        """`shards`: for an optimizer whose statistics are spread over the processes of a site."""
+        """To be made before the run is joined: what the optimizer holds now need not be written, since it is nothing or
+        lies at `path`.
+
+        `shards`: for an optimizer whose statistics are spread over the processes of a site. `offers`: others may rely
+        on this peer's regular checkpoints. `yields`: this peer writes none where it can rely on another one, and at the
+        end none if another one stays and holds as much.
+        """
         self._store = store
         self._model = model
         self._optimizer = optimizer
         self._every = every
         self._shards = shards
-        self._seen = self._written = optimizer.local_epoch
+        self._offers = offers and every > 0
+        self._yields = yields
+        self._events = events or Events()
+        self._seen = optimizer.local_epoch
+        self._written = self._lineage  # of the last state that need not be written any more
         self._writer = ThreadPoolExecutor(1, "swarm-checkpoints")
-        self._writing: Future[object] | None = None
+        self._work: Future[bool] | None = None  # its result: whether this peer is to write a checkpoint now
+        self.failed = False  # the last state could not be written
+        self.path = path
+        self.outcome = ""  # what became of the last state, for people; empty where there was nothing new
+
+    @classmethod
+    def of_run(cls, collaboration: Collaboration, *, yields: bool) -> BackgroundCheckpoints:
+        """Those of a peer that does its part of `checkpoint.every_epochs`, in its home."""
+        peer = collaboration.peer
+        return cls(
+            store_of(collaboration),
+            collaboration.model,
+            collaboration.optimizer,
+            peer.recipe.checkpoint.every_epochs,
+            offers=True,
+            yields=yields,
+            path=collaboration.resumed,
+            events=peer.events,
+        )
+
+    @property
+    def _lineage(self) -> str:
+        return self._optimizer.report().lineage
 
     def look(self) -> None:
         """To be called between steps: begins to write if a multiple of `every` was passed since the last call.
 
-        Raises what a write that ended meanwhile raised: SiteError, where a process of the site is gone.
+        A peer that yields first finds out, beside its steps, whether another one writes; if it has to write itself it
+        begins a step or two later. Raises what a write that ended meanwhile raised: SiteError, where a process of the
+        site is gone.
         """
         epoch = self._optimizer.local_epoch
-        due = self._every and epoch // self._every > self._seen // self._every
+        due = self._every > 0 and epoch // self._every > self._seen // self._every
         self._seen = epoch
-        if due and (self._writing is None or self._writing.done()):
-            if self._writing is not None:
-                self._writing.result()
-            self._begin(epoch)
+        if self._work is not None and not self._work.done():
+            return
+        ended, self._work = self._work, None
+        if (ended is not None and ended.result()) or (due and not self._yields):
+            self._begin()
+        elif due:
+            self._work = self._writer.submit(lambda: not self._optimizer.checkpoints_elsewhere())
 
-    def _begin(self, epoch: int) -> None:
+    def _begin(self) -> None:
         state = copy.deepcopy(self._take())
         model = copy.deepcopy(self._model)
-        self._written = epoch
-        self._writing = self._writer.submit(self._store.write, model, state, epoch, shards=self._shards)
+        self._work = self._writer.submit(self._write, model, state, self._optimizer.local_epoch, self._lineage)
 
     def _take(self) -> dict[str, Any]:
         """The state between two steps; the model has the updates for which this waits."""
@@ -103,13 +125,58 @@ class BackgroundCheckpoints:
         self._shards.copy()
         return {**state, "state": {}}
 
-    def __enter__(self) -> BackgroundCheckpoints:
+    def _write(self, model: nn.Module, state: Mapping[str, Any], epoch: int, lineage: str) -> bool:
+        path = self._store.write(model, state, epoch, shards=self._shards)
+        self.failed = path is None
+        if path is not None:
+            self.path, self._written = path, lineage
+        if self._offers:  # from one that cannot write the next one takes over
+            self._optimizer.offer_checkpoints(path is not None)
+        return False
+
+    def __enter__(self) -> Self:
+        if self._offers:
+            self._optimizer.offer_checkpoints(True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._writer.shutdown(wait=True)
-        epoch = self._optimizer.local_epoch
-        if kind is None and epoch != self._written:
-            self._store.write(self._model, self._take(), epoch, shards=self._shards)
+        if kind is None:
+            self._keep_last()
+
+    def _keep_last(self) -> None:
+        """Writes the state unless it is written, or another peer keeps it. `outcome` says what was done."""
+        self.failed = False
+        optimizer = self._optimizer
+        if optimizer.is_averaging or self._lineage != self._written:
+            state = self._take()  # an epoch that was about to end has ended now
+            heir = optimizer.leave_state() if self._yields else None
+            if heir is not None:
+                report = optimizer.peers().get(heir[0])
+                name = (report and report.name) or heir[0].short
+                self.outcome = f"not saved: peer {name} holds epoch {heir[1]}"
+                self._events.emit(Noticed("info", self.outcome))
+                return
+            self._write(self._model, state, optimizer.local_epoch, self._lineage)
+        if self.failed:
+            self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"
+        elif self.path is not None:
+            self.outcome = f"saved epoch {optimizer.local_epoch} at {self.path}"
+
+    def require(self) -> None:
+        """To be called when the others need this peer no more. Tries once more to write what could not be written, and
+        raises CheckpointError if that fails too."""
+        if self.failed:
+            self._keep_last()
+        if self.failed:
+            raise not_saved(self._store.directory)
+
+
+def not_saved(place: Path) -> CheckpointError:
+    """What a peer ends with whose last state could not be written to `place`."""
+    return CheckpointError(
+        f"what this peer has learned is not in {place}: see the warning above; the checkpoints there are as they were. "
+        "Other peers of the run may have it as well: make room, and join again while one of them is there"
+    )

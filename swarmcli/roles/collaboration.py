@@ -20,6 +20,7 @@ from swarmcli.compression import (
     Uniform8BitQuantization,
 )
 from swarmcli.errors import CheckpointError
+from swarmcli.events import Noticed
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.recipe import GradientAveragingSettings, Recipe
 from swarmcli.roles.peer import RunPeer
@@ -29,7 +30,9 @@ from swarmcli.training import (
     Task,
     build_scheduler,
     build_task,
+    checkpoints_below,
     choose_compute,
+    epoch_of,
     find_checkpoint,
     load_checkpoint,
     optimizer_factory,
@@ -76,8 +79,10 @@ class Collaboration:
             checkpoint.restore_model(self.model)
         self.model.to(self.compute.device)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
+        self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
             self.optimizer.load_state_dict(checkpoint.optimizer)
+            self.resumed = checkpoint.path
 
     def _options(self, recipe: Recipe, auxiliary: bool) -> dict[str, Any]:
         averaging = recipe.averaging
@@ -98,6 +103,39 @@ class Collaboration:
             **mode_options(recipe),
             **timing_options(recipe, computes=self.peer.role == "trainer"),
         )
+
+    def resume_own(self) -> None:
+        """Goes on from the newest checkpoint in this peer's home, unless somebody is there who stands as far.
+
+        To be called before the run is joined; if others begin from other checkpoints at the same moment, the rule for
+        lineages decides. One that cannot be read gives way to the one before it. Raises CheckpointError if none of
+        them can be used and nobody is there who hands out the run's state.
+        """
+        found = checkpoints_below(self.peer.home.path, self.peer.recipe.run_id)
+        elsewhere = self.optimizer.epoch_elsewhere() if found else None
+        if not found or (elsewhere is not None and elsewhere >= epoch_of(found[0])):
+            return
+        problems = []
+        for place in found:
+            try:
+                self.restore(load_checkpoint(place, self.peer.recipe.run_id))
+            except (CheckpointError, ValueError) as error:
+                problems.append(str(error))
+                self.peer.events.emit(Noticed("warning", f"this peer cannot go on from {place}: {error}"))
+            else:
+                self.peer.events.emit(Noticed("info", f"going on from epoch {epoch_of(place)}, saved at {place}"))
+                return
+        if elsewhere is None:
+            raise CheckpointError(
+                f"{problems[0]}. This peer would begin the run anew beside its checkpoints in {self.peer.home.path}: "
+                "move them away if it should, or give the run another run_id"
+            )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes on from there. Raises CheckpointError or ValueError if it is of another model."""
+        self.optimizer.alone_with_parameters(lambda: checkpoint.restore_model(self.model))
+        self.optimizer.load_state_dict(checkpoint.optimizer)
+        self.resumed = checkpoint.path
 
     def close(self) -> None:
         self.optimizer.shutdown()

@@ -73,6 +73,7 @@ class JournalSource:
             now=self._journal.clock(),
             join_line=live.join_line,
             mode=live.mode,
+            result=live.result,
             own=self._contribution(live),
             notice=self._notice(),
         )

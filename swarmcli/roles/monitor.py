@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import threading
 
-from swarmcli.roles.checkpoints import BackgroundCheckpoints, store_of
-from swarmcli.roles.collaboration import Collaboration
+from swarmcli.events import Noticed
+from swarmcli.roles.checkpoints import BackgroundCheckpoints
+from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
 
 
-def run_monitor(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: str | None = None) -> None:
+def run_monitor(
+    peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: str | None = None, leave_when_done: bool = False
+) -> None:
     """Follows the run, writes its checkpoints and hands out its state, until told to stop.
 
-    After the last epoch it goes on to serve state and dashboard, for those who come late.
+    After the last epoch it goes on to serve state and dashboard, for those who come late; with `leave_when_done` only
+    for a little while, as trainers do. Raises CheckpointError, at the very end, if the last checkpoint could not be
+    written.
     """
     collaboration = Collaboration(peer, resume=resume)
-    optimizer, recipe, store = collaboration.optimizer, peer.recipe, store_of(collaboration)
+    optimizer, recipe = collaboration.optimizer, peer.recipe
     watch.follow(optimizer)
     try:
-        with BackgroundCheckpoints(
-            store, collaboration.model, optimizer, recipe.checkpoint.every_epochs
-        ) as checkpoints:
+        if resume is None:
+            collaboration.resume_own()
+        with BackgroundCheckpoints.of_run(collaboration, yields=False) as checkpoints:
             while not stop.is_set() and (recipe.max_epochs is None or optimizer.local_epoch < recipe.max_epochs):
                 optimizer.step(batch_size=0)
                 checkpoints.look()
-        if not stop.is_set():
-            watch.state = "finished"
-            optimizer.linger(optimizer.local_epoch, 0.0)
-            stop.wait()
+            finished = not stop.is_set()
+            if finished:
+                watch.state = "finished"
+        peer.saved = checkpoints.outcome
+        if finished:
+            leaving = "leaving" if leave_when_done else "Ctrl-C to leave"
+            peer.events.emit(Noticed("info", f"the run has finished; {checkpoints.outcome}; {leaving}"))
+            optimizer.linger(optimizer.local_epoch, LINGER_SECONDS if leave_when_done else 0.0)
+            if not leave_when_done:
+                stop.wait()
+        checkpoints.require()
     finally:
         peer.leave_summary(optimizer)
         collaboration.close()

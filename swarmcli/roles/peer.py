@@ -51,6 +51,7 @@ class RunPeer:
         self.role: Role = role
         self.home = home
         self.contacts = tuple(contacts) or recipe.network.initial_peers
+        self.saved = ""  # what became of this peer's state when it left, in words
         self.outcome = "done"  # how this peer's part in the run ended, for the journal
         self._listener = listener
         self._exit = ExitStack()

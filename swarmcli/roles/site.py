@@ -120,9 +120,11 @@ def _lead(
     watch: RunWatch,
     on_epoch: Callable[[int], object],
 ) -> LoopResult:
+    saving = state.saving()
     come_into_step(collaboration, leader)
+    state.forget_later()
     optimizer, seen = collaboration.optimizer, collaboration.optimizer.local_epoch
-    with state.saving() as saved:
+    with saving as saved:
 
         def after_step(report: object) -> None:
             nonlocal seen
@@ -134,6 +136,7 @@ def _lead(
         result = train(collaboration, leader, leader.stopped, on_step=after_step)
         if isinstance(mode.gradients, LeaderLevels) and result.reason == "max_epochs":
             mode.gradients.rest()
+    collaboration.peer.saved = saved.outcome
     if result.reason == "data ended":
         leader.drain()
     if result.reason == "max_epochs":

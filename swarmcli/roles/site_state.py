@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from swarmcli.errors import CheckpointError
-from swarmcli.roles.checkpoints import BackgroundCheckpoints, require_result, write_result
+from swarmcli.roles.checkpoints import BackgroundCheckpoints, not_saved, store_of
 from swarmcli.roles.collaboration import Collaboration
 from swarmcli.sharding.files.moving import ShardedOptimizer
 from swarmcli.sites.checkpoint import LeadingShards, SiteShards
 from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.training import Checkpoint, CheckpointStore, load_checkpoint
+from swarmcli.training import Checkpoint, CheckpointStore, checkpoints_below, epoch_of, load_checkpoint
 from swarmcli.training.shares import load_newest
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class SiteState:
         self._sharded: ShardedOptimizer | None = None
         self._own: SiteShards | None = None
         self._shards: LeadingShards | None = None
+        self._saving: BackgroundCheckpoints | None = None
         self._ended = False  # the run has
         self._result: Path | None = None  # its checkpoint
         if isinstance(inner, SiteOptimizer):
@@ -49,23 +50,27 @@ class SiteState:
             self._shards = self._own.leading(desk)
 
     def load(self, resume: Path | None, *, restarted: bool) -> None:
-        """Goes on from the last state of a life before, or from the checkpoint `resume`; with neither as it is.
+        """Goes on from the checkpoint `resume`, or else from the last state of a life before, unless somebody is there
+        who stands as far; of a site that the launcher started again (`restarted`) from that in any case.
 
-        Raises CheckpointError when `resume` cannot be used. What a life before left is only a shorter way: if it
-        cannot be used the run's state is downloaded.
+        Raises CheckpointError when `resume` cannot be used, or the last state cannot and nobody is there who hands out
+        the run's.
         """
         last = list(reversed(self._last.all())) if restarted else []
-        places = last or ([resume] if resume else [])
+        if not restarted and resume is None:
+            last = checkpoints_below(self._home, self._run_id)
+        elsewhere = self._collaboration.optimizer.epoch_elsewhere() if last and not restarted else None
+        if elsewhere is not None and elsewhere >= epoch_of(last[0]):
+            last = []
         try:
-            checkpoint = self._read(places)
+            checkpoint = self._read(last or ([resume] if resume else []))
         except CheckpointError as error:
-            if not last:
+            if not restarted and elsewhere is None:
                 raise
             logger.warning("the site begins without its last state: %s", error)
             return
         if checkpoint is not None:
-            checkpoint.restore_model(self._collaboration.model)
-            self._collaboration.optimizer.load_state_dict(checkpoint.optimizer)
+            self._collaboration.restore(checkpoint)
 
     def _read(self, places: Sequence[Path]) -> Checkpoint | None:
         if self._sharded is not None:
@@ -81,20 +86,35 @@ class SiteState:
         return None
 
     def saving(self) -> BackgroundCheckpoints:
-        """Writes every epoch, beside training. To be made when this peer is in step with the run."""
-        optimizer = self._collaboration.optimizer
-        self._last.remove_after(optimizer.local_epoch)
-        return BackgroundCheckpoints(self._last, self._collaboration.model, optimizer, 1, shards=self._shards)
+        """Writes every epoch, beside training. To be made before the run is joined."""
+        model, optimizer = self._collaboration.model, self._collaboration.optimizer
+        self._saving = BackgroundCheckpoints(
+            self._last, model, optimizer, 1, shards=self._shards, path=self._collaboration.resumed
+        )
+        return self._saving
+
+    def forget_later(self) -> None:
+        """Removes states of epochs that this peer, which has come into step with the run, has not reached."""
+        self._last.remove_after(self._collaboration.optimizer.local_epoch)
 
     def write_final(self) -> None:
         """The checkpoint of a run that has ended, into the home."""
-        self._result = write_result(self._collaboration, shards=self._shards)
+        store, optimizer = store_of(self._collaboration), self._collaboration.optimizer
+        state, epoch = optimizer.state_dict(), optimizer.local_epoch
+        if self._shards is not None:
+            self._shards.copy()
+        self._result = store.write(self._collaboration.model, state, epoch, shards=self._shards)
         self._ended = True
+        if self._result is not None:
+            self._collaboration.peer.saved = f"saved epoch {epoch} at {self._result}"
 
     def require_result(self) -> None:
-        """To be called when the site has been left. Raises CheckpointError if the run's result was not written."""
-        if self._ended:
-            require_result(self._result, self._collaboration.peer)
+        """To be called when the site has been left. Raises CheckpointError if its last state was not written, or the
+        run's result."""
+        if self._ended and self._result is None:
+            raise not_saved(self._home / "checkpoints")
+        if not self._ended and self._saving is not None and self._saving.failed:
+            raise not_saved(self._last.directory)
 
     def close(self) -> None:
         if self._own is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from swarmcli.events import Noticed
-from swarmcli.roles.checkpoints import require_result, write_result
+from swarmcli.roles.checkpoints import BackgroundCheckpoints
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
@@ -28,20 +28,25 @@ class Steps(Protocol):
 def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: str | None = None) -> LoopResult:
     """Trains; what was done stands in the home's summary afterwards, also when training ended by an error.
 
-    A trainer that reached the last epoch writes the final checkpoint into its home and stays a little while for
-    those who missed the last round. Raises CheckpointError, at the very end, if it could not be written.
+    In the end, by whatever it came, a trainer writes a checkpoint into its home, unless somebody who stays holds as
+    much; `peer.saved` says which. At the last epoch it stays a little while for those who missed the last round.
+    Raises CheckpointError, at the very end, if the checkpoint could not be written.
     """
     collaboration = Collaboration(peer, resume=resume)
     optimizer = collaboration.optimizer
     watch.follow(optimizer)
     try:
-        come_into_step(collaboration, optimizer)
-        result = train(collaboration, optimizer, stop)
+        if resume is None:
+            collaboration.resume_own()
+        with BackgroundCheckpoints.of_run(collaboration, yields=True) as checkpoints:
+            come_into_step(collaboration, optimizer)
+            result = train(collaboration, optimizer, stop, on_step=lambda report: checkpoints.look())
+            if result.reason == "max_epochs":
+                watch.state = "finished"
+        peer.saved = checkpoints.outcome
         if result.reason == "max_epochs":
-            watch.state = "finished"
-            written = write_result(collaboration)
             optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
-            require_result(written, peer)
+        checkpoints.require()
         return result
     finally:
         peer.leave_summary(optimizer)
@@ -53,7 +58,8 @@ def come_into_step(collaboration: Collaboration, steps: Steps) -> None:
     steps.load_state_from_peers()
     last = collaboration.peer.recipe.max_epochs
     if last is not None and steps.local_epoch >= last:
-        collaboration.peer.events.emit(Noticed("info", f"this run has reached its last epoch, {last}, already"))
+        text = f"this run has reached its last epoch, {last}, already; a new run needs another run_id"
+        collaboration.peer.events.emit(Noticed("info", text))
 
 
 def train(

@@ -102,6 +102,7 @@ class RunWatch:
             lineage=optimizer.report().lineage,
             mode=mode_in_words(recipe),
             join_line=self.join_line,
+            result=peer.saved,
             peers=peers,
         )
 

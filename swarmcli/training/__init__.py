@@ -1,7 +1,13 @@
 """Tasks, their data, and the loop that computes gradients for the swarm."""
 
 from swarmcli.training.causal_lm import CausalLanguageModelling
-from swarmcli.training.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from swarmcli.training.checkpoint import (
+    Checkpoint,
+    checkpoints_below,
+    epoch_of,
+    find_checkpoint,
+    load_checkpoint,
+)
 from swarmcli.training.checkpoint_store import CheckpointStore
 from swarmcli.training.device import Compute, choose_compute
 from swarmcli.training.loop import (
@@ -40,7 +46,9 @@ __all__ = [
     "build_optimizer",
     "build_scheduler",
     "build_task",
+    "checkpoints_below",
     "choose_compute",
+    "epoch_of",
     "find_checkpoint",
     "load_checkpoint",
     "load_tokenizer",

@@ -85,10 +85,31 @@ def find_checkpoint(path: Path) -> Path:
         path = _followed(path)
     if (path / MANIFEST).is_file():
         return path
-    found = [file.parent for file in path.rglob(MANIFEST) if NAME.fullmatch(file.parent.name)]
+    found = checkpoints_below(path)
     if not found:
         raise CheckpointError(f"there is no checkpoint in {path}; give a directory that holds one")
-    return max(found, key=lambda place: (int(place.name.partition("-")[2]), place.stat().st_mtime))
+    return found[0]
+
+
+def checkpoints_below(path: Path, run_id: str | None = None) -> list[Path]:
+    """The checkpoints below a directory, at any depth, the newest first; with `run_id` without those that say that they
+    are of another run. Whether they can be read shows when they are loaded."""
+    found = [file.parent for file in path.rglob(MANIFEST) if NAME.fullmatch(file.parent.name)]
+    if run_id is not None:
+        found = [place for place in found if _run_of(place) in (run_id, None)]
+    return sorted(found, key=lambda place: (epoch_of(place), place.stat().st_mtime), reverse=True)
+
+
+def epoch_of(place: Path) -> int:
+    """The epoch of a checkpoint, by the name of its directory."""
+    return int(place.name.partition("-")[2])
+
+
+def _run_of(place: Path) -> str | None:
+    try:
+        return str(read_manifest(place)["run_id"])
+    except CheckpointError:
+        return None
 
 
 def _followed(link: Path) -> Path:

@@ -90,7 +90,7 @@ class CheckpointStore:
             self._fill(partial, model, optimizer_state, epoch, shards)
             self._replace(place, partial)
         except (OSError, safetensors.SafetensorError, CheckpointError) as error:
-            text = f"no checkpoint of epoch {epoch} in {self.directory} ({error}); training goes on without it"
+            text = f"the checkpoint of epoch {epoch} was not written to {self.directory} ({error})"
             self._events.emit(Noticed("warning", text))
             if shards is not None:
                 shards.settle(partial, "", [])

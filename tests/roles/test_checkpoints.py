@@ -6,20 +6,45 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
 from swarmcli.errors import CheckpointError, SiteError
-from swarmcli.roles.checkpoints import BackgroundCheckpoints, require_result
+from swarmcli.events import Events, Noticed
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.roles.checkpoints import BackgroundCheckpoints
+
+ADA = Identity.from_seed(1).peer_id
 
 
 class FakeOptimizer:
     def __init__(self) -> None:
         self.local_epoch = 0
+        self.is_averaging = False
         self.statistics = torch.zeros(1)
+        self.offered: list[bool] = []
+        self.elsewhere = False  # somebody else writes
+        self.heir: tuple[PeerID, int] | None = None
+        self.asked = 0
+
+    def report(self) -> Any:
+        return SimpleNamespace(lineage=f"lineage {self.local_epoch}")
+
+    def peers(self) -> dict[PeerID, Any]:
+        return {ADA: SimpleNamespace(name="Ada")}
+
+    def offer_checkpoints(self, offered: bool) -> None:
+        self.offered.append(offered)
+
+    def checkpoints_elsewhere(self) -> bool:
+        self.asked += 1
+        return self.elsewhere
+
+    def leave_state(self) -> tuple[PeerID, int] | None:
+        return self.heir
 
     def state_dict(self) -> dict[str, Any]:
         return {"state": {0: {"sum": self.statistics}}, "param_groups": []}
@@ -33,11 +58,15 @@ class FakeStore:
         self.free.set()
         self.written: list[tuple[int, float, Any]] = []
         self.error: Exception | None = None
+        self.full = False
+        self.directory = Path("home/checkpoints")
 
     def write(self, model: nn.Module, state: Mapping[str, Any], epoch: int, *, shards: Any = None) -> Path | None:
         self.free.wait()
         if self.error is not None:
             raise self.error
+        if self.full:
+            return None
         self.written.append((epoch, next(model.parameters()).item(), state["state"]))
         return Path(f"epoch-{epoch:06d}")
 
@@ -51,14 +80,19 @@ class FakeShards:
 
 
 class Run:
-    def __init__(self, every: int = 1, shards: Any = None) -> None:
+    def __init__(self, every: int = 1, shards: Any = None, **options: Any) -> None:
         self.store, self.optimizer, self.model = FakeStore(), FakeOptimizer(), nn.Linear(1, 1, bias=False)
-        self.checkpoints = BackgroundCheckpoints(self.store, self.model, self.optimizer, every, shards=shards)  # type: ignore[arg-type]
+        store, optimizer = cast(Any, self.store), cast(Any, self.optimizer)
+        self.checkpoints = BackgroundCheckpoints(store, self.model, optimizer, every, shards=shards, **options)
 
     def come_to(self, epoch: int) -> None:
         self.optimizer.local_epoch = epoch
         nn.init.constant_(self.model.weight, epoch)
         self.checkpoints.look()
+
+    def idle(self) -> None:
+        """Lets the disk and the answers of others keep up."""
+        self.checkpoints._writer.submit(lambda: None).result()
 
     @property
     def epochs(self) -> list[int]:
@@ -70,7 +104,7 @@ def test_multiples_are_written_and_the_end() -> None:
     with run.checkpoints:
         for epoch in range(1, 8):
             run.come_to(epoch)
-            run.checkpoints._writer.submit(lambda: None).result()  # lets the disk keep up
+            run.idle()
     assert run.epochs == [3, 6, 7]
 
 
@@ -108,7 +142,7 @@ def test_a_site_that_broke_while_it_wrote_is_heard_of_at_the_next_checkpoint() -
     run.store.error = SiteError("rank 1 is gone")
     with pytest.raises(SiteError, match="rank 1 is gone"), run.checkpoints:
         run.come_to(1)
-        run.checkpoints._writer.submit(lambda: None).result()
+        run.idle()
         run.come_to(2)
     assert run.epochs == []
 
@@ -121,8 +155,101 @@ def test_after_an_error_nothing_more_is_written() -> None:
     assert run.epochs == []
 
 
-def test_a_result_that_was_not_written_is_no_good_end(tmp_path: Path) -> None:
-    peer = SimpleNamespace(home=SimpleNamespace(path=tmp_path / "home"))
-    require_result(tmp_path, peer)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match=r"its result is not in .*home.*make room"):
-        require_result(None, peer)  # type: ignore[arg-type]
+def test_who_leaves_says_where_its_state_is() -> None:
+    run = Run(every=0, yields=True)
+    with run.checkpoints:
+        run.come_to(5)
+    assert run.checkpoints.outcome == "saved epoch 5 at epoch-000005"
+    run.checkpoints.require()
+
+
+def test_who_leaves_writes_nothing_if_another_stays_with_as_much() -> None:
+    events, told = Events(), []
+    events.subscribe(told.append)
+    run = Run(every=0, yields=True, events=events)
+    run.optimizer.heir = ADA, 6
+    with run.checkpoints:
+        run.come_to(5)
+    assert run.epochs == []
+    assert run.checkpoints.outcome == "not saved: peer Ada holds epoch 6"
+    assert told == [Noticed("info", run.checkpoints.outcome)]
+    run.checkpoints.require()
+
+
+def test_a_monitor_writes_whoever_else_stays() -> None:
+    run = Run(every=0, offers=True)
+    run.optimizer.heir = ADA, 6
+    with run.checkpoints:
+        run.come_to(5)
+    assert run.epochs == [5]
+    assert run.optimizer.offered == [], "every_epochs is 0: nobody may rely on it"
+
+
+def test_who_has_learned_nothing_leaves_nothing() -> None:
+    run = Run(yields=True)
+    with run.checkpoints:
+        run.checkpoints.look()
+    assert run.epochs == [] and run.checkpoints.outcome == ""
+
+
+def test_what_it_went_on_from_is_saved_already() -> None:
+    run = Run(yields=True, path=Path("epoch-000000"))
+    with run.checkpoints:
+        run.checkpoints.look()
+    assert run.epochs == [] and run.checkpoints.outcome == "saved epoch 0 at epoch-000000"
+
+
+def test_a_trainer_writes_only_where_nobody_else_does() -> None:
+    run = Run(every=2, offers=True, yields=True)
+    with run.checkpoints:
+        run.optimizer.elsewhere = True
+        run.come_to(2)
+        run.idle()
+        run.come_to(3)
+        assert run.optimizer.asked == 1, "it asks when a checkpoint is due, not in every step"
+        run.optimizer.elsewhere = False  # the other one has died
+        run.come_to(4)
+        run.idle()
+        run.checkpoints.look()
+        run.idle()
+    assert run.epochs == [4]
+    assert run.optimizer.offered == [True, True]
+
+
+def test_it_finds_out_beside_its_steps() -> None:
+    answered = threading.Event()
+    run = Run(every=1, yields=True)
+    run.optimizer.checkpoints_elsewhere = lambda: not answered.wait()  # type: ignore[method-assign]
+    with run.checkpoints:
+        run.come_to(1)
+        run.come_to(2)
+        answered.set()
+        run.idle()
+        run.come_to(3)
+        run.idle()
+    assert run.epochs == [3]
+
+
+def test_from_one_that_cannot_write_the_next_takes_over() -> None:
+    run = Run(every=1, offers=True)
+    with run.checkpoints:
+        run.store.full = True
+        run.come_to(1)
+        run.idle()
+        run.store.full = False
+        run.come_to(2)
+        run.idle()
+    assert run.optimizer.offered == [True, False, True]
+
+
+def test_a_last_state_that_was_not_written_is_tried_again_and_no_good_end() -> None:
+    run = Run(every=0, yields=True)
+    run.store.full = True
+    with run.checkpoints:
+        run.come_to(5)
+    assert run.checkpoints.outcome == "epoch 5 could not be saved in home/checkpoints"
+    with pytest.raises(CheckpointError, match=r"is not in home/checkpoints.*as they were.*make room"):
+        run.checkpoints.require()
+    run.store.full = False
+    run.checkpoints.require()
+    assert run.epochs == [5] and run.checkpoints.outcome == "saved epoch 5 at epoch-000005"

@@ -167,7 +167,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing_half(run: Run, monkeypatch:
     assert sorted(run.store.directory.rglob("*")) == before
     notice = run.happened[-1]
     assert isinstance(notice, Noticed) and notice.level == "warning"
-    assert "No space left on device" in notice.text and "training goes on" in notice.text
+    assert "No space left on device" in notice.text and "checkpoint of epoch 2" in notice.text
     monkeypatch.undo()
     run.write(3)
 

@@ -26,6 +26,8 @@ class Account:
     ) -> None:
         self.ledger = Ledger()
         self.phase = phase
+        self.keeps = False  # see PeerReport
+        self.leaving = False
         self.rate: Callable[[], float] = float  # samples per second; 0.0 unless somebody knows better
         self.drift: Callable[[], float | None] = lambda: None
         self.lost: Callable[[], bool] = bool  # whether a round is long over whose outcome this peer has not asked for
@@ -56,6 +58,8 @@ class Account:
             self._standing(),
             samples_per_second=self.rate(),
             drift=self.drift(),
+            keeps=self.keeps,
+            leaving=self.leaving,
         )
 
     def note_failure(self, outcome: Failed | Undecided) -> None:

@@ -48,6 +48,13 @@ class StandingReply(msgspec.Struct, frozen=True):
     lineage: bytes
     phase: Phase
     terms: str
+    keeps: bool = False
+    leaving: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether others may leave to this peer what it holds."""
+        return self.claim.settled and self.phase != "assisting" and not self.leaving
 
     @property
     def claim(self) -> Claim:
@@ -124,7 +131,7 @@ class Presence:
     def claims(self) -> list[Claim]:
         """The lineages that others hold, by their last reports; those that are in doubt are left out."""
         if self._claims is None:
-            self._claims = [self.others[peer].claim for peer in self._credible(self._holders())]
+            self._claims = [self.others[peer].claim for peer in self._credible(self.holders())]
         return self._claims
 
     async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, StandingReply]:
@@ -133,6 +140,28 @@ class Presence:
         answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
         return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
 
+    async def find(
+        self, peers: Iterable[PeerID], fits: Callable[[StandingReply], bool]
+    ) -> tuple[PeerID, StandingReply] | None:
+        """Whoever answers first of those that fit; None if none of them does within the time that an answer may take.
+
+        Only the first few are asked, all at once: of those who are gone none holds up the answer of another.
+        """
+        asked = {asyncio.ensure_future(self._ask(peer)): peer for peer in list(peers)[:ASKED_AT_ONCE]}
+        waiting = set(asked)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    answer = each.result()
+                    if answer is not None and fits(answer):
+                        return asked[each], answer
+            return None
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
     async def survey(self) -> dict[PeerID, Claim]:
         """Asks the holders of the leading lineages, a few at a time, until some of them answer.
 
@@ -140,7 +169,7 @@ class Presence:
         than it now says is not asked for a while, unless nobody else is left.
         """
         await self.refresh()
-        holders = self._credible(self._holders()) or self._holders()
+        holders = self._credible(self.holders()) or self.holders()
         claimed = {peer: self.others[peer].claim.standing for peer in holders}
         holders.sort(key=lambda peer: claimed[peer].order, reverse=True)
         for begin in range(0, len(holders), ASKED_AT_ONCE):
@@ -159,17 +188,17 @@ class Presence:
 
         What matters is where a peer stands now: its report may be some epochs old.
         """
-        reports = {peer: self.others[peer] for peer in self._holders() if self._endpoint.is_connected(peer)}
+        reports = {peer: self.others[peer] for peer in self.holders() if self._endpoint.is_connected(peer)}
         if _judge(standing, [(r.claim, r.phase) for r in reports.values()]) == "company":
             return "company"
         await self.refresh()
-        answers = await self.ask(self.by_convenience(self._holders())[:ASKED_AT_ONCE])
+        answers = await self.ask(self.by_convenience(self.holders())[:ASKED_AT_ONCE])
         return _judge(standing, [(answer.claim, answer.phase) for answer in answers.values()])
 
     async def anyone_behind(self, epoch: int) -> bool:
         """Whether a peer that holds a state and can be reached has not come to this epoch yet."""
         await self.refresh()
-        behind = [peer for peer in self._holders() if self.others[peer].epoch < epoch]
+        behind = [peer for peer in self.holders() if self.others[peer].epoch < epoch]
         answers = await self.ask(behind[:ASKED_AT_ONCE])
         return any(answer.epoch < epoch for answer in answers.values())
 
@@ -200,7 +229,7 @@ class Presence:
 
         return sorted(peers, key=cost)
 
-    def _holders(self) -> list[PeerID]:
+    def holders(self) -> list[PeerID]:
         """The peers of this run, and with its fingerprint, that hold a state and are believed to."""
         terms = self._describe().terms
         return [
@@ -232,7 +261,13 @@ class Presence:
     async def _answer(self, peer: PeerID, request: StandingRequest) -> StandingReply:
         report = self._describe()
         return StandingReply(
-            report.epoch, report.samples_seen, bytes.fromhex(report.lineage), report.phase, report.terms
+            report.epoch,
+            report.samples_seen,
+            bytes.fromhex(report.lineage),
+            report.phase,
+            report.terms,
+            report.keeps,
+            report.leaving,
         )
 
     async def _publish(self) -> None:

@@ -73,6 +73,8 @@ class PeerReport(pydantic.BaseModel):
         default_factory=list, max_length=MAX_RECENT
     )  # of the latest epochs, oldest first
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
+    keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
+    leaving: bool = False  # others must not rely on it to keep what they hold
     last_outcome: LastOutcome
     last_reason: str = Field(max_length=MAX_REASON)
     time: float = Field(ge=0.0, allow_inf_nan=False)  # swarm time
@@ -98,6 +100,8 @@ def describe(
     standing: Standing,
     samples_per_second: float = 0.0,
     drift: float | None = None,
+    keeps: bool = False,
+    leaving: bool = False,
 ) -> PeerReport:
     """The report of the peer that runs this node."""
     return PeerReport(
@@ -116,6 +120,8 @@ def describe(
         loss=ledger.last_loss,
         recent=[ReportedLoss(**each._asdict()) for each in ledger.recent],
         drift=drift,
+        keeps=keeps,
+        leaving=leaving,
         last_outcome=ledger.last_outcome,
         last_reason=ledger.last_reason[:MAX_REASON],
         time=node.endpoint.clock.now(),

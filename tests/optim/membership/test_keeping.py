@@ -1,0 +1,138 @@
+"""Who keeps the state: who writes checkpoints while a run goes on, and to whom a peer that leaves may leave it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmcli.network import virtual_time
+from swarmcli.optim.optimizer_core import OptimizerCore
+from tests.optim.optim_swarm import Swarm, Trainer, together
+
+
+async def in_step(*trainers: Trainer) -> None:
+    """All at one epoch, and known to each other."""
+    await together(*(trainer.train(3) for trainer in trainers))
+    await asyncio.sleep(10)
+
+
+async def writers(*cores: OptimizerCore) -> list[bool]:
+    return [not await core.checkpoints_elsewhere() for core in cores]
+
+
+def test_a_peer_that_leaves_may_leave_its_state_to_one_that_stays() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            leaving, staying = [await swarm.trainer(seed=1) for _ in range(2)]
+            await in_step(leaving, staying)
+            assert await leaving.core.leave_state() == (staying.node.peer_id, 3)
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_of_those_who_leave_at_once_one_at_least_is_left_alone(count: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=count) as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(count)]
+            await in_step(*trainers)
+            heirs = await asyncio.gather(*(trainer.core.leave_state() for trainer in trainers))
+            assert None in heirs
+            leaving_first = await trainers[0].core.leave_state()
+            assert leaving_first is None, "nobody who leaves ever keeps anything for others"
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_nobody_is_waited_for_longer_than_an_answer_may_take() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            leaving, frozen, killed = [await swarm.trainer(seed=1) for _ in range(3)]
+            await in_step(leaving, frozen, killed)
+            swarm.network.freeze(frozen.node.peer_id)
+            await swarm.kill(killed)
+            began = asyncio.get_running_loop().time()
+            assert await leaving.core.leave_state() is None
+            assert asyncio.get_running_loop().time() - began < 4
+            swarm.network.thaw(frozen.node.peer_id)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_who_does_not_answer_holds_up_nobody_elses_answer() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            leaving, frozen, staying = [await swarm.trainer(seed=1) for _ in range(3)]
+            await in_step(leaving, frozen, staying)
+            swarm.network.freeze(frozen.node.peer_id)
+            began = asyncio.get_running_loop().time()
+            assert await leaving.core.leave_state() == (staying.node.peer_id, 3)
+            assert asyncio.get_running_loop().time() - began < 1
+            swarm.network.thaw(frozen.node.peer_id)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_peer_that_is_behind_or_has_not_joined_yet_keeps_nothing() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            ahead = await swarm.trainer(seed=1)
+            await ahead.train(3)
+            newcomer = await swarm.trainer(seed=1)
+            await asyncio.sleep(10)
+            assert await ahead.core.leave_state() is None
+            ahead.core.account.leaving = False
+            await newcomer.wait()
+            assert newcomer.epoch == 3
+            assert await ahead.core.leave_state() == (newcomer.node.peer_id, 3)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_among_those_who_offer_one_writes_and_the_next_takes_over() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(4)]
+            trainers.sort(key=lambda trainer: bytes(trainer.node.peer_id))
+            cores = [trainer.core for trainer in trainers]
+            for core in cores[1:]:
+                core.offer_checkpoints(True)
+            await in_step(*trainers)
+            assert await writers(*cores[1:]) == [True, False, False]
+            await swarm.kill(trainers[1])
+            assert await writers(*cores[2:]) == [True, False], "though its report has not expired yet"
+            cores[2].account.leaving = True
+            assert await writers(cores[3]) == [True], "one that leaves writes no more"
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_monitor_comes_before_all_trainers() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            one, other = [await swarm.trainer(seed=1) for _ in range(2)]
+            monitor = await swarm.trainer(seed=1, role="monitor")
+            for trainer in (one, other, monitor):
+                trainer.core.offer_checkpoints(True)
+            await together(one.train(3), other.train(3), monitor.follow(3))
+            await asyncio.sleep(10)
+            assert await writers(one.core, other.core, monitor.core) == [False, False, True]
+            monitor.core.offer_checkpoints(False)  # its disk is full
+            await asyncio.sleep(10)
+            assert sum(await writers(one.core, other.core)) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_where_the_run_stands_is_known_before_joining() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            first = await swarm.trainer(seed=1)
+            assert await first.core.epoch_elsewhere() is None
+            newcomer = await swarm.trainer(seed=1)
+            assert await newcomer.core.epoch_elsewhere() is None, "another that has not joined yet holds nothing"
+            await first.train(3)
+            assert await newcomer.core.epoch_elsewhere() == 3
+
+    virtual_time.run(main(), timeout=300)
