@@ -30,7 +30,7 @@ from swarmcli.averaging.allreduce.layout import Layout, Plan
 from swarmcli.averaging.allreduce.mending import Mending
 from swarmcli.averaging.allreduce.messages import OpenExchange
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
-from swarmcli.averaging.allreduce.reducer import MAX_WEIGHT, MIN_WEIGHT
+from swarmcli.averaging.allreduce.reducer import MAX_WEIGHT, MIN_WEIGHT, beyond_sums
 from swarmcli.averaging.allreduce.results import AllreduceResult, contributions, deputies_of
 from swarmcli.averaging.allreduce.sending import Contribution
 from swarmcli.averaging.allreduce.service import AllreduceService
@@ -341,4 +341,6 @@ def _contribution(tensors: Sequence[torch.Tensor], weight: float) -> Contributio
     inputs = Inputs(tensors)
     if weight > 0 and not inputs.all_finite():
         return Contribution(inputs, 0.0, "its tensors hold NaN or infinity")
+    if reason := beyond_sums(inputs.tensors, weight):
+        return Contribution(inputs, 0.0, f"its tensors hold {reason}")
     return Contribution(inputs, weight)

@@ -26,6 +26,11 @@ from swarmcli.errors import CompressionError, InputRefused, RoundFailed
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
 
+# Values up to the largest of their type may have weights up to this, and larger weights only smaller values. So that a
+# sum of n of them stays in range it is formed in units of n times this weight: powers of two, which change no bit. What
+# lies within 2**20 of the smallest number of the type loses digits by that.
+_FREE_WEIGHT = 2.0**20
+
 _MAX_AHEAD = 64 << 20  # bytes of sums that lie beside the results, while the slowest sender catches up
 
 
@@ -68,7 +73,7 @@ class Reducer:
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._averages: list[Average] = []
         self._failure: str | None = None
-        self._scale: float | None = None
+        self._unit = _FREE_WEIGHT * 2.0 ** len(self._senders).bit_length()  # of weight, in the sums
         self._bell = Bell()
 
     @property
@@ -82,9 +87,6 @@ class Reducer:
             raise InputRefused(f"its weight is {weight}; expected 0, or {MIN_WEIGHT} to {MAX_WEIGHT}")
         if self._senders[sender].weight is not None:
             raise InputRefused("it began twice")
-        if self._scale is None and weight > 0:
-            # A power of two changes no bit, and keeps a sum of large values within the range of float32.
-            self._scale = 2.0 ** (math.frexp(weight)[1] + len(self._senders).bit_length())
         self._senders[sender].weight = weight
         if sender == self._me:
             self._senders[sender].delivered = len(self.parts)
@@ -173,12 +175,14 @@ class Reducer:
             raise InputRefused(f"part {part.index} cannot be decoded: {error}") from error
         if not all_finite(values):
             raise InputRefused(f"part {part.index} holds NaN or infinity")
+        if reason := beyond_sums([values], state.weight or 0.0):
+            raise InputRefused(f"part {part.index} holds {reason}")
         self._add_values(position, values, state.weight or 0.0)
         # Here and not after the await: what is in the sum is counted, even if the caller is cancelled meanwhile.
         state.delivered += 1
 
     def _add_values(self, position: int, values: torch.Tensor, weight: float) -> None:
-        factor = weight / (self._scale or 1.0)
+        factor = weight / self._unit
         if position in self._sums:
             self._sums[position].add_(values, alpha=factor)
             return
@@ -211,9 +215,11 @@ class Reducer:
 
     def _encode(self, position: int, total_weight: float) -> TensorMessage:
         part = self.parts[position]
-        mean = self._sums.pop(position).div_(total_weight / (self._scale or 1.0))
+        mean = self._sums.pop(position).div_(total_weight / self._unit)
         if not all_finite(mean):
-            raise RoundFailed(f"the average of part {part.index} is beyond the range of {part.segment.dtype}")
+            # A mean lies between its values, which are finite: at the end of the range it was rounded beyond it.
+            limit = torch.finfo(mean.dtype).max
+            mean.clamp_(-limit, limit)
         message = part.codec.compress(mean.to(part.segment.dtype))
         if self._results is not None and not all_finite(part.codec.extract(message, out=self._results.part(part))):
             raise RoundFailed(f"the average of part {part.index} is beyond the range of codec {part.codec.name}")
@@ -237,6 +243,20 @@ def digest_of(part: int, senders: tuple[int, ...], weights: tuple[float, ...], m
     for piece in message.payload if message is not None else ():
         digest.update(piece)
     return digest.digest()
+
+
+def beyond_sums(values: Iterable[torch.Tensor], weight: float) -> str:
+    """What of finite values, with this weight, is too large for a sum with those of others; "" if nothing is.
+
+    Everyone comes to the same answer, whatever weights the others have: so it names the sender, not whom it meets.
+    """
+    if weight <= _FREE_WEIGHT:
+        return ""
+    for tensor in values:
+        largest = tensor.abs().max().item() if tensor.numel() else 0.0
+        if largest > torch.finfo(_sum_type(tensor.dtype)).max * (_FREE_WEIGHT / weight):
+            return f"values up to {largest:.3g} with the weight {weight:.3g}, which would overflow a sum"
+    return ""
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:

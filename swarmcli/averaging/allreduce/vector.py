@@ -31,6 +31,11 @@ class Inputs:
             place, position = place + 1, end
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """Each of them flat."""
+        return self._flat
+
     def all_finite(self) -> bool:
         """Whether all of it may be averaged: NaN and infinity may not."""
         return all(all_finite(flat) for flat in self._flat)
@@ -43,9 +48,10 @@ class Results:
         """`memory`: (layout.nbytes,) of uint8, to write all of it into; None: fresh."""
         self._layout = layout
         memory = memory if memory is not None else fresh_memory(layout.nbytes)
-        empty = torch.empty(0, dtype=torch.uint8)  # a piece of no bytes may have strides that torch takes for others
+        # A piece of no bytes may have strides that cannot be viewed as another type.
         self._segments = [
-            (memory[each.offset : each.end] if each.numel else empty).view(each.dtype) for each in layout.segments
+            memory[each.offset : each.end].view(each.dtype) if each.numel else torch.zeros(0, dtype=each.dtype)
+            for each in layout.segments
         ]
 
     def part(self, part: Part) -> torch.Tensor:

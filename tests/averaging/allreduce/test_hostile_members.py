@@ -84,6 +84,13 @@ def with_weight(weight: float) -> Script:
     return script
 
 
+async def an_overflow(stream: Stream, plan: Plan) -> None:
+    await stream.send(SenderTerms(plan.fingerprint, 1e18))
+    for part in next(iter(plan.by_reducer.values())):
+        tensor = torch.full((part.descriptor.numel,), 1e30)
+        await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
+
+
 async def another_shape(stream: Stream, plan: Plan) -> None:
     await stream.send(SenderTerms(plan.fingerprint, 1.0))
     await stream.send(PartHeader(TensorHeader("none", "float32", (3,))), bytes(12))
@@ -141,6 +148,7 @@ SENDERS = {
     "infinite weight": (with_weight(math.inf), "its weight is inf"),
     "no number": (with_weight(math.nan), "its weight is nan"),
     "infinity": (infinite_parts, "holds NaN or infinity"),
+    "an overflow": (an_overflow, r"values up to 1e\+30 with the weight 1e\+18"),
     "another type": (another_dtype, "another shape or type"),
     "parts of no weight": (parts_of_no_weight, "more parts than the plan"),
     "another shape": (another_shape, "another shape or type|bytes"),
@@ -191,6 +199,22 @@ def test_a_part_too_many_is_refused_and_counted() -> None:
             assert statistics.refusals_by_peer == {culprit.peer_id.text: 1}
             refusals = {event.reason for event in swarm.events if isinstance(event, PeerRefused)}
             assert refusals == {"it sent more parts than the plan provides for"}
+
+    virtual_time.run(main())
+
+
+def test_who_would_overflow_the_sum_of_others_stays_out_of_it_and_reducers_stand() -> None:
+    async def main() -> None:
+        kinds = [Kind(), Kind(weight=3.0), Kind(auxiliary=True), Kind(weight=1e18)]
+        async with Swarm(kinds) as swarm:
+            culprit = swarm.peers[3]
+            for tensor in culprit.tensors:
+                tensor.fill_(1e30)
+            holders = swarm.check(await swarm.round())
+            assert len(holders) == 3  # it takes the average of the others itself
+            for result in holders:
+                assert result.contributors == (swarm.peers[0].peer_id, swarm.peers[1].peer_id) and not result.deputies
+                assert re.search("would overflow a sum", result.left_out[culprit.peer_id])
 
     virtual_time.run(main())
 

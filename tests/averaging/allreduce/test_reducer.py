@@ -17,8 +17,16 @@ from swarmcli.averaging.allreduce import reducer as reducer_module
 from swarmcli.averaging.allreduce.layout import Layout, Plan
 from swarmcli.averaging.allreduce.reducer import Average, Reducer
 from swarmcli.averaging.allreduce.vector import Inputs, Results
-from swarmcli.compression import CompressionBase, Float16Compression, NoCompression, TensorMessage, extract
-from swarmcli.errors import InputRefused, RoundFailed
+from swarmcli.compression import (
+    BFloat16Compression,
+    CompressionBase,
+    Float16Compression,
+    NoCompression,
+    TensorMessage,
+    Uniform8BitQuantization,
+    extract,
+)
+from swarmcli.errors import InputRefused
 
 NONE = NoCompression()
 
@@ -205,19 +213,43 @@ def test_parts_that_do_not_fit_the_plan_are_refused() -> None:
     run(main)
 
 
-def test_sums_of_large_values_stay_in_range_and_an_average_beyond_it_fails_the_round() -> None:
-    async def main(weights: tuple[float, float]) -> None:
-        bench = Bench([torch.full((4,), 3e38), torch.full((4,), 3e38)])
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1e-3, 1e3), (0.1, 0.3), (1.0, 2.0**20), (0.0, 1e-12)])
+@pytest.mark.parametrize("value", [3e38, torch.finfo(torch.float32).max, 1e-20])
+def test_sums_of_values_at_either_end_of_the_range_stay_exact(weights: tuple[float, float], value: float) -> None:
+    async def main() -> None:
+        bench = Bench([torch.full((4,), value), torch.full((4,), value)])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(bench.reducer.run())
             bench.reducer.begin(0, weights[0])
             tasks.create_task(bench.deliver(1, weights[1]))
-            assert bench.mean(await bench.averages()).tolist() == bench.tensors[0].tolist()
+            mean = bench.mean(await bench.averages())
+        torch.testing.assert_close(mean, bench.tensors[0], rtol=1e-6, atol=0.0)
 
-    run(lambda: main((1.0, 1.0)))
-    with pytest.raises(ExceptionGroup) as caught:
-        run(lambda: main((1e-3, 1e3)))  # the sum is scaled by the weight that was named first
-    assert caught.group_contains(RoundFailed, match="beyond the range")
+    run(main)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("codec", [NONE, BFloat16Compression(), Uniform8BitQuantization()], ids=str)
+def test_values_that_would_overflow_a_sum_are_refused_whoever_comes_first(
+    first: int, dtype: torch.dtype, codec: CompressionBase
+) -> None:
+    async def main() -> None:
+        bench = Bench([torch.full((16,), each, dtype=dtype) for each in (2.0, 2.0, 1e30)], codec=codec)
+        bench.reducer.begin(0, 1.0)
+        for sender in (first, 3 - first):
+            if sender == 1:
+                await bench.deliver(1, 1.0)
+                continue
+            with pytest.raises(InputRefused, match=r"part 0 holds values up to .* would overflow a sum"):
+                await bench.deliver(2, 1e18)
+            bench.reducer.leave_out(2, "too large")
+        await bench.reducer.run()
+        (average,) = await bench.averages()
+        assert average.senders == (0, 1)
+        assert bench.results is not None and bench.results.tensors()[0].tolist() == [2.0] * 16
+
+    run(main)
 
 
 def test_whoever_waits_hears_of_the_end() -> None:
