@@ -151,7 +151,8 @@ class Optimizer(AroundTorch):
         self.batch_size_per_step = batch_size_per_step
         self._shutdown_timeout = shutdown_timeout
         self._closed = False
-        self.opt, residence = place_optimizer(optimizer, params, offload=bool(options.offload_optimizer))
+        offload = bool(options.offload_optimizer) and not auxiliary  # of an auxiliary's parameters only shapes count
+        self.opt, residence = place_optimizer(optimizer, params, offload=offload)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = residence.model_parameters
         self._core = self._make_core(config, averaging, residence, extra_tensors, accumulate, companions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from swarmcli.optim import Optimizer
 from swarmcli.roles.collaboration import Collaboration
 from swarmcli.training import CheckpointStore
 from swarmcli.training.checkpoint_store import Shards
+from swarmcli.training.host_memory import on_host
 from swarmcli.training.model_card import describe_model
 
 
@@ -113,8 +113,7 @@ class BackgroundCheckpoints:
             self._work = self._writer.submit(lambda: not self._optimizer.checkpoints_elsewhere())
 
     def _begin(self) -> None:
-        state = copy.deepcopy(self._take())
-        model = copy.deepcopy(self._model)
+        state, model = on_host(self._take()), on_host(self._model)
         self._work = self._writer.submit(self._write, model, state, self._optimizer.local_epoch, self._lineage)
 
     def _take(self) -> dict[str, Any]:

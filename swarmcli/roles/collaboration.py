@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from swarmcli.compression import (
@@ -65,19 +66,21 @@ class Collaboration:
     ) -> None:
         """Builds the model (from the checkpoint `resume`, if given) and makes the peer known to the run.
 
-        `compute`: None is what the recipe says. `further` arguments of the Optimizer that depend on the model win
-        over the recipe's. Raises RecipeError, DataError or CheckpointError with the fix, before anything is told to
-        others.
+        `compute`: None is what the recipe says for a trainer, and host memory for others: an auxiliary needs no more
+        than the model's shapes there, a monitor all but what computes. `further` arguments of the Optimizer that depend
+        on the model win over the recipe's. Raises RecipeError, DataError or CheckpointError with the fix, before
+        anything is told to others.
         """
         recipe = peer.recipe
         self.peer = peer
-        self.compute: Compute = compute or choose_compute(recipe)
+        self.compute: Compute = compute or compute_of(peer)
         self.task: Task = build_task(recipe)
         checkpoint = find_resumed(recipe, resume) if resume else None
-        self.model: nn.Module = self.task.build_model()
+        self.model: nn.Module = self.task.build_model(outline=auxiliary)
         if checkpoint is not None:
             checkpoint.restore_model(self.model)
-        self.model.to(self.compute.device)
+        if not auxiliary:
+            self.model.to(self.compute.device)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
         self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
@@ -139,6 +142,11 @@ class Collaboration:
 
     def close(self) -> None:
         self.optimizer.shutdown()
+
+
+def compute_of(peer: RunPeer) -> Compute:
+    """On what a peer holds its model. Raises RecipeError for a trainer without the device that it asks for."""
+    return choose_compute(peer.recipe) if peer.role == "trainer" else Compute(torch.device("cpu"))
 
 
 def device_in_words(recipe: Recipe, compute: Compute) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -31,17 +32,18 @@ class CausalLanguageModelling:
     def from_recipe(cls, recipe: Recipe) -> CausalLanguageModelling:
         return cls(recipe, load_tokenizer(recipe))
 
-    def build_model(self) -> nn.Module:
+    def build_model(self, *, outline: bool = False) -> nn.Module:
         """The model on the CPU in float32. Its initial weights depend on the recipe's seed alone.
 
-        Raises RecipeError when transformers cannot build it, or it cannot hold the tokens.
+        `outline`: the same shapes on the meta device. Raises RecipeError when transformers cannot build it, or it
+        cannot hold the tokens.
         """
         base_model = self._recipe.base_model
         # The caller's own random numbers (dropout, its data) must not depend on whether a model was built before.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.device("meta") if outline else nullcontext():
             torch.manual_seed(self._recipe.seed)
             if isinstance(base_model, str):
-                model = self._load(self._recipe.locate(base_model))
+                model = self._load(self._recipe.locate(base_model), outline)
             else:
                 model = self._create(base_model)
         self._check_sizes(model.config)
@@ -129,21 +131,27 @@ class CausalLanguageModelling:
                 f"{key} {heads} does not divide {names['hidden_size']} {width}", f"take {fitting} for example", key
             )
 
-    def _load(self, directory: Path) -> nn.Module:
-        from transformers import AutoModelForCausalLM
+    def _load(self, directory: Path, outline: bool) -> nn.Module:
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         if not (directory / "config.json").is_file():
             raise self._refuse(
                 f"{directory} is no directory with a saved model (it has no config.json)",
                 "download the model there first; a recipe downloads none",
             )
+        trusted = self._recipe.local.trust_remote_code
+        model: nn.Module
         try:
-            model: nn.Module = AutoModelForCausalLM.from_pretrained(
-                str(directory),
-                local_files_only=True,
-                use_safetensors=True,  # the older format is a pickle, which can run code
-                trust_remote_code=self._recipe.local.trust_remote_code,
-            )
+            if outline:
+                config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trusted)
+                model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+            else:
+                model = AutoModelForCausalLM.from_pretrained(
+                    str(directory),
+                    local_files_only=True,
+                    use_safetensors=True,  # the older format is a pickle, which can run code
+                    trust_remote_code=trusted,
+                )
         except Exception as error:  # as above
             raise self._refuse(
                 f"no model can be loaded from {directory}: {_first_line(error)}",

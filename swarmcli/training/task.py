@@ -17,8 +17,11 @@ Batch: TypeAlias = Mapping[str, Tensor]  # all tensors have the samples in their
 class Task(Protocol):
     """A model, its data and its loss. A task of your own needs these four methods and no base class."""
 
-    def build_model(self) -> nn.Module:
-        """The model on the CPU in float32, in training mode. Peers with one recipe get equal weights."""
+    def build_model(self, *, outline: bool = False) -> nn.Module:
+        """The model on the CPU in float32, in training mode. Peers with one recipe get equal weights.
+
+        `outline`: only its shapes, on torch's meta device, without memory for what is in it.
+        """
 
     def batches(self, seed: int) -> Iterator[Batch]:
         """An endless stream of micro-batches on the CPU; the same seed gives the same stream.

@@ -82,7 +82,8 @@ def test_trainers_learn_together_and_an_auxiliary_helps(mode: str) -> None:
     with dhts(3) as (first, second, third), ExitStack() as stack:
         nets = [make_model(seed) for seed in (1, 2)]
         opts = [collaborate(dht, net, **options) for dht, net in zip((first, second), nets, strict=True)]
-        helper = collaborate(third, make_model(3), auxiliary=True, **{**options, "client_mode": None})
+        outline = make_model(3).to("meta")  # of which an auxiliary needs no more than the shapes
+        helper = collaborate(third, outline, auxiliary=True, **{**options, "client_mode": None})
         for opt in (*opts, helper):
             stack.callback(opt.shutdown)
         over = threading.Event()

@@ -16,6 +16,7 @@ from swarmcli.errors import CheckpointError, SiteError
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.roles.checkpoints import BackgroundCheckpoints
+from swarmcli.training.host_memory import on_host
 
 ADA = Identity.from_seed(1).peer_id
 
@@ -126,6 +127,42 @@ def test_a_slow_disk_costs_checkpoints_and_each_is_of_one_moment() -> None:
     assert run.epochs == [1, 3]
     assert [weight for _, weight, _ in run.store.written] == [1.0, 3.0]
     assert float(run.store.written[0][2][0]["sum"]) == 0.0
+
+
+def test_what_is_on_a_device_is_copied_to_the_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meta device plays a full one: nothing can be copied on it without being seen here."""
+    run = Run()
+    run.model.to("meta")
+    run.optimizer.statistics = torch.zeros(1, device="meta")
+    seen: list[torch.device] = []
+
+    def write(model: nn.Module, state: Any, epoch: int, *, shards: Any = None) -> Path:
+        seen.extend(tensor.device for tensor in (*model.parameters(), state["state"][0]["sum"]))
+        return Path("epoch-000001")
+
+    def to(tensor: torch.Tensor, device: str, *, copy: bool) -> torch.Tensor:
+        assert copy
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+
+    monkeypatch.setattr(run.store, "write", write)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    with run.checkpoints:
+        run.optimizer.local_epoch = 1
+        run.checkpoints.look()
+    assert seen == [torch.device("cpu")] * 2
+
+
+def test_a_copy_is_the_same_model_and_shares_nothing_with_it() -> None:
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3))
+    model[1].weight = model[0].weight  # tied
+    model[0].weight.requires_grad_(False)
+    copied = on_host(model)
+    assert copied[1].weight is copied[0].weight and not copied[0].weight.requires_grad
+    assert [name for name, _ in copied.named_parameters()] == [name for name, _ in model.named_parameters()]
+    before = {name: tensor.clone() for name, tensor in copied.state_dict().items()}
+    for tensor in model.state_dict().values():
+        tensor.add_(1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in copied.state_dict().items())
 
 
 def test_shards_are_copied_at_that_moment_and_the_statistics_left_to_them() -> None:
