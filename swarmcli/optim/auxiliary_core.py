@@ -61,11 +61,12 @@ class AuxiliaryCore:
             config.target_batch_size,
             config.fingerprint,
             self._tasks,
-            sees_weights=not self.modes.by_epoch,  # samples are part of other lineages
+            sees_weights=self.modes.gradients is not None,  # samples are part of other lineages
         )
         self._assisting = asyncio.Lock()  # with states, once at a time
         self._states: StateRounds | None = None
-        if states and self.modes.average_state_every is not None:
+        several = self.modes.target_group_size is not None
+        if states and self.modes.average_state_every(several) is not None:
             own = state_config(config.run_id, averager_config, self.modes.state.compression)
             volume_bytes = self.modes.state.volume_bytes
             self._states = StateRounds(node, own, states, config.fingerprint, volume_bytes=volume_bytes)
@@ -143,7 +144,7 @@ class AuxiliaryCore:
                 await self._group.close()  # the reports will tell how it ended
             return
         old = self.standing
-        by_epoch = self.modes.by_epoch
+        by_epoch = self.modes.by_epoch(outcome.several)
         self.standing = (
             old.by_epoch(self.config.target_batch_size) if by_epoch else old.after(outcome.round_id, outcome.samples)
         )
@@ -157,10 +158,11 @@ class AuxiliaryCore:
 
     def _assist_states(self, committed: Committed) -> None:
         """Takes part in the averaging of states that follows this epoch, if one does."""
-        every = self.modes.average_state_every
+        every = self.modes.average_state_every(committed.several)
         if self._states is not None and every and self.standing.epoch % every == 0:
-            mates = None if self.modes.several_groups else committed.members + committed.helpers
-            occasion = Occasion(self.standing.lineage, self.standing.epoch, 0.0, mates)
+            everyone = (self.node.peer_id, *self.presence.at_work())
+            mates = everyone if committed.several else committed.members + committed.helpers
+            occasion = Occasion(self.standing.lineage, self.standing.epoch, 0.0, mates, several=committed.several)
             self._tasks.spawn(self._assist(self._states, occasion))
 
     async def _assist(self, states: StateRounds, occasion: Occasion) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -18,7 +17,6 @@ from swarmcli.optim.epochs.work import EpochWork, Timing
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.method import MethodFactory
 from swarmcli.optim.gradients.plain import Plain
-from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.state.replica import Companions, Replica
 from swarmcli.optim.state.residence import InPlace, Residence
 from swarmcli.optim.state.training_state import Scheduler, TrainingState
@@ -66,26 +64,25 @@ class Modes:
     timing: Timing = Timing.AT_ONCE
     reuse_grad_buffers: bool = False  # the parameters' gradients are the sums: no other buffer
     share_gradients: bool = False  # the last average is part of the state that newcomers download
-    several_groups: bool = False  # each averages with some of the others only, and all by and by
+    target_group_size: int | None = None  # where more peers are there, several groups end each epoch; None: never
     state: StateOptions = StateOptions()
 
     def __post_init__(self) -> None:
-        if self.several_groups and self.gradients is not None and not isinstance(self.gradients, Plain):
+        if self.target_group_size is not None and self.gradients is not None and not isinstance(self.gradients, Plain):
             raise ValueError(
                 "target_group_size: PowerSGD and PowerEF need one group of all peers, since what these share (Q, "
                 "estimates) has to be the same for everyone"
             )
 
-    @property
-    def by_epoch(self) -> bool:
-        """Whether peers differ by design, so that their lineage only counts epochs."""
-        return self.gradients is None or self.several_groups
+    def by_epoch(self, several: bool) -> bool:
+        """Whether peers differ by design after an epoch, so that their lineage only counts epochs; `several`: groups
+        ended it."""
+        return self.gradients is None or several
 
-    @property
-    def average_state_every(self) -> int | None:
-        """Epochs; None: when sketches of the peers' parameters part."""
+    def average_state_every(self, several: bool) -> int | None:
+        """Epochs; None: when sketches of the peers' parameters part. `several`: groups ended the last one."""
         every = self.state.average_every
-        return 1 if every is None and self.by_epoch else every
+        return 1 if every is None and self.by_epoch(several) else every
 
 
 def assemble(
@@ -116,8 +113,8 @@ def assemble(
     state = TrainingState(config.run_id, optimizer, scheduler, extra_tensors, shared=shared, own=method.own)
     replica = Replica(state, place)
     averager = AveragerCore(method.tensors, node, averager_config, program=method.program)
-    succession = partial(_by_epoch, config.target_batch_size) if modes.several_groups else Standing.after
-    return replica, GradientWork(replica, accumulator, method, averager, node.endpoint.events, succession)
+    target = None if modes.target_group_size is None else config.target_batch_size
+    return replica, GradientWork(replica, accumulator, method, averager, node.endpoint.events, passes_by=target)
 
 
 def assemble_auxiliary(
@@ -133,7 +130,3 @@ def assemble_auxiliary(
         return local_averager(node, averager_config)
     outline = modes.gradients.outline([p for p in like if p.requires_grad])
     return AveragerCore(outline.tensors, node, averager_config, program=outline.program)
-
-
-def _by_epoch(target_batch_size: int, standing: Standing, round_id: bytes, samples: int) -> Standing:
-    return standing.by_epoch(target_batch_size)

@@ -144,7 +144,7 @@ class Optimizer(AroundTorch):
             compression=grad_compression,
             options=averager_opts,
         )
-        self.modes = options.modes(state, several_groups=averaging.matchmaking.target_group_size is not None)
+        self.modes = options.modes(state, target_group_size=averaging.matchmaking.target_group_size)
         self.dht = dht
         self.run_id = run_id
         self.auxiliary = auxiliary

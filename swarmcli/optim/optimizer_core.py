@@ -19,7 +19,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epochs.epoch_end import LOOK_AROUND, EpochEnd
-from swarmcli.optim.epochs.epoch_rule import EpochRule, OneGroup, SeveralGroups
+from swarmcli.optim.epochs.epoch_rule import AsManyAsFit, EpochRule, OneGroup, SeveralGroups
 from swarmcli.optim.epochs.last_moment import LastMoment
 from swarmcli.optim.epochs.under_way import EndUnderWay, Resume
 from swarmcli.optim.epochs.work import Timing
@@ -97,7 +97,10 @@ class OptimizerCore:
             companions,
         )
         averager = self._work.averager
-        self._keeper = keeper = StateKeeper(node, config, averager_config, self.modes, self.replica)
+        self._rule = self._make_rule()
+        self._keeper = keeper = StateKeeper(
+            node, config, averager_config, self.modes, self.replica, self._rule, self.presence.at_work
+        )
         self._group = StandingGroup(
             averager, config.target_batch_size, config.fingerprint, self._tasks, lambda: keeper.gathered
         )
@@ -112,9 +115,6 @@ class OptimizerCore:
         self._lineage = LineageFollower(
             self.presence, self._exchange, replayer, lambda: self.standing, events, config.load_state_timeout
         )
-        self._rule: EpochRule = OneGroup(config.target_batch_size)
-        if self.modes.several_groups:
-            self._rule = SeveralGroups(self.tracker, config.matchmaking_time, _now)
         self._end = EpochEnd(
             config,
             self.modes.timing,
@@ -131,6 +131,13 @@ class OptimizerCore:
         self._last_seen = self.standing  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
         self.global_steps = 0  # with gradients of this peer in them
+
+    def _make_rule(self) -> EpochRule:
+        one = OneGroup(self.config.target_batch_size)
+        if (size := self.modes.target_group_size) is None:
+            return one
+        several = SeveralGroups(self.tracker, self.config.matchmaking_time, _now)
+        return AsManyAsFit(one, several, size, lambda: 1 + len(self.presence.at_work()), _now)
 
     @property
     def standing(self) -> Standing:
@@ -313,7 +320,8 @@ class OptimizerCore:
             return f"the outcome of a round is not known here: {self._group.undecided}"
         if self._keeper.strayed:
             return "its parameters had drifted away from the others'"
-        behind = self._lineage.may_be_behind and not self._rule.excuses(self._latest_epoch() - self.standing.epoch)
+        leading = self._lineage.leading
+        behind = leading != self.standing and not self._rule.excuses(self.standing, leading)
         return "another lineage leads" if behind or self._end.left_behind else ""
 
     # what others see, and get

@@ -88,13 +88,13 @@ class ModeOptions:
             return Timing.DELAYED_AVERAGING
         return Timing.DELAYED_STEP if self.delay_optimizer_step else Timing.AT_ONCE
 
-    def modes(self, state: StateOptions, *, several_groups: bool) -> Modes:
+    def modes(self, state: StateOptions, *, target_group_size: int | None = None) -> Modes:
         return Modes(
             gradients=None if self.grad_averager is None else gradient_method_of(self.grad_averager),
             timing=self.timing,
             reuse_grad_buffers=self.reuse_grad_buffers,
             share_gradients=self.use_ext_grad_buffer,
-            several_groups=several_groups,
+            target_group_size=target_group_size,
             state=state,
         )
 

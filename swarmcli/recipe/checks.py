@@ -106,8 +106,20 @@ def check_modes(recipe: Recipe) -> None:
                 "averaging.average_opt_statistics",
                 f"{recipe.optimizer.name} keeps no statistic {statistic!r}; it has {' and '.join(known)}",
             )
+    if recipe.averaging.target_group_size is not None:
+        _check_several_groups(recipe)
     if recipe.local_updates.enabled:
         _check_local_updates(recipe)
+
+
+def _check_several_groups(recipe: Recipe) -> None:
+    method = recipe.gradient_averaging.method
+    if method != "plain":
+        raise Conflict(
+            "averaging.target_group_size",
+            f"{method} needs one group of all peers, which share what it compresses with; remove target_group_size, or "
+            "use method: plain",
+        )
 
 
 def _check_local_updates(recipe: Recipe) -> None:

@@ -160,6 +160,8 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
     options: dict[str, Any] = {"part_size_bytes": recipe.averaging.part_size_bytes}
     if recipe.local.bandwidth is not None:
         options["bandwidth"] = recipe.local.bandwidth
+    if recipe.averaging.target_group_size is not None:
+        options["target_group_size"] = recipe.averaging.target_group_size
     return options
 
 

@@ -80,7 +80,7 @@ def test_delayed_gradients_bring_a_delayed_step(given: dict, timing: Timing) -> 
 
 
 @pytest.mark.parametrize(
-    ("local", "several_groups", "every", "expected"),
+    ("local", "several", "every", "expected"),
     [
         (False, False, None, None),
         (True, False, None, 1),
@@ -89,12 +89,10 @@ def test_delayed_gradients_bring_a_delayed_step(given: dict, timing: Timing) -> 
         (False, False, 3, 3),
     ],
 )
-def test_how_often_states_are_averaged(
-    local: bool, several_groups: bool, every: int | None, expected: int | None
-) -> None:
+def test_how_often_states_are_averaged(local: bool, several: bool, every: int | None, expected: int | None) -> None:
     options = settle(factory, parameters(), **({"grad_averager": None} if local else {}))
-    modes = options.modes(StateOptions(average_every=every), several_groups=several_groups)
-    assert modes.average_state_every == expected
+    modes = options.modes(StateOptions(average_every=every), target_group_size=8)
+    assert modes.average_state_every(several) == expected
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])
@@ -142,7 +140,7 @@ def test_the_tolerance_of_states_is_an_averager_option() -> None:
 def test_compressing_methods_need_one_group() -> None:
     options = settle(factory, parameters(), grad_averager=PowerSGDGradientAverager.get_factory(averager_rank=1))
     with pytest.raises(ValueError, match="target_group_size: PowerSGD and PowerEF need one group"):
-        options.modes(StateOptions(), several_groups=True)
+        options.modes(StateOptions(), target_group_size=8)
 
 
 def test_optimizers_and_schedules_that_want_more_than_a_step_are_refused() -> None:

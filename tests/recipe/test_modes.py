@@ -39,6 +39,11 @@ LOCAL = "local_updates.enabled=yes"
         (["gradient_averaging={method: powersgd, min_compression_ratio: 1}"], "should be below 1"),
         (["delay={grad_averaging: yes, optimizer_step: no}"], "a step cannot come before its gradients are averaged"),
         (["averaging.average_state_every=0"], "averaging.average_state_every should be at least 1"),
+        (["averaging.target_group_size=1"], "averaging.target_group_size should be at least 2"),
+        (
+            ["gradient_averaging.method=powersgd", "averaging.target_group_size=8"],
+            "powersgd needs one group of all peers, which share what it compresses with; remove target_group_size",
+        ),
         (["averaging.average_opt_statistics=[exp_avgs]"], "adamw keeps no statistic 'exp_avgs'; it has exp_avg and"),
         (["averaging.compression=float16"], "unknown key averaging.compression; did you mean compression.gradients?"),
         (["compression.gradients=4bit"], "compression.gradients should be one of 'none', 'float16'"),

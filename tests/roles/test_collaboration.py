@@ -52,6 +52,8 @@ def test_a_recipe_without_modes_asks_for_the_optimizers_defaults() -> None:
 def test_every_mode_reaches_the_optimizer() -> None:
     local = options(small("local_updates.enabled=yes", "averaging.average_opt_statistics=[exp_avg]"))
     assert local["grad_averager"] is None and local["average_opt_statistics"] == ("exp_avg",)
+    assert averager_options(small("averaging.target_group_size=8"))["target_group_size"] == 8
+    assert "target_group_size" not in averager_options(small())
     delayed = options(small("delay={grad_averaging: yes, state_averaging: no}"))
     assert delayed["delay_grad_averaging"] and delayed["delay_optimizer_step"] and delayed["offload_optimizer"]
     assert not delayed["delay_state_averaging"]

@@ -155,11 +155,11 @@ class EpochEnd:
         round_id = solitary_round_id(self._own_id, lineage)
         async with self._work.averager.tensors() as averages:
             await self._work.averager.archive.keep_alone(round_id, lineage, averages, samples)
-        return Committed(round_id, samples, contributors=(self._own_id,))
+        return Committed(round_id, samples, contributors=(self._own_id,), several=self._rule.several)
 
     def _mention_the_unreachable(self) -> None:
         """Two peers behind firewalls, above all, would otherwise train apart without a word."""
-        others = len(self._presence.claims())
+        others = len(self._presence.claims()) if self._rule.asks_around else 0
         if others and not self._said_alone:
             self._said_alone = True
             self._account.warn(

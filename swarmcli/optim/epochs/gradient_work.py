@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias
 
 import torch
 
@@ -21,11 +20,12 @@ from swarmcli.optim.state.replica import Replica
 # Bytes. The trainer waits in every step: adding so much takes 2 ms, less than a busy machine needs to hand it to
 # another thread and back.
 TAKE_IN_HERE = 32 << 20
-Succession: TypeAlias = Callable[[Standing, bytes, int], Standing]
 
 
 class GradientWork:
     """EpochWork with an accumulator of this peer's gradients and a method of averaging them."""
+
+    replays = True
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class GradientWork:
         method: GradientMethod,
         averager: AveragerCore,
         events: Events,
-        succession: Succession = Standing.after,
+        *,
+        passes_by: int | None = None,
     ) -> None:
-        """`succession` gives the standing after a round, from its id and samples."""
+        """`passes_by`: the samples of an epoch, where several groups may end one; None: only one does."""
         self.averager = averager
-        self.replays = succession is Standing.after  # with several groups there is no one round to make up for
-        self._next = succession
+        self._target = passes_by
         self.method = method
         self._replica = replica
         self._gradients = accumulator
@@ -92,8 +92,15 @@ class GradientWork:
 
     async def advance(self, committed: Committed, counted: bool) -> None:
         async with self.averager.tensors():
-            step = partial(self._step, committed.round_id, committed.samples, counted)
-            await self._replica.change(step)
+            following = self._following(committed)
+            await self._replica.change(partial(self._step, following, committed.samples, counted))
+            self._replica.state.apart |= committed.several
+
+    def _following(self, committed: Committed) -> Standing:
+        standing = self._replica.standing
+        if committed.several and self._target is not None:
+            return standing.by_epoch(self._target)
+        return standing.after(committed.round_id, committed.samples)
 
     async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
         async with self.averager.tensors() as tensors:  # they hold the averages during a step
@@ -102,13 +109,16 @@ class GradientWork:
                 for tensor, average in zip(tensors, averages, strict=True):
                     tensor.copy_(average)
                 self._drop()
-                self._step(round_id, samples, counted=False)
+                self._step(self._replica.standing.after(round_id, samples), samples, counted=False)
 
             await self._replica.change(replay)
 
     async def pass_by(self, wanted: Standing) -> bool:
-        passed = await self._replica.pass_by(wanted, lambda standing: self._next(standing, b"", 0))
+        if (target := self._target) is None:
+            return False  # whoever claims such a lineage has not come to it by rounds
+        passed = await self._replica.pass_by(wanted, lambda standing: standing.by_epoch(target))
         if passed:
+            self._replica.state.apart = True
             await self.drop()
         return passed
 
@@ -121,12 +131,11 @@ class GradientWork:
         async with self.averager.tensors():
             await on_executor(self._nbytes, self.method.reset_own)
 
-    def _step(self, round_id: bytes, samples: int, counted: bool) -> None:
+    def _step(self, standing: Standing, samples: int, counted: bool) -> None:
         self.method.finish(samples, counted)
         self._gradients.settle()
         self._handed = None
-        state = self._replica.state
-        state.step(self.method.averaged, self._next(state.standing, round_id, samples))
+        self._replica.state.step(self.method.averaged, standing)
 
     def _drop(self) -> None:
         self._gradients.reset()

@@ -32,7 +32,7 @@ class EpochWork(Protocol):
     """
 
     averager: AveragerCore  # whose standing group ends the epoch
-    replays: bool  # whether a round that was missed can be made up for with `replay`
+    replays: bool  # whether a round that one group committed, and this peer missed, can be made up for with `replay`
 
     @property
     def samples(self) -> int:
@@ -72,7 +72,7 @@ class EpochWork(Protocol):
         """Steps with a round that this peer missed; what it took in or handed in, of former parameters, is dropped."""
 
     async def pass_by(self, wanted: Standing) -> bool:
-        """Goes to `wanted` with the parameters as they are, where lineages only count epochs (not `replays`).
+        """Goes to `wanted` with the parameters as they are, where lineages only count epochs.
 
         What was taken in or handed in, of epochs that are over, is dropped. False, and nothing changed: it leads
         elsewhere.

@@ -44,9 +44,9 @@ class LineageFollower:
         self.settled = False
 
     @property
-    def may_be_behind(self) -> bool:
-        """Whether, by the others' last reports, this peer should be on another lineage; or has not settled yet."""
-        return not self.settled or self._leading(self._presence.claims()) != self._standing()
+    def leading(self) -> Standing:
+        """The lineage that leads by the others' last reports: this peer's own if none beats it."""
+        return self._leading(self._presence.claims())
 
     async def catch_up(self, reason: str) -> bool:
         """Settles on the lineage that leads. Returns whether this peer's state is another one for it.

@@ -87,6 +87,7 @@ class Presence:
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
         self._claims: list[Claim] | None = None  # as of the last look; None: to be told anew
+        self._at_work: list[PeerID] | None = None  # as of the last look; None: to be told anew
         self._doubts = Doubts()
         self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
@@ -119,7 +120,7 @@ class Presence:
             logger.warning("the peers' reports were not read: %s", error)
             return self.others
         before, self.others = self.others, {p: r for p, r in records.items() if p != self._node.peer_id}
-        self._claims = None
+        self._claims = self._at_work = None
         for peer, report in self.others.items():
             self._endpoint.learn(PeerInfo(peer, tuple(report.addresses)))
             if before.get(peer) != report:
@@ -133,6 +134,14 @@ class Presence:
         if self._claims is None:
             self._claims = [self.others[peer].claim for peer in self._credible(self.holders())]
         return self._claims
+
+    def at_work(self) -> list[PeerID]:
+        """Those who take part in rounds of this run, by their last reports; also those who are about to."""
+        if self._at_work is None:  # asked in every step
+            terms = self._describe().terms
+            alike = ((peer, report) for peer, report in self.others.items() if report.terms == terms)
+            self._at_work = [peer for peer, report in alike if report.phase != "lingering"]
+        return self._at_work
 
     async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, StandingReply]:
         """What these peers say right now; who does not answer is missing."""

@@ -44,14 +44,16 @@ class Replayer:
     async def bridge(self, wanted: Standing, donors: Sequence[PeerID], *, timeout: float, reason: str) -> bool:
         """Steps to `wanted` if the one or two rounds that lead there can be had; False, and nothing changed, if not.
 
-        The chain of lineages proves that they are these rounds and no others. Where peers differ by design, there is
-        nothing to step with: the epochs are passed by. `timeout` is in seconds.
+        The chain of lineages proves that they are these rounds and no others. Where it only counts epochs, peers differ
+        by design and there is nothing to step with: the epochs are passed by. `timeout` is in seconds.
         """
         standing = self._replica.standing
         if not 1 <= wanted.epoch - standing.epoch <= MOST_ROUNDS:
             return False
+        if await self._work.pass_by(wanted):
+            return True
         if not self._work.replays:
-            return await self._work.pass_by(wanted)
+            return False
         rounds: list[KeptRound] = []
         try:
             async with asyncio.timeout(timeout):
@@ -85,7 +87,12 @@ class Replayer:
         await self._work.start_over()
 
     async def replay(self, collection: Collection, reason: str) -> None:
-        """Steps with all that was collected, and still is meanwhile, from the state on which the collection began."""
+        """Steps with all that was collected, and still is meanwhile, from the state on which the collection began.
+
+        Not where several groups end the epochs: what was collected are then rounds of one of them or the other.
+        """
+        if self._replica.state.apart:
+            return
         while collection.rounds and self._replica.standing == collection.begin:
             await self._replay([collection.rounds[0].load()], reason)
             collection.drop_first()

@@ -13,6 +13,7 @@ from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, Round
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.membership.lineage import MAX_COUNT, Standing
+from swarmcli.optim.membership.told import are_apart, are_several, read_told
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore, RoundResult, StepControl
@@ -33,6 +34,8 @@ class Committed:
     left_out: Mapping[PeerID, str] = field(default_factory=dict)
     members: tuple[PeerID, ...] = ()  # who has a state that stepped, or follows, with this peer; no auxiliaries
     helpers: tuple[PeerID, ...] = ()  # the auxiliaries
+    several: bool = False  # other groups end this epoch as well: its lineage only counts epochs
+    apart: bool = False  # the members held unlike states of one standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,7 @@ class StandingGroup:
             return Failed("the round was cancelled")
         try:
             result = control.result(timeout=0)
-            committed = _committed(result)
+            committed = self._committed(result)
             if not committed.members or (self._sees_weights and result.total_weight <= 0):
                 return Failed(f"nobody in the group had samples: {result.remark}")
             return committed
@@ -245,13 +248,17 @@ class StandingGroup:
             return True
         return asyncio.get_running_loop().time() < self._missed[1] + PATIENCE_WITH_BEGUN
 
-
-def _committed(result: RoundResult) -> Committed:
-    return Committed(
-        result.group.group_id,
-        min(round(result.total_weight), MAX_COUNT),
-        tuple(result.contributors),
-        dict(result.left_out),
-        tuple(member.peer_id for member in result.group.members if not member.auxiliary),
-        tuple(member.peer_id for member in result.group.members if member.auxiliary),
-    )
+    def _committed(self, result: RoundResult) -> Committed:
+        members = result.group.members
+        bounded = self._averager.config.matchmaking.target_group_size is not None  # otherwise nobody has a say in it
+        told = list(read_told(member.gathered for member in members)) if bounded else []
+        return Committed(
+            result.group.group_id,
+            min(round(result.total_weight), MAX_COUNT),
+            tuple(result.contributors),
+            dict(result.left_out),
+            tuple(member.peer_id for member in members if not member.auxiliary),
+            tuple(member.peer_id for member in members if member.auxiliary),
+            several=are_several(told),
+            apart=are_apart(told),
+        )

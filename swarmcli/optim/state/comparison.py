@@ -19,6 +19,7 @@ import torch
 from swarmcli.events import DriftMeasured, Events, PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
+from swarmcli.optim.membership.told import Told, read_told
 from swarmcli.optim.state.drift import Verdict, judge
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.sketch import Sketch, Sketcher
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
 TELLERS = 64  # members of a group that tell their sketches, on average
 SKETCHED_EACH_EPOCH = 1 << 25  # elements; larger states are sketched every second, third … epoch: 1.5 ms per million
 MOST_DRIFT = 1e9  # what is further away than this, or not a number at all, is reported so
-
-
-class _Gathered(msgspec.Struct, forbid_unknown_fields=True):
-    """What a member of a standing group tells about its parameters."""
-
-    epoch: int
-    sketch: bytes
 
 
 class Comparison:
@@ -73,11 +67,11 @@ class Comparison:
         self._sketch = None
 
     @property
-    def gathered(self) -> object:
+    def gathered(self) -> Told | None:
         """What the members of the next group are to know about this peer's state; None: nothing."""
         if self._sketch is None or not self._tells:
             return None
-        return _Gathered(self._replica.standing.epoch, self._sketch.to_bytes())
+        return Told(self._replica.standing.epoch, self._sketch.to_bytes())
 
     @property
     def _tells(self) -> bool:
@@ -94,7 +88,7 @@ class Comparison:
         events = self._node.endpoint.events
         epoch = self._replica.standing.epoch
         own = self._node.peer_id
-        if gathered.get(own) and gathered[own] != wire.encode(self.gathered):
+        if gathered.get(own) and not self._is_told_in(gathered[own]):
             leader = next(iter(gathered))
             events.emit(PeerRefused(leader.text, "it leads a group with another sketch than this peer told", "sketch"))
             return None
@@ -112,6 +106,11 @@ class Comparison:
             )
         )
         return verdict
+
+    def _is_told_in(self, data: bytes) -> bool:
+        """Whether the leader handed on the sketch that this peer told."""
+        own = self.gathered or Told(self._replica.standing.epoch)
+        return any((own.epoch, own.sketch) == (told.epoch, told.sketch) for told in read_told([data]))
 
     def is_astray(self, verdict: Verdict) -> bool:
         """Whether this peer has to take over the state of the majority that the verdict names."""
@@ -134,8 +133,8 @@ def judge_group(gathered: Mapping[PeerID, bytes], epoch: int, tolerance: float, 
 def _read(peer: PeerID, data: bytes, epoch: int, events: Events) -> Sketch | None:
     """None for one of another epoch, and for what is no sketch."""
     try:
-        told = wire.decode(_Gathered, data)
-        return Sketch.from_bytes(told.sketch) if told.epoch == epoch else None
+        told = wire.decode(Told, data)
+        return Sketch.from_bytes(told.sketch) if told.epoch == epoch and told.sketch else None
     except (msgspec.DecodeError, ValueError) as error:
         events.emit(PeerRefused(peer.text, str(error), what="sketch"))
         return None

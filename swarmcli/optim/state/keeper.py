@@ -7,17 +7,19 @@ by sketches        members of the group that ends an epoch bring sketches of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from swarmcli.network.identity import PeerID
+from swarmcli.optim.epochs.epoch_rule import EpochRule
 from swarmcli.optim.membership.standing_group import Committed
+from swarmcli.optim.membership.told import Told
 from swarmcli.optim.state.comparison import Comparison
 from swarmcli.optim.state.drift import RepairPace, Verdict
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.sketch import Sketch
 from swarmcli.optim.state.state_averaging import StateAveraging
-from swarmcli.optim.state.state_rounds import state_config
+from swarmcli.optim.state.state_rounds import Occasion, state_config
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -36,8 +38,11 @@ class StateKeeper:
         averager_config: AveragerConfig,
         modes: Modes,
         replica: Replica,
+        rule: EpochRule,
+        at_work: Callable[[], Iterable[PeerID]],
     ) -> None:
         """`averager_config` is that of the gradients; the averager of the states is like it, with its own codec.
+        `at_work` gives the others who take part in the run's rounds, as far as known.
 
         Raises OptimizerError for statistics that cannot be averaged.
         """
@@ -46,10 +51,9 @@ class StateKeeper:
         self.strayed = False  # this peer's state has to be replaced by the others', and its standing says so
         self._node = node
         self._replica = replica
-        self._every = modes.average_state_every
-        self._by_samples = modes.gradients is None
-        self._by_epoch = modes.by_epoch
-        self._several_groups = modes.several_groups
+        self._modes = modes
+        self._rule = rule
+        self._at_work = at_work
         self._delay = options.delay
         self._averaging = StateAveraging(
             node, own, replica, options.statistics, config.fingerprint, volume_bytes=options.volume_bytes
@@ -72,9 +76,13 @@ class StateKeeper:
         return self._comparison.drift
 
     @property
-    def gathered(self) -> object:
-        """What the members of the next group are to know about this peer's state; None: nothing."""
-        return self._comparison.gathered
+    def gathered(self) -> Told | None:
+        """What the members of the next group are to know about this peer and its state; None: nothing."""
+        told = self._comparison.gathered
+        if self._modes.target_group_size is None:
+            return told
+        state = self._replica.state
+        return Told(state.epoch, told.sketch if told else b"", several=self._rule.several, apart=state.apart)
 
     async def apply(self) -> bool:
         """Takes in what was averaged in the background, if it is there. Whether the state is another one for it."""
@@ -87,7 +95,7 @@ class StateKeeper:
     async def look(self) -> None:
         """Before a group opens: how this peer's state compares will be asked, unless all are averaged regularly."""
         self.strayed = False
-        if self._every is None:
+        if self._modes.average_state_every(self._replica.state.apart) is None:
             await self._comparison.look()
             if self._before is not None:
                 if self._comparison.has_moved(self._before, await self._comparison.sketch()):
@@ -106,9 +114,12 @@ class StateKeeper:
         """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
         verdict, self._verdict = self._verdict, None
         self._comparison.members = len(committed.members)
-        if len(committed.members) > 1 or self._several_groups:
-            if self._every is not None:
-                if self._replica.standing.epoch % self._every == 0:
+        every = self._modes.average_state_every(committed.several)
+        if not committed.several and (committed.apart or self._replica.state.apart):
+            await self._unite(committed)
+        elif len(committed.members) > 1 or committed.several:
+            if every is not None:
+                if self._replica.standing.epoch % every == 0:
                     await self._average(committed, samples)
             elif verdict is not None:
                 await self._repair(committed, verdict)
@@ -121,10 +132,21 @@ class StateKeeper:
         self._comparison.drop()
         self._averaging.drop()
 
+    async def _unite(self, committed: Committed) -> None:
+        """Several groups ended the epochs so far and one has ended this: everyone takes over one member's state, for
+        the statistics of all differ. Later than this, they would only drift apart again."""
+        self._averaging.drop()
+        if self._node.peer_id in (committed.members or (self._node.peer_id,))[:1]:
+            self._replica.state.apart = False
+        else:
+            await self._replica.change(self._go_astray)
+
     async def _average(self, committed: Committed, samples: int) -> None:
         await self._averaging.apply(wait=True)  # the last one, if it has taken a whole epoch
-        weight = float(samples) if self._by_samples else 1.0
-        await self._begin(committed, weight, helpers=committed.helpers if self._by_epoch else (), changes=self._delay)
+        local = self._modes.gradients is None
+        weight = float(samples) if local else 1.0
+        helpers = committed.helpers if local or committed.several else ()
+        await self._begin(committed, weight, helpers=helpers, changes=self._delay)
         if not self._delay:
             await self._averaging.apply(wait=True)
 
@@ -153,6 +175,7 @@ class StateKeeper:
         self, committed: Committed, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
     ) -> None:
         standing = self._replica.standing
-        # Of several groups nobody knows who is in the others: those of the last round are expected then.
-        mates = None if self._several_groups else committed.members + helpers
-        await self._averaging.begin(standing.lineage, standing.epoch, weight, mates, changes=changes)
+        # Of several groups nobody knows who is in the others: all who are known are expected then.
+        mates = tuple(self._at_work()) if committed.several else committed.members + helpers
+        occasion = Occasion(standing.lineage, standing.epoch, weight, mates, several=committed.several)
+        await self._averaging.begin(occasion, changes=changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from swarmcli.averaging.tasks import forgetful, on_executor
 from swarmcli.errors import SwarmError
 from swarmcli.events import Noticed
-from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.network.thread import offload
 from swarmcli.optim.state import distant_part
@@ -92,12 +91,10 @@ class StateAveraging:
         """Whether an averaging has begun whose end `apply` has not told."""
         return self._passage is not None
 
-    async def begin(
-        self, tag: bytes, epoch: int, weight: float, mates: Iterable[PeerID] | None, *, changes: bool
-    ) -> None:
-        """Averages the state as it is now with that of `mates`, and of others with this tag, in the background.
+    async def begin(self, occasion: Occasion, *, changes: bool) -> None:
+        """Averages the state as it is now with that of its mates, and of others with its tag, in the background.
 
-        None: the members of the last round are expected. `changes`: the state may change until `apply`, so all of it
+        `changes`: the state may change until `apply`, so all of it
         is copied here; otherwise a volume is copied when its turn comes. What was never applied is given up. Raises
         OptimizerError for statistics that cannot be averaged.
         """
@@ -105,7 +102,6 @@ class StateAveraging:
         await self._replica.gather()
         volumes = self._rounds.volumes(self._replica.state.statistics)
         await self._replica.change(partial(self._look, volumes, changes))
-        occasion = Occasion(tag, epoch, weight, None if mates is None else tuple(mates))
         self._passage = _Passage(occasion, changes, self._replica.generation, volumes)
         self._task = self._tasks.spawn(self._pass(self._passage))
 

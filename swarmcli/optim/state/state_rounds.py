@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT = 5.0  # seconds for mates who have just ended the same epoch, and copy their states now
 _TO_BEGIN = 10.0  # seconds beyond that, in which the group of those who came may begin
+# Seconds for mates of other groups, who end the epoch within moments, or are at another one and look for this peer in
+# turn: whoever waited for them as long as for others would have no time left for its own epochs.
+_WAIT_FOR_OTHER_GROUPS, _TO_BEGIN_WITHOUT = 3.0, 1.0
 _BEHIND = 2.0  # so many times as long as the last volume took, a mate may need more for it than this peer
 
 
@@ -49,6 +52,7 @@ class Occasion:
     epoch: int
     weight: float
     mates: tuple[PeerID, ...] | None
+    several: bool = False  # some of the mates ended the epoch in other groups
 
     def tag_of(self, number: int) -> bytes:
         """Of one volume. Only peers that are at the same one form groups."""
@@ -99,7 +103,7 @@ class StateRounds:
         They are let go of when it has ended. A round that is cancelled here is left; the others go on.
         """
         averager = self._averager
-        wait = self._wait
+        wait = min(self._wait, _WAIT_FOR_OTHER_GROUPS) if occasion.several else self._wait
         if number > 0:
             wait += _BEHIND * self._took  # for mates that get what the last round gave more slowly
         elif occasion.mates is not None:
@@ -107,7 +111,7 @@ class StateRounds:
         request = RoundRequest(
             tag=occasion.tag_of(number),
             weight=occasion.weight,
-            timeout=wait + _TO_BEGIN,
+            timeout=wait + (_TO_BEGIN_WITHOUT if occasion.several else _TO_BEGIN),
             lookout=wait,
             epoch=occasion.epoch,
             terms=self._terms,

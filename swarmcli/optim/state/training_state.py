@@ -85,6 +85,8 @@ class TrainingState:
         self.parameters = tuple(p for group in optimizer.param_groups for p in group["params"])
         self.trained = tuple(parameter for parameter in self.parameters if parameter.requires_grad)
         self.standing = Standing(0, 0, first_lineage(run_id, self.parameters))
+        # Others at this standing hold other parameters or statistics, since several groups ended an epoch on the way.
+        self.apart = False
 
     @property
     def epoch(self) -> int:
@@ -122,6 +124,7 @@ class TrainingState:
             "lineage": self.standing.lineage,
             "groups": [to_plain(_settings(group)) for group in groups],
             "numbers": numbers,
+            "apart": self.apart,
             "scheduler": to_plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
         }
         return CapturedState(metadata, tensors)
@@ -144,7 +147,7 @@ class TrainingState:
             install()
         if self.scheduler is not None:
             self.scheduler.load_state_dict(schedule)
-        self.standing = standing
+        self.standing, self.apart = standing, metadata.get("apart") is True
 
     def checkpoint(self) -> dict[str, Any]:
         """The optimizer's state_dict, and under "swarm" the scheduler, the standing and a digest of the parameters."""
@@ -152,6 +155,7 @@ class TrainingState:
             "epoch": self.standing.epoch,
             "samples_seen": self.standing.samples,
             "lineage": self.standing.lineage.hex(),
+            "apart": self.apart,
             "parameters": self.digest(),
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
             "gradients": {name: tensor.detach().clone() for name, tensor in (self.shared | self.own).items()},
@@ -180,7 +184,7 @@ class TrainingState:
             self.scheduler.load_state_dict(swarm["scheduler"])
         for name, tensor in (self.shared | self.own).items():
             tensor.copy_(gradients[name])
-        self.standing = standing
+        self.standing, self.apart = standing, swarm.get("apart") is True
 
     def _check_gradients(self, saved: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """What the method of averaging keeps, as a checkpoint has it. Raises ValueError if it is of another method."""

@@ -1,13 +1,18 @@
-"""Several groups end one epoch side by side, and the averaging of states keeps them together."""
+"""One group ends the epochs while all peers fit into it; otherwise several do side by side, and states are averaged."""
+
+import asyncio
+from contextlib import suppress
 
 import pytest
 import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
 from swarmcli.network import virtual_time
-from swarmcli.optim.epochs.epoch_rule import LEFT_BEHIND, SeveralGroups
+from swarmcli.optim.epochs.epoch_rule import CALM, LEFT_BEHIND, AsManyAsFit, OneGroup, SeveralGroups
+from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.membership.told import Told, are_apart, are_several
 from swarmcli.optim.modes import Modes
-from tests.optim.optim_swarm import Swarm, Trainer, make_model, record, together
+from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
 
 EPOCHS, SIZE = 8, 3
 
@@ -15,9 +20,27 @@ EPOCHS, SIZE = 8, 3
 async def grouped(swarm: Swarm, count: int) -> list[Trainer]:
     """Trainers that average in groups of at most SIZE; an epoch takes them some seconds."""
     options = {"batch_size": 2, "target": 240, "matchmaking_time": 5.0}
-    modes = Modes(several_groups=True)
+    modes = Modes(target_group_size=SIZE)
     averaging = {"target_group_size": SIZE}
     return [await swarm.trainer(seed=1, modes=modes, averaging=averaging, **options) for _ in range(count)]
+
+
+async def limited(swarm: Swarm, size: int | None) -> Trainer:
+    """A trainer of a run in which groups hold at most so many; an epoch takes it half a second."""
+    averaging = None if size is None else {"target_group_size": size}
+    return await swarm.trainer(seed=1, modes=Modes(target_group_size=size), averaging=averaging)
+
+
+async def timed(trainer: Trainer, until: float) -> float:
+    """Trains up to this moment; the seconds that the longest step took, without computing."""
+    loop, longest, began = asyncio.get_running_loop(), 0.0, 0.0
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(until):  # by the end the others step no more
+            while True:
+                began = loop.time()
+                await trainer.compute()
+                longest = max(longest, loop.time() - began - trainer.pace)
+    return max(longest, loop.time() - began - trainer.pace)
 
 
 def distance(trainer: Trainer) -> float:
@@ -43,6 +66,106 @@ def test_groups_train_side_by_side_also_with_one_left_over(count: int) -> None:
             assert (weights - weights.mean(0)).norm(dim=1).max() < 0.5 * weights.mean(0).norm()
 
     virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("size", [2, 256])
+def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int) -> None:
+    async def main(size: int | None) -> int:
+        async with Swarm() as swarm:
+            end = asyncio.get_running_loop().time() + 27
+            first = await limited(swarm, size)
+            rounds = record(first.node, RoundFinished)
+
+            async def come_later() -> float:
+                await asyncio.sleep(7)
+                return await timed(await limited(swarm, size), end)
+
+            longest = await asyncio.gather(timed(first, end), come_later())
+            assert max(longest) < 1.0
+            assert all(event.purpose == "run_grads" for event in rounds)  # states need no averaging
+            assert not any(trainer.core.replica.state.apart for trainer in swarm.trainers)
+            assert len(digests(swarm.trainers)) == 1
+            return first.epoch
+
+    without = virtual_time.run(main(None), timeout=300)
+    assert without > 50
+    assert virtual_time.run(main(size), timeout=300) >= without - 1
+
+
+def test_three_peers_in_groups_of_two_do_not_stand_still() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            end = asyncio.get_running_loop().time() + 60
+            averaged = []
+
+            async def come(after: float) -> float:
+                await asyncio.sleep(after)
+                trainer = await limited(swarm, 2)
+                averaged.append(record(trainer.node, RoundFinished))
+                return await timed(trainer, end)
+
+            assert max(await asyncio.gather(come(0), come(3), come(7))) < 5.0
+            for trainer, rounds in zip(swarm.trainers, averaged, strict=True):
+                assert trainer.epoch > 30
+                assert all(len(event.members) <= 2 for event in rounds if event.purpose == "run_grads")
+                states = [event for event in rounds if event.purpose == "run_state" and event.outcome == "committed"]
+                assert len(states) > 10
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_more_peers_than_fit_come_and_go() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            end = asyncio.get_running_loop().time() + 40 + CALM
+            stay = [await limited(swarm, 2) for _ in range(2)]
+
+            async def pass_through() -> None:
+                await asyncio.sleep(5)
+                guest = await limited(swarm, 2)
+                await timed(guest, end - 10 - CALM)
+                assert guest.core.replica.state.apart
+                await guest.core.shutdown()
+                swarm.trainers.remove(guest)
+
+            downloads = [record(trainer.node, StateDownloaded) for trainer in stay]
+            await asyncio.gather(*(timed(trainer, end) for trainer in stay), pass_through())
+            for trainer in stay:
+                assert not trainer.core._rule.several
+                assert not trainer.core.replica.state.apart
+            united = [event for seen in downloads for event in seen if event.reason.startswith("its parameters")]
+            assert len(united) == 1
+            states = [trainer.core.replica.state.optimizer.state[trainer.weights] for trainer in stay]
+            await together(*(trainer.train(max(each.epoch for each in stay) + 1) for trainer in stay))
+            assert len(digests(stay)) == 1
+            assert torch.equal(*(state["momentum_buffer"] for state in states))
+
+    virtual_time.run(main(), timeout=500)
+
+
+def test_the_members_of_a_round_decide_together_what_it_means() -> None:
+    fits, crowded, apart = Told(0), Told(0, several=True), Told(0, apart=True)
+    assert not are_several([])
+    assert not are_several([fits, fits, crowded])
+    assert are_several([fits, crowded])  # a newcomer counts itself first
+    assert are_apart([apart, apart, fits])
+    assert not are_apart([apart, fits])  # nobody makes others download with a word
+
+
+def test_a_peer_that_comes_and_goes_does_not_change_the_rule_every_time() -> None:
+    reports, moment, count = Reports(), [0.0], [2]
+    several = SeveralGroups(reports, 5.0, lambda: moment[0])  # type: ignore[arg-type]
+    rule = AsManyAsFit(OneGroup(10), several, 2, lambda: count[0], lambda: moment[0])
+    assert not rule.several
+    assert rule.told(9) == 9
+    count[0] = 3
+    assert rule.several
+    assert rule.told(9) == 0.0  # until the reports suffice
+    count[0] = 2
+    moment[0] = CALM - 1
+    assert rule.several
+    moment[0] = CALM
+    assert not rule.several
 
 
 class Reports:
@@ -79,5 +202,11 @@ def test_whoever_is_left_behind_looks_for_others_for_a_moment_only() -> None:
     assert rule.told(0) == 10
     moment[0] = LEFT_BEHIND
     assert rule.suffices(4)
-    assert rule.excuses(1)
-    assert not rule.excuses(2)
+
+
+def test_another_group_may_be_a_moment_ahead_but_not_on_another_lineage() -> None:
+    rule = SeveralGroups(Reports(), patience=5.0, now=float)  # type: ignore[arg-type]
+    own = Standing(3, 30, bytes(32))
+    assert rule.excuses(own, own.by_epoch(10))
+    assert not rule.excuses(own, own.by_epoch(10).by_epoch(10))
+    assert not rule.excuses(own, own.after(b"round", 10))

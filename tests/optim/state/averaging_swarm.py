@@ -14,6 +14,7 @@ from swarmcli.network.memory import MemoryNetwork
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.residence import InPlace
 from swarmcli.optim.state.state_averaging import StateAveraging
+from swarmcli.optim.state.state_rounds import Occasion
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.optim.state.volumes import VOLUME_BYTES
 from tests.optim.optim_swarm import make_node
@@ -39,7 +40,7 @@ class Peer:
         self, peers: Sequence[Peer], weight: float = 1.0, *, changes: bool = True, tag: bytes = TAG, epoch: int = 1
     ) -> None:
         mates = [peer.node.peer_id for peer in peers]
-        await self.averaging.begin(tag, epoch, weight, mates, changes=changes)
+        await self.averaging.begin(Occasion(tag, epoch, weight, tuple(mates)), changes=changes)
 
 
 def plain(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:

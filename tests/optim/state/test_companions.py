@@ -11,6 +11,7 @@ from swarmcli.network import virtual_time
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
+from swarmcli.optim.state.state_rounds import Occasion
 from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer
 from tests.optim.optim_swarm import Swarm, make_model, momentum, together
 
@@ -69,7 +70,7 @@ def test_what_they_bring_is_averaged() -> None:
             others.brings = 8.0
             averaging = [peer.core._keeper._averaging for peer in peers]
             for peer, each in zip(peers, averaging, strict=True):
-                await each.begin(b"tag", 2, 1.0, [p.core.node.peer_id for p in peers], changes=True)
+                await each.begin(Occasion(b"tag", 2, 1.0, tuple(p.core.node.peer_id for p in peers)), changes=True)
                 assert torch.allclose(peer.weights - same, torch.tensor(8.0 if peer is peers[0] else 0.0).double())
             others.brings = 0.0
             for each in averaging:

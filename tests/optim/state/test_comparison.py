@@ -12,7 +12,8 @@ import torch
 from swarmcli.events import DriftMeasured, Events, PeerRefused
 from swarmcli.network import virtual_time, wire
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.state.comparison import MOST_DRIFT, SKETCHED_EACH_EPOCH, TELLERS, Comparison, _Gathered
+from swarmcli.optim.membership.told import Told
+from swarmcli.optim.state.comparison import MOST_DRIFT, SKETCHED_EACH_EPOCH, TELLERS, Comparison
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.residence import InPlace
 from swarmcli.optim.state.training_state import TrainingState
@@ -102,7 +103,7 @@ def test_without_a_sketch_there_is_no_verdict() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"\xc1", wire.encode([1, 2]), wire.encode({"epoch": 0}), wire.encode(_Gathered(0, b"short")), b"\x80" * 300],
+    [b"\xc1", wire.encode([1, 2]), wire.encode({"epoch": "0"}), wire.encode(Told(0, b"short")), b"\x80" * 300],
 )
 def test_what_is_no_sketch_is_refused_and_not_counted(data: bytes) -> None:
     peers = [Peer(0), Peer(1), Peer(2)]
@@ -117,7 +118,7 @@ def test_what_is_no_sketch_is_refused_and_not_counted(data: bytes) -> None:
 def test_a_leader_that_alters_what_this_peer_told_is_not_believed() -> None:
     peers = [Peer(0), Peer(1), Peer(2)]
     told = gathered(peers)
-    other = wire.encode(_Gathered(0, bytes(256)))
+    other = wire.encode(Told(0, bytes(256)))
     assert peers[2].comparison.judge(told | {peers[2].peer_id: other}) is None
     (refused,) = peers[2].seen
     assert refused.peer == peers[0].peer_id.text

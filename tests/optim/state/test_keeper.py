@@ -12,8 +12,8 @@ import torch
 from swarmcli.events import DriftMeasured, EpochAdvanced, Event, PeerRefused, RoundFinished, StateDownloaded
 from swarmcli.network import virtual_time, wire
 from swarmcli.network.identity import PeerID
+from swarmcli.optim.membership.told import Told
 from swarmcli.optim.modes import Modes, StateOptions
-from swarmcli.optim.state.comparison import _Gathered
 from swarmcli.optim.state.sketch import SKETCH_BYTES, Sketcher
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
 
@@ -161,7 +161,7 @@ def lie(trainer: Trainer, sketch: Callable[[], bytes]) -> None:
     class Liar(type(keeper)):  # type: ignore[misc]
         @property
         def gathered(self) -> object:
-            return _Gathered(self._replica.standing.epoch, sketch()) if honest.fget(self) is not None else None
+            return Told(self._replica.standing.epoch, sketch()) if honest.fget(self) is not None else None
 
         def judge(self, gathered: object) -> bool:
             super().judge(gathered)  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ def test_leaders_that_invent_what_others_told_cost_a_bounded_number_of_downloads
                 """In every other epoch both mates are said to be far away, which makes them the majority."""
                 epoch = trainers[0].epoch
                 if epoch % 2:
-                    forged = wire.encode(_Gathered(epoch, far))
+                    forged = wire.encode(Told(epoch, far))
                     gathered = {
                         peer: own if peer == trainers[0].node.peer_id else forged for peer, own in gathered.items()
                     }

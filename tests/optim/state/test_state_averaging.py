@@ -10,6 +10,7 @@ import torch
 from swarmcli.events import Noticed, RoundFinished
 from swarmcli.network import virtual_time
 from swarmcli.network.memory import MemoryNetwork
+from swarmcli.optim.state.state_rounds import Occasion
 from tests.optim.optim_swarm import record
 from tests.optim.state.averaging_swarm import swarm
 
@@ -123,7 +124,7 @@ def test_rounds_of_other_epochs_do_not_mix() -> None:
             for tag, pair in ((b"one", peers[:2]), (b"two", peers[2:])):
                 for peer in pair:
                     mates = [each.node.peer_id for each in pair]
-                    await peer.averaging.begin(tag, 1, 1.0, mates, changes=False)
+                    await peer.averaging.begin(Occasion(tag, 1, 1.0, tuple(mates)), changes=False)
             for peer in peers:
                 assert await peer.averaging.apply(wait=True)
             assert [peer.values[0] for peer in peers] == [1.0, 1.0, 6.0, 6.0]
