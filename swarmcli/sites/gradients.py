@@ -94,14 +94,13 @@ class SiteAccumulator(GradientAccumulator):
         if scale is not None:
             raise OptimizerError("a GradScaler has no place in a site, whose processes would scale by themselves")
         own, self._own = self._own, 0
-        if own:
-            super().add(own)
-        else:
+        taken = not own or super().add(own)
+        if not (own and taken):
             self._make_ready()  # for the others' sums
             self.times += 1
         self._summed += batch_size - own
         self._elsewhere += batch_size - own
-        return True
+        return taken
 
     def hand_in(self) -> int:
         """As GradientAccumulator does, with the sums of all ranks. Raises SiteError. Never on the event loop."""

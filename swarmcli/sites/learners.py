@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from swarmcli.optim.grad_scaler import all_finite
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
@@ -44,7 +45,8 @@ class LoneLearner:
         return self._optimizer.param_groups
 
     def prepare(self, samples: int) -> None:
-        if samples:
+        gradients = (p.grad for group in self.groups for p in group["params"] if p.grad is not None)
+        if samples and all_finite(gradients):
             self._optimizer.step()
 
     def contribute(self, samples: int) -> None:

@@ -10,7 +10,8 @@ import torch
 from swarmcli.averaging import AveragerCore
 from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.averaging.threads import on_one_thread
-from swarmcli.events import Events, Noticed
+from swarmcli.events import Events
+from swarmcli.optim.epochs.work import GivenUp
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.method import GradientMethod
 from swarmcli.optim.membership.lineage import Standing
@@ -43,9 +44,8 @@ class GradientWork:
         self.method = method
         self._replica = replica
         self._gradients = accumulator
-        self._events = events
+        self._losses = GivenUp(events)
         self._handed: int | None = None  # samples on their way; None: nothing is
-        self.overflows = 0
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
         self._hand_in_bytes = max(self._nbytes, OFFLOAD_FROM) if accumulator.waits else self._nbytes
 
@@ -53,13 +53,19 @@ class GradientWork:
     def samples(self) -> int:
         return self._gradients.samples
 
+    @property
+    def overflows(self) -> int:
+        return self._losses.count
+
     async def take_in(self, batch_size: int, scale: float | None = None) -> None:
         self._replica.residence.check_trained()
         taken = self._gradients.samples
         add = partial(self._gradients.add, batch_size, scale)
         here = self._nbytes <= TAKE_IN_HERE
-        if not (on_one_thread(add) if here else await on_executor(self._nbytes, add)):
-            self._give_up(taken + batch_size, f"their gradients, scaled by {scale:g}, are not finite")
+        if on_one_thread(add) if here else await on_executor(self._nbytes, add):
+            self._losses.end()
+        else:
+            self._losses.note(taken + batch_size - self._gradients.samples, scale)
 
     async def hand_in(self) -> int:
         """Gradients that are not finite are worth nothing to anybody: they are dropped, all of them, and said to be."""
@@ -68,12 +74,8 @@ class GradientWork:
                 taken = self._gradients.samples
                 self._handed = await on_executor(self._hand_in_bytes, self._hand_in)
             if dropped := taken - self._handed:
-                self._give_up(dropped, "their gradients are not finite")
+                self._losses.note(dropped)
         return self._handed
-
-    def _give_up(self, samples: int, reason: str) -> None:
-        self.overflows += 1
-        self._events.emit(Noticed("warning", f"{samples} samples of this peer are given up: {reason}"))
 
     def _hand_in(self) -> int:
         samples = self._gradients.hand_in()

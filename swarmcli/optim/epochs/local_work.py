@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
+from swarmcli.optim.epochs.work import GivenUp
 from swarmcli.optim.grad_scaler import all_finite
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.standing_group import Committed
@@ -42,25 +43,30 @@ class LocalWork:
         self.averager = local_averager(node, averager_config)
         self._target = config.target_batch_size
         self._replica = replica
+        self._losses = GivenUp(node.endpoint.events)
         self._samples = 0
         self._handed: int | None = None  # samples on their way; None: nothing is
-        self.overflows = 0
 
     @property
     def samples(self) -> int:
         return self._samples
 
-    async def take_in(self, batch_size: int, scale: float | None = None) -> None:
-        """One step of the optimizer with the gradients of the model's parameters; none with such as overflowed.
+    @property
+    def overflows(self) -> int:
+        return self._losses.count
 
-        Of a batch that overflowed only itself is given up: what was learned from those before it stays.
+    async def take_in(self, batch_size: int, scale: float | None = None) -> None:
+        """One step of the optimizer with the gradients of the model's parameters, unless one is not finite.
+
+        Such a batch is dropped, and only that: what was learned from those before it stays.
         """
         if batch_size <= 0:
             raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
         gradients = (parameter.grad for parameter in self._replica.residence.model_parameters)
-        if scale is not None and not all_finite(gradient for gradient in gradients if gradient is not None):
-            self.overflows += 1
+        if not all_finite(gradient for gradient in gradients if gradient is not None):
+            self._losses.note(batch_size, scale)
             return
+        self._losses.end()
         await self._replica.change(partial(self._step, scale or 1.0))
         await self._replica.publish()
         self._samples += batch_size

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from swarmcli.events import Events, Noticed
+
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore
     from swarmcli.optim.membership.lineage import Standing
@@ -25,6 +27,29 @@ class Timing(Enum):
     DELAYED_AVERAGING = "delayed averaging"  # until the gradients are in the averager's hands
 
 
+class GivenUp:
+    """Counts how often gradients that are not finite were given up, and says so: once for each row of such batches, for
+    a model that has diverged gives no others."""
+
+    def __init__(self, events: Events) -> None:
+        self.count = 0
+        self._events = events
+        self._said = False
+
+    def note(self, samples: int, scale: float | None = None) -> None:
+        """So many samples were dropped; `scale`: of their losses."""
+        self.count += 1
+        if not self._said:
+            scaled = "" if scale is None else f", scaled by {scale:g},"
+            text = f"{samples} samples of this peer are given up: their gradients{scaled} are not finite"
+            self._events.emit(Noticed("warning", text))
+        self._said = True
+
+    def end(self) -> None:
+        """A batch was sound."""
+        self._said = False
+
+
 class EpochWork(Protocol):
     """Takes in batches, brings something to the round that ends the epoch, and steps with the outcome.
 
@@ -40,13 +65,13 @@ class EpochWork(Protocol):
 
     @property
     def overflows(self) -> int:
-        """How often all that had been taken in was given up because gradients were not finite."""
+        """How often a batch, or all that had been taken in, was given up because gradients were not finite."""
 
     async def take_in(self, batch_size: int, scale: float | None = None) -> None:
         """The present gradients of the parameters, means over `batch_size` samples. ValueError: they do not fit.
 
-        With `scale` the losses were multiplied by it. If a gradient is not finite then, what this peer has taken in
-        for the round is given up, and `overflows` counts it.
+        A batch with a gradient that is not finite is dropped, and `overflows` counts it. With `scale` the losses were
+        multiplied by it; then all that this peer has taken in for the round may be given up with it.
         """
 
     async def hand_in(self) -> int:

@@ -70,8 +70,9 @@ class GradientAccumulator:
     def add(self, batch_size: int, scale: float | None = None) -> bool:
         """Takes in the parameters' present gradients, each the mean over `batch_size` samples; returns True.
 
-        With `scale` they are those of losses multiplied by it, and looked at first: if one is not finite, everything
-        but what is handed in is dropped, and False returned.
+        If one is not finite, the batch is dropped and False returned. With `scale` they are those of losses multiplied
+        by it; then everything but what is handed in is dropped with the batch, as all of it had one scale. Reused
+        gradients without a scale are only looked at when they are handed in: they hold the batch already.
 
         A parameter without gradient adds nothing. Raises ValueError, and adds nothing at all, if the batch size is
         not positive or a gradient is sparse or of another shape than its buffer. Reused gradients hold the batch
@@ -84,8 +85,10 @@ class GradientAccumulator:
             self._check_reused(batch_size, scale or 1.0)
         else:
             self._check_gradients()
-        if scale is not None and not all_finite(p.grad for p in self.parameters if p.grad is not None):
-            self._drop_sums()
+        looked_at = scale is not None or not self.reuse
+        if looked_at and not all_finite(p.grad for p in self.parameters if p.grad is not None):
+            if scale is not None:
+                self._drop_sums()
             return False
         if not self.reuse:
             self._make_ready()

@@ -109,11 +109,15 @@ class GradientAverager(DecentralizedAverager):
         return self._gradients.times
 
     def accumulate_grads_(self, batch_size: int) -> None:
-        """Adds the parameters' gradients, each the mean over `batch_size` samples. ValueError: they do not fit."""
+        """Adds the parameters' gradients, each the mean over `batch_size` samples. ValueError: they do not fit.
+
+        Unless the gradients are reused buffers, a batch with one that is not finite is dropped.
+        """
         if self._kept and self._warn:
             logger.warning("gradients are added to some that have been averaged already: reset_accumulated_grads_()")
             self._kept = False
-        self._gradients.add(batch_size)
+        if not self._gradients.add(batch_size) and self._warn:
+            logger.warning("%d samples are dropped: their gradients are not finite", batch_size)
 
     def reset_accumulated_grads_(self) -> None:
         """Forgets what was accumulated. A round under way goes on with what it was given."""

@@ -204,6 +204,35 @@ def test_wrong_batches_are_refused_and_change_nothing() -> None:
     virtual_time.run(main(), timeout=300)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_batch_whose_gradient_is_not_finite_reaches_neither_parameters_nor_statistics(value: float) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peer = await local_peer(swarm, seed=1, make=adamw)
+            notices = record(peer.core.node, Noticed)
+            await peer.compute()
+            before, samples = peer.weights.detach().clone(), peer.core.samples
+            statistics = {
+                name: tensor.clone() for name, tensor in peer.core.replica.state.statistics.capture()[0].items()
+            }
+            for _ in range(2):
+                peer.weights.grad = torch.full_like(peer.weights, 1.0)
+                peer.weights.grad[2] = value  # of a finite loss, as of a square root at 0
+                await peer.core.step(4)
+            assert torch.equal(peer.weights, before)
+            assert all(
+                torch.equal(peer.core.replica.state.statistics.capture()[0][n], t) for n, t in statistics.items()
+            )
+            assert (peer.core.samples, peer.core.overflows) == (samples, 2)
+            (notice,) = [each.text for each in notices if "not finite" in each.text]
+            assert notice.startswith("4 samples of this peer are given up")
+            await peer.compute()
+            assert not torch.equal(peer.weights, before)
+            assert peer.weights.isfinite().all()
+
+    virtual_time.run(main(), timeout=300)
+
+
 def net() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(

@@ -39,8 +39,14 @@ def test_without_samples_the_means_are_zero() -> None:
 def test_what_is_not_finite_is_noticed(broken: float) -> None:
     weights = parameter(2)
     accumulator = GradientAccumulator([weights])
+    weights.grad = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    assert accumulator.add(3)
     weights.grad = torch.tensor([1.0, broken], dtype=torch.float64)
-    accumulator.add(1)
+    assert not accumulator.add(1)
+    assert (accumulator.samples, accumulator.times) == (3, 1)
+    assert accumulator.load_means()
+    assert accumulator.means[0].tolist() == [1.0, 2.0]
+    accumulator.accumulators[0][1] = broken  # as a sum may become of itself
     assert not accumulator.load_means()
     accumulator.reset()
     assert accumulator.load_means()
@@ -186,7 +192,8 @@ def test_a_reset_drops_what_was_handed_in_or_taken_back(reuse: bool) -> None:
 
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_hand_in_that_is_not_finite_is_dropped(reuse: bool) -> None:
-    weights, accumulator = filled(1.0, float("inf"), reuse=reuse)
+    weights, accumulator = filled(1.0, 2.0, reuse=reuse)
+    accumulator.accumulators[0].fill_(float("inf"))
     assert accumulator.hand_in() == 0
     assert not accumulator.means[0].any()
     accumulator.take_back()

@@ -1,8 +1,10 @@
 """Peers come, fall behind, die and are cut off: whoever is left goes on, and all end up in one lineage."""
 
 import asyncio
+import math
 
 import pytest
+import torch
 
 from swarmcli.averaging.state.donor import state_method
 from swarmcli.errors import StateDownloadError
@@ -188,6 +190,27 @@ def test_broken_gradients_are_given_up_by_the_peer_that_has_them() -> None:
             assert broken.weights.isfinite().all()
             assert [event.own_samples > 0 for event in broken.epochs] == [True, True, False, True]
             assert "not finite" in warnings[0].text
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_of_a_batch_with_broken_gradients_only_itself_is_given_up() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            broken, sound = [await swarm.trainer(seed=1) for _ in range(2)]
+            warnings = record(broken.node, Noticed)
+            await together(broken.train(2), sound.train(2))
+            await broken.compute()
+            samples = broken.core.samples
+            for _ in range(2):
+                broken.weights.grad = torch.full_like(broken.weights, math.nan)
+                await broken.core.step(4)
+            assert (broken.core.samples, broken.core.overflows) == (samples, 2)
+            await together(broken.train(4), sound.train(4))
+            assert in_one_lineage([broken, sound])
+            assert broken.weights.isfinite().all()
+            assert all(event.own_samples for event in broken.epochs)
+            assert ["not finite" in warning.text for warning in warnings] == [True]
 
     virtual_time.run(main(), timeout=300)
 
