@@ -29,7 +29,7 @@ from swarmcli.averaging.state.download import DownloadedState
 from swarmcli.averaging.state.sharing import StateOffer, StateSharing
 from swarmcli.averaging.state.snapshot import Snapshot, copies_of
 from swarmcli.averaging.tasks import on_executor
-from swarmcli.compression import CompressionInfo
+from swarmcli.compression import CompressionBase, CompressionInfo
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
 from swarmcli.events import PeerRefused
@@ -128,14 +128,24 @@ class AveragerCore:
         async with self._lock:
             yield self._tensors
 
-    async def take_up(self, tensors: Sequence[torch.Tensor], infos: Sequence[CompressionInfo] | None = None) -> None:
-        """Rounds that begin from now on average these tensors instead; waits for an all-reduce under way.
+    async def take_up(
+        self,
+        tensors: Sequence[torch.Tensor],
+        infos: Sequence[CompressionInfo] | None = None,
+        compression: CompressionBase | None = None,
+    ) -> None:
+        """All-reduces that begin from now on average these tensors instead; waits for one under way.
 
-        `infos`: what the codec may choose by, as in AllreduceOptions. Not for averagers with a program. Raises
-        ValueError, and changes nothing, for tensors that cannot be averaged.
+        `infos`: what the codec may choose by, as in AllreduceOptions; `compression`: the codec, None: as before. A
+        round whose group has begun may still be given others, before it is triggered, if all members are given alike.
+        Not for averagers with a program. Raises ValueError, and changes nothing, for tensors that cannot be averaged.
         """
         async with self._lock:
-            allreduce = replace(self.config.allreduce, tensor_infos=None if infos is None else tuple(infos))
+            allreduce = replace(
+                self.config.allreduce,
+                tensor_infos=None if infos is None else tuple(infos),
+                compression=compression or self.config.allreduce.compression,
+            )
             layout = Layout.of(tensors, allreduce.compression, allreduce.tensor_infos)
             self._tensors, self._layout = list(tensors), layout
             self.config = replace(self.config, allreduce=allreduce)

@@ -67,7 +67,7 @@ class AuxiliaryCore:
         self._states: StateRounds | None = None
         several = self.modes.target_group_size is not None
         if states and self.modes.average_state_every(several) is not None:
-            own = state_config(config.run_id, averager_config, self.modes.state.compression)
+            own = state_config(config.run_id, averager_config, self.modes.state_compression)
             volume_bytes = self.modes.state.volume_bytes
             self._states = StateRounds(node, own, states, config.fingerprint, volume_bytes=volume_bytes)
 
@@ -168,7 +168,7 @@ class AuxiliaryCore:
     async def _assist(self, states: StateRounds, occasion: Occasion) -> None:
         async with self._assisting:  # trainers too wait for the last averaging of states
             for number, volume in enumerate(states.volumes()):
-                if await states.average(occasion, number, volume, volume.outline):
+                if await states.average(occasion, number, volume):
                     return  # trainers stop as well; why is told by the round's event
 
 

@@ -73,6 +73,18 @@ class Modes:
                 "target_group_size: PowerSGD and PowerEF need one group of all peers, since what these share (Q, "
                 "estimates) has to be the same for everyone"
             )
+        codec = self.state.compression
+        if self.target_group_size is not None and not isinstance(codec, NoCompression):
+            raise ValueError(
+                f"state_averaging_compression={codec.description!r}: with target_group_size states travel as they are, "
+                "since several groups have no common average that differences could be told from; use NoCompression()"
+            )
+
+    @property
+    def state_compression(self) -> CompressionBase:
+        """The codec of averaged states. Where they are only averaged to repair them nobody has a reference, and one
+        would take as much memory as a state: they travel as they are."""
+        return NoCompression() if self.average_state_every(several=False) is None else self.state.compression
 
     def by_epoch(self, several: bool) -> bool:
         """Whether peers differ by design after an epoch, so that their lineage only counts epochs; `several`: groups

@@ -120,6 +120,12 @@ def _check_several_groups(recipe: Recipe) -> None:
             f"{method} needs one group of all peers, which share what it compresses with; remove target_group_size, or "
             "use method: plain",
         )
+    if recipe.compression.state_averaging != "none":
+        raise Conflict(
+            "compression.state_averaging",
+            f"several groups have no common average from which {recipe.compression.state_averaging} could tell small "
+            "differences; remove it, or averaging.target_group_size",
+        )
 
 
 def _check_local_updates(recipe: Recipe) -> None:

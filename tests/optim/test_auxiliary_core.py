@@ -2,6 +2,7 @@
 
 import pytest
 
+from swarmcli.compression import Float16Compression
 from swarmcli.events import RoundFinished
 from swarmcli.network import virtual_time
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
@@ -34,8 +35,16 @@ async def helper(swarm: Swarm, modes: Modes) -> AuxiliaryCore:
         Modes(gradients=None, state=StateOptions(average_every=2)),
         Modes(gradients=None, state=StateOptions(delay=False, volume_bytes=16)),
         Modes(gradients=None, state=StateOptions(statistics=("momentum_buffer",), volume_bytes=16)),
+        Modes(gradients=None, state=StateOptions(delay=False, compression=Float16Compression())),
     ],
-    ids=["at once", "in the background", "every second epoch", "volumes at once", "volumes in the background"],
+    ids=[
+        "at once",
+        "in the background",
+        "every second epoch",
+        "volumes at once",
+        "volumes in the background",
+        "float16",
+    ],
 )
 def test_an_auxiliary_reduces_states_too(modes: Modes) -> None:
     async def main() -> None:

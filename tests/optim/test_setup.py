@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.compression import Float16Compression
 from swarmcli.optim import GradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epochs.work import Timing
@@ -141,6 +142,15 @@ def test_compressing_methods_need_one_group() -> None:
     options = settle(factory, parameters(), grad_averager=PowerSGDGradientAverager.get_factory(averager_rank=1))
     with pytest.raises(ValueError, match="target_group_size: PowerSGD and PowerEF need one group"):
         options.modes(StateOptions(), target_group_size=8)
+
+
+def test_a_lossy_codec_for_states_needs_one_group() -> None:
+    options, lossy = settle(factory, parameters()), StateOptions(compression=Float16Compression())
+    with pytest.raises(ValueError, match="state_averaging_compression='float16': with target_group_size"):
+        options.modes(lossy, target_group_size=8)
+    assert options.modes(lossy).state_compression.name == "none"  # to repair states, which no reference is kept for
+    local = settle(factory, parameters(), grad_averager=None)
+    assert local.modes(lossy).state_compression.name == "float16"
 
 
 def test_optimizers_and_schedules_that_want_more_than_a_step_are_refused() -> None:

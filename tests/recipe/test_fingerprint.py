@@ -31,6 +31,7 @@ def differs(*overrides: str) -> list[str]:
         ("compression.gradients=float16", "compression.gradients"),
         ("compression.state_download=float16", "compression.state_download"),
         ("averaging.average_state_every=3", "averaging.average_state_every"),
+        ("averaging.target_group_size=8", "averaging.target_group_size"),
         ("averaging.average_opt_statistics=[exp_avg]", "averaging.average_opt_statistics"),
         ("gradient_averaging.method=powersgd", "gradient_averaging.method"),
         ("delay.grad_averaging=yes", "delay.grad_averaging"),

@@ -44,6 +44,10 @@ LOCAL = "local_updates.enabled=yes"
             ["gradient_averaging.method=powersgd", "averaging.target_group_size=8"],
             "powersgd needs one group of all peers, which share what it compresses with; remove target_group_size",
         ),
+        (
+            ["averaging.target_group_size=8", "compression.state_averaging=float16"],
+            "several groups have no common average from which float16 could tell small differences; remove it",
+        ),
         (["averaging.average_opt_statistics=[exp_avgs]"], "adamw keeps no statistic 'exp_avgs'; it has exp_avg and"),
         (["averaging.compression=float16"], "unknown key averaging.compression; did you mean compression.gradients?"),
         (["compression.gradients=4bit"], "compression.gradients should be one of 'none', 'float16'"),

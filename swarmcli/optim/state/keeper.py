@@ -47,7 +47,7 @@ class StateKeeper:
         Raises OptimizerError for statistics that cannot be averaged.
         """
         options = modes.state
-        own = state_config(config.run_id, averager_config, options.compression)
+        own = state_config(config.run_id, averager_config, modes.state_compression)
         self.strayed = False  # this peer's state has to be replaced by the others', and its standing says so
         self._node = node
         self._replica = replica

@@ -168,8 +168,7 @@ class StateAveraging:
     async def _average(self, passage: _Passage, number: int) -> str:
         """One volume. Why there was no average of it, if there was none."""
         volume = passage.waiting.pop(0)
-        await self._fill(passage, volume)
-        reason = await self._rounds.average(passage.occasion, number, volume, volume.tensors)
+        reason = await self._rounds.average(passage.occasion, number, volume, partial(self._fill, passage, volume))
         if reason:
             return reason
         if not passage.changes:

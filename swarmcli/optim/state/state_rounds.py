@@ -1,19 +1,23 @@
-"""Rounds over training states, volume by volume, beside those of the gradients and under a prefix of their own."""
+"""Rounds over training states, volume by volume, beside those of the gradients and under a prefix of their own.
+
+With a lossy codec the members of a group first see whether all hold the same reference (reference.py), and then send
+differences from it; if one does not, as a newcomer, all send values without the codec, and have a reference then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from swarmcli.averaging import AveragerCore, AveragingStage, RoundRequest
-from swarmcli.compression import CompressionBase
+from swarmcli.averaging.tasks import on_executor
+from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import PeerID
+from swarmcli.optim.state.reference import Reference, common_reference, encoded
 from swarmcli.optim.state.slots import Slot
 from swarmcli.optim.state.state_buffers import StateBuffers
 from swarmcli.optim.state.statistics import Statistics
@@ -23,12 +27,15 @@ if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig, RoundResult, StepControl
     from swarmcli.dht import DHTNode
 
+Fill: TypeAlias = Callable[[], Awaitable[None]]
+Result: TypeAlias = "RoundResult | str"  # why there is none
 
 LONGEST_WAIT = 5.0  # seconds for mates who have just ended the same epoch, and copy their states now
 _TO_BEGIN = 10.0  # seconds beyond that, in which the group of those who came may begin
 # Seconds for mates of other groups, who end the epoch within moments, or are at another one and look for this peer in
 # turn: whoever waited for them as long as for others would have no time left for its own epochs.
 _WAIT_FOR_OTHER_GROUPS, _TO_BEGIN_WITHOUT = 3.0, 1.0
+_PAUSE, _SHORTEST_TRY = 0.1, 0.1  # seconds between two tries, and for the last one
 _BEHIND = 2.0  # so many times as long as the last volume took, a mate may need more for it than this peer
 
 
@@ -83,6 +90,8 @@ class StateRounds:
         self._wait = config.matchmaking.min_matchmaking_time
         self._terms = dict(terms or {})
         self._took = 0.0  # seconds, the last all-reduce
+        self._codec = config.allreduce.compression
+        self._references: dict[int, Reference] = {}  # of volumes, by number; none for a codec that loses nothing
 
     async def start(self) -> None:
         await self._averager.start()
@@ -95,12 +104,11 @@ class StateRounds:
         """All of them, in the order of their rounds, with nothing copied yet."""
         return [StateBuffers(self.slots, extents, statistics) for extents in self._extents]
 
-    async def average(
-        self, occasion: Occasion, number: int, volume: StateBuffers, tensors: Sequence[torch.Tensor]
-    ) -> str:
-        """One round, with `tensors` for this volume: why it gave no average, empty if it did.
+    async def average(self, occasion: Occasion, number: int, volume: StateBuffers, fill: Fill | None = None) -> str:
+        """One round for this volume: why it gave no average, empty if it did, and the buffers hold it.
 
-        They are let go of when it has ended. A round that is cancelled here is left; the others go on.
+        `fill` fills the buffers, None: this peer is an auxiliary and has none. A round that is cancelled here is left;
+        the others go on.
         """
         averager = self._averager
         wait = min(self._wait, _WAIT_FOR_OTHER_GROUPS) if occasion.several else self._wait
@@ -116,19 +124,86 @@ class StateRounds:
             epoch=occasion.epoch,
             terms=self._terms,
         )
-        await averager.take_up(tensors, volume.infos)
+        exact = isinstance(self._codec, NoCompression)
+        way = self._average_values(request, volume, fill) if exact else self._try_all(request, number, volume, fill)
         try:
-            result = await _ended(averager.begin_round(request))
+            result = await way
         finally:
-            await averager.take_up(volume.outline, volume.infos)
+            await averager.take_up(volume.outline, volume.infos, self._codec)
         if isinstance(result, str):
             return result
         self._took = result.seconds.get(AveragingStage.RUNNING_ALLREDUCE.value, 0.0)
         # Auxiliaries do not learn of everybody's weight.
         return "" if result.total_weight > 0 or averager.config.auxiliary else "nobody in the group had samples"
 
+    async def _average_values(self, request: RoundRequest, volume: StateBuffers, fill: Fill | None) -> Result:
+        if fill is not None:
+            await fill()
+        await self._averager.take_up(volume.outline if fill is None else volume.tensors, volume.infos)
+        return await _ended(self._averager.begin_round(request))
 
-async def _ended(control: StepControl) -> RoundResult | str:
+    async def _try_all(self, request: RoundRequest, number: int, volume: StateBuffers, fill: Fill | None) -> Result:
+        """Tries again after a failure while there is time to find a group, for each group has its own way."""
+        assert request.timeout is not None
+        deadline = asyncio.get_running_loop().time() + request.timeout
+        while True:
+            result = await self._negotiate(request, number, volume, fill)
+            left = deadline - asyncio.get_running_loop().time() - _PAUSE
+            if not isinstance(result, str) or left < _SHORTEST_TRY:
+                return result
+            await asyncio.sleep(_PAUSE)
+            request = replace(request, timeout=left)
+
+    async def _negotiate(self, request: RoundRequest, number: int, volume: StateBuffers, fill: Fill | None) -> Result:
+        """One group: once it stands its members know each other's references, and only then choose what they send."""
+        own, averager = self._references.get(number), self._averager
+        name = None if own is None else own.round_id
+        await averager.take_up(volume.outline, volume.infos, self._codec)
+        control = averager.begin_round(replace(request, gather=name, require_trigger=True, allow_retries=False))
+        try:
+            await _has_begun(control)
+            common = b"" if control.group is None else common_reference(control.group)
+            if common and fill is not None and common != encoded(own):
+                return "its leader altered what this peer told of its reference"
+            if not control.begun.cancelled():
+                await self._hand_over(volume, fill, own if common else None, self._codec if common else NoCompression())
+                control.allow_allreduce()
+            result = await _ended(control)
+            if fill is not None and not isinstance(result, str) and result.total_weight > 0:
+                await self._remember(result.group.group_id, number, volume, by_differences=bool(common))
+            return result
+        finally:
+            control.cancel()  # without effect on a round that has ended
+
+    async def _hand_over(
+        self, volume: StateBuffers, fill: Fill | None, reference: Reference | None, codec: CompressionBase
+    ) -> None:
+        if fill is None:
+            await self._averager.take_up(volume.outline, volume.infos, codec)
+            return
+        await fill()
+        if reference is not None:
+            await on_executor(volume.nbytes, reference.subtract_from, volume.tensors)
+        await self._averager.take_up(volume.tensors, volume.infos, codec)
+
+    async def _remember(self, round_id: bytes, number: int, volume: StateBuffers, *, by_differences: bool) -> None:
+        """The average is the reference of the next round. What the others' is if this peer missed a round it says by
+        the round's id: then the next one has values."""
+        if by_differences:
+            await on_executor(volume.nbytes, self._references[number].move, round_id, volume.tensors)
+        else:
+            self._references.pop(number, None)  # before there is another: one copy of a state is enough
+            self._references[number] = await on_executor(volume.nbytes, Reference.of, round_id, volume.tensors)
+
+
+async def _has_begun(control: StepControl) -> None:
+    """Returns when its group begins or the round has ended without one."""
+    begun = asyncio.Event()
+    control.begun.add_done_callback(lambda _: begun.set())
+    await begun.wait()
+
+
+async def _ended(control: StepControl) -> Result:
     """How the round ended: its result, or why there is none."""
     # Not `await control`: cancelling that would cancel its future, and the round behind it would run on.
     ended = asyncio.Event()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from swarmcli.averaging import AveragerConfig, MatchmakingOptions
+from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
+from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.dht import DHTNode
 from swarmcli.network.memory import MemoryNetwork
 from swarmcli.optim.state.replica import Replica
@@ -55,6 +56,7 @@ async def swarm(
     make: Make = plain,
     names: Sequence[str] = (),
     volume_bytes: int = VOLUME_BYTES,
+    compression: CompressionBase = NoCompression(),  # noqa: B008
 ) -> AsyncIterator[list[Peer]]:
     """Peers whose parameters (`size`) and statistics (2) begin with these values, in float32."""
     network = network or MemoryNetwork(seed=1)
@@ -67,7 +69,9 @@ async def swarm(
             statistics, counter = torch.full((2,), 10 * value), torch.tensor(number)
             state = TrainingState("run", make([parameter]), extra_tensors=[statistics, counter])
             replica = Replica(state, InPlace([parameter]))
-            config = AveragerConfig(prefix="state", matchmaking=MatchmakingOptions(min_matchmaking_time=10.0))
+            matchmaking = MatchmakingOptions(min_matchmaking_time=10.0)
+            allreduce = AllreduceOptions(compression=compression)
+            config = AveragerConfig(prefix="state", matchmaking=matchmaking, allreduce=allreduce)
             averaging = StateAveraging(node, config, replica, names, volume_bytes=volume_bytes)
             await averaging.start()
             stack.push_async_callback(averaging.shutdown)

@@ -1,0 +1,151 @@
+"""A lossy codec for states erases no small update: differences from the last common average travel."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from swarmcli.compression import BlockwiseQuantization, CompressionBase, Float16Compression, Uniform8BitQuantization
+from swarmcli.events import RoundFinished
+from swarmcli.network import virtual_time
+from tests.optim.local_swarm import LocalPeer, local_peer
+from tests.optim.optim_swarm import Swarm, digests, make_model, record, together, until
+from tests.optim.state.averaging_swarm import Peer, swarm
+
+CHANGE = 1e-4  # of each parameter per step, an eighth of what float16 tells apart
+SIZE = 1 << 12
+CODECS = [Float16Compression(), Uniform8BitQuantization(), BlockwiseQuantization()]
+
+
+async def learn(peer: LocalPeer, until: int) -> int:
+    """Steps of one relative size up to an epoch; how many there were."""
+    steps = 0
+    while peer.epoch < until:
+        await asyncio.sleep(peer.pace)
+        peer.weights.grad = CHANGE * make_model(1)
+        await peer.core.step(peer.batch_size)
+        steps += 1
+    return steps
+
+
+def plain(params) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=1.0)
+
+
+def moved(peer: LocalPeer, steps: float) -> float:
+    """Which part of so many steps is in the parameters."""
+    start = make_model(1).detach()
+    return float((start - peer.weights.detach()).norm() / (CHANGE * steps * start.norm()))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+@pytest.mark.parametrize("delay", [False, True])
+def test_small_updates_arrive(codec: CompressionBase, delay: bool) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            options = {"seed": 1, "make": plain, "compression": codec, "delay": delay, "batch_size": 8}
+            peers = [await local_peer(swarm, **options) for _ in range(3)]
+            rounds = record(peers[0].core.node, RoundFinished)
+            steps = await asyncio.gather(*(learn(peer, 16) for peer in peers))
+            for peer in peers:
+                await peer.core._keeper._averaging.apply(wait=True)
+                assert moved(peer, sum(steps) / len(steps)) == pytest.approx(1.0, abs=0.03)
+            if not delay:
+                assert len(digests(peers)) == 1
+            assert sum(event.purpose == "run_state" and event.outcome == "committed" for event in rounds) == 16
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_newcomers_and_a_follower_end_with_the_same_bits() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            options = {"seed": 1, "make": plain, "compression": Float16Compression(), "delay": False, "batch_size": 8}
+            first = [await local_peer(swarm, **options) for _ in range(2)]
+            monitor = await local_peer(swarm, **options, role="monitor")
+            steps = [0, 0]
+
+            async def train(number: int) -> None:
+                steps[number] = await learn(first[number], 14)
+
+            async def follow() -> None:
+                while monitor.epoch < 14:
+                    await monitor.core.step(0)
+
+            async def come_later() -> None:
+                await until(lambda: first[0].epoch == 5)
+                newcomer = await local_peer(swarm, **options)
+                await learn(newcomer, 14)
+
+            await together(train(0), train(1), follow(), come_later())
+            assert len(swarm.trainers) == 4
+            assert len(digests(swarm.trainers)) == 1
+            assert moved(monitor, sum(steps) / 2) == pytest.approx(1.0, abs=0.05)
+
+    virtual_time.run(main(), timeout=300)
+
+
+async def averaged(peers: list[Peer], tag: bytes) -> list[int]:
+    """One state round of these peers; the bytes that each of them sent."""
+    rounds = [record(peer.node, RoundFinished) for peer in peers]
+    for peer in peers:
+        await peer.begin(peers, tag=tag, changes=False)
+    assert all([await peer.averaging.apply(wait=True) for peer in peers])
+    return [sum(event.bytes_sent for event in seen) for seen in rounds]
+
+
+def drift(peers: list[Peer]) -> None:
+    for number, peer in enumerate(peers):
+        peer.parameter.data += 1e-4 * (number + 1)
+
+
+@pytest.mark.parametrize("volume_bytes", [SIZE, 1 << 20])
+def test_who_missed_a_round_has_another_reference_and_the_next_one_has_values(volume_bytes: int) -> None:
+    async def main() -> None:
+        async with swarm(
+            1.0, 1.0, 1.0, size=SIZE, compression=Float16Compression(), volume_bytes=volume_bytes
+        ) as peers:
+            values = await averaged(peers, b"first")
+            for members in (peers, peers[:2]):
+                drift(peers)
+                sent = await averaged(members, b"differences of %d" % len(members))
+                assert max(sent) < 0.7 * min(values)  # float16 instead of float32
+            drift(peers)
+            expected = sum(peer.parameter.detach().double() for peer in peers) / 3
+            assert min(await averaged(peers, b"values")) > 0.9 * min(values)
+            assert max(float((peer.parameter.detach() - expected).abs().max()) for peer in peers) < 1e-6
+            drift(peers)
+            expected = sum(peer.parameter.detach().double() for peer in peers) / 3
+            assert max(await averaged(peers, b"differences")) < 0.7 * min(values)
+            assert all(torch.equal(peer.parameter, peers[0].parameter) for peer in peers)
+            assert float((peers[0].parameter.detach() - expected).abs().max()) < 1e-6
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_nothing_is_kept_for_a_codec_that_loses_nothing() -> None:
+    async def main() -> None:
+        async with swarm(1.0, 2.0) as peers:
+            await averaged(peers, b"round")
+            assert not any(peer.averaging._rounds._references for peer in peers)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_round_that_failed_leaves_the_reference_as_it_was() -> None:
+    async def main() -> None:
+        async with swarm(1.0, 1.0, size=SIZE, compression=Float16Compression()) as peers:
+            await averaged(peers, b"first")
+            kept = [peer.averaging._rounds._references[0] for peer in peers]
+            names = [reference.round_id for reference in kept]
+            await peers[0].begin(peers, tag=b"nobody comes")
+            assert not await peers[0].averaging.apply(wait=True)
+            assert [reference.round_id for reference in kept] == names
+            drift(peers)
+            await averaged(peers, b"next")
+            assert torch.equal(peers[0].parameter, peers[1].parameter)
+            assert kept[0].round_id == kept[1].round_id != names[0]
+
+    virtual_time.run(main(), timeout=300)
