@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from swarmcli.errors import CheckpointError
+from swarmcli.errors import CheckpointError, DataError
 from swarmcli.events import Events, Noticed
 from swarmcli.optim import Optimizer
 from swarmcli.roles.collaboration import Collaboration
@@ -142,7 +142,8 @@ class BackgroundCheckpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._writer.shutdown(wait=True)
-        if kind is None:
+        # Data that cannot be read on says nothing against the state. Of a site other processes may be gone then.
+        if kind is None or (issubclass(kind, DataError) and self._yields):
             self._keep_last()
 
     def _keep_last(self) -> None:

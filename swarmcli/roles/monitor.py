@@ -41,6 +41,7 @@ def run_monitor(
             if not leave_when_done:
                 stop.wait()
         checkpoints.require()
+        peer.saved = checkpoints.outcome
     finally:
         peer.leave_summary(optimizer)
         collaboration.close()

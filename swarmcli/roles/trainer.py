@@ -47,6 +47,7 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
         if result.reason == "max_epochs":
             optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
         checkpoints.require()
+        peer.saved = checkpoints.outcome
         return result
     finally:
         peer.leave_summary(optimizer)

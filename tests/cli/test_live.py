@@ -131,7 +131,33 @@ def test_a_terminal_that_takes_nothing_does_not_hold_up_who_emits() -> None:
     assert len(lines) <= 1002 and lines[-1][10:].startswith("epoch 4999 ")
 
 
+FINISHED = replace(STATUS, state="finished", epoch=20, samples=0, eta_seconds=None, result="saved epoch 20 at runs/x")
+
+
+def test_of_a_run_that_has_finished_no_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmcli.cli.live.PROGRESS_SECONDS", 0.02)
+    looks = threading.Semaphore(0)
+
+    def status() -> LiveStatus:
+        looks.release()
+        return FINISHED
+
+    ticks = iter(range(0, 1_000_000, 60))
+    where, file = console()
+    with LiveView(status, Events(), console=where, clock=lambda: float(next(ticks))):
+        for _ in range(3):
+            assert looks.acquire(timeout=30)
+    assert file.getvalue() == ""
+
+
 # ---- on a terminal
+
+
+def test_the_frame_of_a_run_that_has_finished_says_where_its_model_is() -> None:
+    lines = drawn(Frame("", FINISHED, None, (3.0, 2.0))).splitlines()
+    assert "finished" in lines[0]
+    assert lines[1] == "epoch 20  saved epoch 20 at runs/x"
+    assert "sample" not in lines[1] + lines[2] and "loss 2.0000" in lines[2]
 
 
 def test_on_a_terminal_the_view_is_redrawn_and_warnings_stay_above_it() -> None:

@@ -57,12 +57,12 @@ def test_a_swarm_behind_firewalls_takes_in_a_newcomer_through_the_monitor(swarm:
 
 def test_a_trainer_goes_on_from_the_monitors_checkpoint(swarm: MakeSwarm) -> None:
     run = swarm(8)
-    monitor = run.start_monitor("--set", "checkpoint.every_epochs=2")
+    monitor = run.start_monitor("--set", "checkpoint.every_epochs=2", "--leave-when-done")
     finish(run, 8, run.start("join", "first"))
-    monitor.ask_to_stop()
     run.wait_for_end(monitor)
     latest = run.home("monitor") / "checkpoints" / "latest"
     assert latest.resolve().name == "epoch-000008"
+    assert monitor.last_words(1) == f"saved epoch 8 at {latest.resolve()}"
     card = (latest / "README.md").read_text()
     assert "epoch 8" in card and (latest / "tokenizer.json").is_file()
     run.contact = ""
@@ -71,7 +71,15 @@ def test_a_trainer_goes_on_from_the_monitors_checkpoint(swarm: MakeSwarm) -> Non
     assert [epoch.epoch for epoch in run.epochs("resumed") if epoch.own_samples] == [9, 10]
 
 
-def test_a_lone_trainer_needs_nobody(swarm: MakeSwarm) -> None:
-    run = swarm(4)
-    finish(run, 4, run.start("join", "alone"))
+def test_a_lone_trainer_needs_nobody_and_goes_on_from_what_it_saved(swarm: MakeSwarm) -> None:
+    run = swarm(1000)
+    alone = run.start("join", "alone")
+    run.wait_for_epoch("alone", 4, alone)
+    alone.ask_to_stop()
+    run.wait_for_end(alone)
+    left = run.summary("alone")["epoch"]
+    place = run.home("alone") / "checkpoints" / f"epoch-{left:06d}"
+    assert alone.last_words(1) == f"saved epoch {left} at {place}"
     assert run.summary("alone")["samples"] >= 4 * 256
+    finish(run, left + 2, run.start("join", "alone", "--set", f"max_epochs={left + 2}"))
+    assert [epoch.epoch for epoch in run.epochs("alone") if epoch.own_samples][-2:] == [left + 1, left + 2]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from swarmcli.errors import CheckpointError, SiteError
+from swarmcli.errors import CheckpointError, DataError, SiteError
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.roles.checkpoints import BackgroundCheckpoints
@@ -184,7 +184,15 @@ def test_a_site_that_broke_while_it_wrote_is_heard_of_at_the_next_checkpoint() -
     assert run.epochs == []
 
 
-def test_after_an_error_nothing_more_is_written() -> None:
+def test_data_that_cannot_be_read_on_costs_no_state() -> None:
+    run = Run(every=0, yields=True)
+    with pytest.raises(DataError), run.checkpoints:
+        run.come_to(4)
+        raise DataError("the server is gone")
+    assert run.epochs == [4]
+
+
+def test_after_another_error_nothing_more_is_written() -> None:
     run = Run()
     with pytest.raises(KeyError), run.checkpoints:
         run.optimizer.local_epoch = 4

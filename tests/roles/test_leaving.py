@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from swarmcli.cli.failures import exit_code
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, EpochAdvanced, Event, Noticed
 from swarmcli.roles.home import Home
@@ -244,8 +245,9 @@ def test_a_full_disk_when_leaving_is_an_error_and_spares_what_is_there(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("swarmcli.training.checkpoint_store._flush", full)
-    with pytest.raises(CheckpointError, match=r"is not in .*one/checkpoints: see the warning above"):
+    with pytest.raises(CheckpointError, match=r"is not in .*one/checkpoints: see the warning above") as raised:
         peer.leave()
+    assert exit_code(raised.value) == 1
     assert any("No space left on device" in notice for notice in peer.notices)
     assert peer.saved == kept
     load_checkpoint(peer.home / "checkpoints" / f"epoch-{kept[0]:06d}", "small")

@@ -71,6 +71,7 @@ class FakeRun:
     with_own: bool = False
     max_epochs: int | None = 200
     mode: str = "synchronous"
+    result: str = ""
     people: list[PeerRow] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
     extra_events: list[EventRow] = field(default_factory=list)
 
@@ -112,6 +113,7 @@ class FakeRun:
             now=self.now,
             join_line=self.join_line,
             mode=self.mode,
+            result=self.result,
             own=self._own() if self.with_own else None,
         )
 

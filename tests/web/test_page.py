@@ -217,6 +217,21 @@ def test_before_the_first_trainer_the_join_line_is_there_to_copy(serve: Serve, o
     expect_text(page, "#invite-heading", "Join this run")
 
 
+def test_a_run_that_has_finished_is_calm_and_says_where_its_model_is(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=199)
+    page = open_page(serve(run).url)
+    expect_text(page, "#state", "Training")
+    assert page.locator("#result").is_hidden()
+    run.result = "saved epoch 200 at /home/<b>ada</b>/runs/stdlib-lm/monitor-1/checkpoints/epoch-000200"
+    run.state, run.finished_epochs, run.part, run.people = "finished", 200, 0.0, [OTHERS[1]]
+    expect_text(page, "#state", "Finished")
+    expect_text(page, "#result", run.result)
+    expect_text(page, "#eta", "the run is complete")
+    assert page.inner_text("#samples").strip() == "" and page.inner_text("#throughput") == "–"
+    assert page.locator("#invite").is_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_a_trainer_sees_what_it_contributes(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(FakeRun(finished_epochs=24, with_own=True)).url)
     assert page.get_by_role("heading", name="My contribution").is_visible()
