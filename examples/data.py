@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -9,14 +10,14 @@ import torch
 FEATURES, CLASSES = 16, 4
 
 
-def clusters(batch_size: int, batches: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Points around one centre for each class: (batch_size, FEATURES) and their classes (batch_size,).
+def clusters(batch_size: int, batches: int | None, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Points around one centre for each class: (batch_size, FEATURES) and their classes (batch_size,); None: endless.
 
     The centres are the same for everyone, the points another peer's only where its `seed` is the same.
     """
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0))
     own = torch.Generator().manual_seed(seed)
-    for _ in range(batches):
+    for _ in itertools.count() if batches is None else range(batches):
         classes = torch.randint(CLASSES, (batch_size,), generator=own)
         yield centres[classes] + torch.randn(batch_size, FEATURES, generator=own), classes
 

@@ -16,7 +16,7 @@ import torch
 
 import swarmcli
 from examples.data import CLASSES, FEATURES, clusters
-from examples.peers import Say, arguments, invite, tell_epochs
+from examples.peers import Say, arguments, invite, run, tell_epochs
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 BATCH = 32
@@ -47,7 +47,7 @@ def train(model: torch.nn.Module, data: Batches, peers: list[str], host: str = "
     with swarmcli.DHT(peers, start=True, host=host) as dht:
         optimizer = make_optimizer(dht, model)
         invite(dht, say)
-        tell_epochs(dht, say)
+        tell_epochs(dht, say, every=10)
         try:
             for step, (features, classes) in enumerate(data):
                 loss = torch.nn.functional.cross_entropy(model(features), classes)
@@ -62,7 +62,4 @@ def train(model: torch.nn.Module, data: Batches, peers: list[str], host: str = "
 
 if __name__ == "__main__":
     given = arguments(__doc__)
-    try:
-        train(normalized_classifier(), clusters(BATCH, given.batches, given.seed), given.peer, given.host)
-    except KeyboardInterrupt:
-        print("stopped")
+    run(lambda: train(normalized_classifier(), clusters(BATCH, given.batches, given.seed), given.peer, given.host))

@@ -3,7 +3,7 @@
     python -m examples.plain_loop                                 # prints an address
     python -m examples.plain_loop --seed 1 --peer tcp://…         # in another terminal, with that address
 
-Each peer leaves when it has seen all of its data, or on Ctrl-C; the others go on.
+Each peer trains until Ctrl-C, or for --batches; when it leaves, the others go on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 import swarmcli  # 1
 from examples.data import classifier, clusters
-from examples.peers import Say, arguments, invite, tell_epochs
+from examples.peers import Say, arguments, invite, run, tell_epochs
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 BATCH = 32
@@ -27,7 +27,7 @@ def train(model: torch.nn.Module, data: Batches, peers: list[str], host: str = "
         dht=dht, run_id="plain-loop", target_batch_size=4096, batch_size_per_step=BATCH, optimizer=optimizer
     )
     invite(dht, say)  # these two only tell people what happens
-    tell_epochs(dht, say)
+    tell_epochs(dht, say, every=10)
     try:
         for step, (features, classes) in enumerate(data):
             loss = torch.nn.functional.cross_entropy(model(features), classes)
@@ -43,7 +43,4 @@ def train(model: torch.nn.Module, data: Batches, peers: list[str], host: str = "
 
 if __name__ == "__main__":
     given = arguments(__doc__)
-    try:
-        train(classifier(), clusters(BATCH, given.batches, given.seed), given.peer, given.host)
-    except KeyboardInterrupt:
-        print("stopped")
+    run(lambda: train(classifier(), clusters(BATCH, given.batches, given.seed), given.peer, given.host))

@@ -3,8 +3,9 @@
     python -m examples.transformers_trainer                       # prints an address
     python -m examples.transformers_trainer --seed 1 --peer tcp://…
 
-Trainer keeps its loop, its logging and its checkpoints. What it calls an epoch is a pass over this peer's data, and
-`max_steps` counts this peer's batches; how far the run is says `optimizer.local_epoch`.
+Each peer trains until Ctrl-C, or for --batches. Trainer keeps its loop, its logging and its checkpoints. What it calls
+an epoch is a pass over this peer's data, and `max_steps` counts this peer's batches; how far the run is says
+`optimizer.local_epoch`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import swarmcli
-from examples.peers import Say, arguments, invite, tell_epochs
+from examples.peers import Say, arguments, invite, run, tell_epochs
 
-TARGET, BATCH, ACCUMULATE = 64, 4, 2
+TARGET, BATCH, ACCUMULATE = 1024, 4, 2
 LENGTH, WORDS = 16, 32
 
 
@@ -47,7 +48,8 @@ class SwarmSchedule:
 class SwarmCallback(TrainerCallback):
     """Counts the samples of each step, tells the others the loss, and ends training with the run."""
 
-    def __init__(self, optimizer: swarmcli.Optimizer, last_epoch: int) -> None:
+    def __init__(self, optimizer: swarmcli.Optimizer, last_epoch: int | None) -> None:
+        """`last_epoch`: of the run, at which this peer leaves; None: when Trainer ends."""
         self.optimizer = optimizer
         self.last_epoch = last_epoch
         self.batches = 0
@@ -67,7 +69,8 @@ class SwarmCallback(TrainerCallback):
             self.optimizer.note_loss(float(logs["loss"]), self.optimizer.batch_size_per_step or 1)
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        control.should_training_stop = self.optimizer.local_epoch >= self.last_epoch
+        if self.last_epoch is not None and self.optimizer.local_epoch >= self.last_epoch:
+            control.should_training_stop = True
 
 
 def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -75,8 +78,11 @@ def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
 
 
-def make_optimizer(dht: swarmcli.DHT, model: torch.nn.Module, epochs: int) -> swarmcli.Optimizer:
-    """The model has to be on its device already, and the optimizer has to be made before Trainer sees it."""
+def make_optimizer(dht: swarmcli.DHT, model: torch.nn.Module, decay: int = 100) -> swarmcli.Optimizer:
+    """The model has to be on its device already, and the optimizer has to be made before Trainer sees it.
+
+    `decay`: epochs in which the learning rate falls to a tenth, as many for all peers.
+    """
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
     inner.register_step_pre_hook(clip)
     return swarmcli.Optimizer(
@@ -85,11 +91,13 @@ def make_optimizer(dht: swarmcli.DHT, model: torch.nn.Module, epochs: int) -> sw
         target_batch_size=TARGET,
         batch_size_per_step=BATCH * ACCUMULATE,
         optimizer=inner,
-        scheduler=torch.optim.lr_scheduler.LinearLR(inner, 1.0, 0.1, total_iters=epochs),
+        scheduler=torch.optim.lr_scheduler.LinearLR(inner, 1.0, 0.1, total_iters=decay),
     )
 
 
-def make_trainer(model: Any, data: Any, optimizer: swarmcli.Optimizer, seed: int, epochs: int, place: str) -> Trainer:
+def make_trainer(
+    model: Any, data: Any, optimizer: swarmcli.Optimizer, seed: int, place: str, epochs: int | None = None
+) -> Trainer:
     settings = TrainingArguments(
         output_dir=place,
         per_device_train_batch_size=BATCH,
@@ -97,8 +105,8 @@ def make_trainer(model: Any, data: Any, optimizer: swarmcli.Optimizer, seed: int
         dataloader_drop_last=True,  # so that every batch has the size that SwarmCallback counts
         data_seed=seed,  # every peer shuffles in its own way
         max_grad_norm=0.0,  # off: it would clip each small batch by itself, which changes the average
-        max_steps=1_000_000,  # SwarmCallback ends the training
-        logging_steps=1,
+        max_steps=1_000_000_000,  # Ctrl-C or SwarmCallback end the training
+        logging_steps=500,
         save_strategy="no",
         report_to="none",
         dataloader_pin_memory=False,
@@ -127,16 +135,26 @@ def counting(samples: int, seed: int) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
-def train(peers: list[str], seed: int, epochs: int = 30, host: str = "127.0.0.1", say: Say = print) -> str:
-    """Trains until the run is at `epochs`; the digest of the parameters, the same for every peer."""
+def train(
+    peers: list[str],
+    seed: int,
+    epochs: int | None = None,
+    batches: int | None = None,
+    host: str = "127.0.0.1",
+    say: Say = print,
+) -> str:
+    """Trains until the run is at `epochs`, or for so many batches. Returns a digest of the parameters."""
     with swarmcli.DHT(peers, start=True, host=host) as dht, tempfile.TemporaryDirectory() as place:
         model = small_model()
-        optimizer = make_optimizer(dht, model, epochs)
+        optimizer = make_optimizer(dht, model)
         invite(dht, say)
         tell_epochs(dht, say)
+        trainer = make_trainer(model, counting(256, seed), optimizer, seed, place, epochs)
+        if batches is not None:
+            trainer.args.max_steps = -(-batches // ACCUMULATE)
         try:
-            make_trainer(model, counting(256, seed), optimizer, seed, epochs, place).train()
-            optimizer.linger(epochs, 10.0)  # for peers that missed the last round
+            trainer.train()
+            optimizer.linger(optimizer.local_epoch, 10.0)  # for peers that missed the last round
             return optimizer.state_digest()
         finally:
             optimizer.shutdown()
@@ -144,7 +162,4 @@ def train(peers: list[str], seed: int, epochs: int = 30, host: str = "127.0.0.1"
 
 if __name__ == "__main__":
     given = arguments(__doc__)
-    try:
-        print("parameters", train(given.peer, given.seed, host=given.host))
-    except KeyboardInterrupt:
-        print("stopped")
+    run(lambda: print("parameters", train(given.peer, given.seed, batches=given.batches, host=given.host)))

@@ -25,6 +25,7 @@ from swarmcli.averaging.state.snapshot import copies_of
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht import DHT
 from swarmcli.errors import AveragingError, StateDownloadError
+from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import SwarmFuture, offload
 
@@ -50,6 +51,7 @@ class DecentralizedAverager:
     _tag = b""  # only averagers with equal tags average with each other
     _state_epoch = -1  # of the state that is shared; newcomers ask those of the highest
 
+    @names_new_words("DecentralizedAverager")
     def __init__(
         self,
         averaged_tensors: Sequence[torch.Tensor],

@@ -16,7 +16,9 @@ from swarmcli.dht.keys import OwnedSubkey, Subkey
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.records import ValueWithExpiration
 from swarmcli.dht.validation import RecordValidator
+from swarmcli.errors import SwarmError
 from swarmcli.events import Events
+from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.rpc import Endpoint
 from swarmcli.network.tcp import TCPTransport
@@ -46,6 +48,7 @@ class DHT:
     future that may be waited for, or awaited from asyncio.
     """
 
+    @names_new_words("DHT")
     def __init__(
         self,
         initial_peers: Sequence[str] | None = None,
@@ -108,6 +111,9 @@ class DHT:
             return
         try:
             self._opening.result(timeout)
+        except SwarmError as error:
+            self.shutdown()
+            raise error.with_traceback(None) from None  # it says all; where on the loop it arose helps nobody
         except (Exception, KeyboardInterrupt):
             self.shutdown()
             raise

@@ -36,7 +36,7 @@ def parse_address(text: str) -> Address:
         raise AddressError(f"an address is text of at most {_MAX_LENGTH} characters, got {str(text)[:80]!r}")
     scheme, separator, rest = text.partition("://")
     if not separator or scheme not in get_args(Scheme):
-        raise AddressError(f"{text!r} is no address: {_EXPECTED}")
+        raise AddressError(f"{text!r} is no address: {_as_url(text)}{_EXPECTED}")
     place, slash, peer_text = rest.partition("/")
     peer_id = PeerID.parse(peer_text) if slash else None
     if scheme == "memory":
@@ -53,6 +53,15 @@ def format_address(address: Address) -> str:
     place = host if address.scheme == "memory" else f"{host}:{address.port}"
     peer = "" if address.peer_id is None else f"/{address.peer_id.text}"
     return f"{address.scheme}://{place}{peer}"
+
+
+def _as_url(text: str) -> str:
+    """What a multiaddr, as hivemind has them, is here; "" if it is none."""
+    found = re.match(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]+)(/|$)", text)
+    if found is None:
+        return "addresses are URLs over TCP here, no multiaddrs; " if text.startswith("/") else ""
+    host = f"[{found[2]}]" if found[1] == "ip6" else found[2]
+    return f"what hivemind writes so is here tcp://{host}:{found[3]}; "
 
 
 def _split_host(text: str, place: str) -> tuple[str, int]:

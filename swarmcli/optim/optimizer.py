@@ -12,6 +12,7 @@ import torch
 from swarmcli.averaging.checks import as_count, check_flags
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import OptimizerError
+from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
 from swarmcli.network.thread import LoopThread
 from swarmcli.optim.around_torch import AroundTorch
@@ -50,6 +51,7 @@ class Optimizer(AroundTorch):
     epoch that is under way then comes to its end by itself.
     """
 
+    @names_new_words("Optimizer")
     def __init__(
         self,
         *,

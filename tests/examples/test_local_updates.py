@@ -63,5 +63,5 @@ def test_two_peers_step_by_themselves_and_average_what_they_have_become() -> Non
 
 def test_the_example_says_what_happens() -> None:
     said: list[str] = []
-    example.train(example.normalized_classifier(), clusters(example.BATCH, 300, seed=1), [], say=said.append)
-    assert any(line.startswith("epoch 2: 4096 samples of 1 peers") for line in said)
+    example.train(example.normalized_classifier(), clusters(example.BATCH, 1400, seed=1), [], say=said.append)
+    assert any(line.startswith("epoch 10: 4096 samples of 1 peers") for line in said)

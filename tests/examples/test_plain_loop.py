@@ -11,21 +11,23 @@ from pathlib import Path
 import pytest
 
 from examples import plain_loop
+from examples.peers import run
+from swarmcli.dht import DHT
 
 ROOT = Path(plain_loop.__file__).parent.parent
 EPOCH = re.compile(r"epoch (\d+): (\d+) samples of (\d+) peers, lineage (\w+)")
 
 # A process that was started in the background may have inherited that interrupts are ignored.
 RUN = """
-import runpy, signal
+import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_module("examples.plain_loop", run_name="__main__")
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
 @contextmanager
-def peer(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-u", "-c", RUN, "--batches", "1000000", *arguments]
+def peer(example: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-u", "-c", RUN, f"examples.{example}", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             yield process
@@ -49,10 +51,11 @@ def lineages(lines: list[str]) -> dict[int, str]:
 
 
 @pytest.mark.processes
-def test_two_processes_train_together() -> None:
-    with peer() as first:
-        address = read_until(first, "others join")[0].split()[-1]
-        with peer("--seed", "1", "--peer", address) as second:
+@pytest.mark.parametrize("example", ["plain_loop", "transformers_trainer"])
+def test_two_processes_train_together(example: str) -> None:
+    with peer(example) as first:
+        address = read_until(first, "others join")[-1].split()[-1]
+        with peer(example, "--seed", "1", "--peer", address) as second:
             told = [read_until(process, "[0-9]{4,} samples of 2 peers") for process in (first, second)]
             for process in (first, second):
                 process.send_signal(signal.SIGINT)
@@ -62,6 +65,14 @@ def test_two_processes_train_together() -> None:
     one, other = map(lineages, told)
     together = {epoch for epoch in one.keys() & other.keys() if one[epoch] == other[epoch]}
     assert together, told
+
+
+def test_a_contact_that_does_not_answer_is_one_line() -> None:
+    def train() -> None:
+        DHT(["tcp://127.0.0.1:9"], start=True, host="127.0.0.1", startup_timeout=0.2)
+
+    with pytest.raises(SystemExit, match=r"^stopped: no first contact answered within 0.2 s: tcp://127.0.0.1:9"):
+        run(train)
 
 
 def test_it_takes_five_lines() -> None:

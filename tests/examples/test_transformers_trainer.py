@@ -14,11 +14,16 @@ from tests.optim.shells import at_once, dhts
 EPOCHS = 4
 
 
+@pytest.fixture(autouse=True)
+def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(example, "TARGET", 64)
+
+
 def swarm_trainer(dht: DHT, place: Path, epochs: int = EPOCHS, model: Any = None, **settings: Any) -> Any:
     """A Trainer on the example's model and data, with everything that the example sets."""
     model = example.small_model() if model is None else model
     optimizer = example.make_optimizer(dht, model, 10)
-    trainer = example.make_trainer(model, example.counting(72, 1), optimizer, 1, epochs, str(place))
+    trainer = example.make_trainer(model, example.counting(72, 1), optimizer, 1, str(place), epochs)
     for name, value in settings.items():
         setattr(trainer.args, name, value)
     return trainer, optimizer
@@ -82,7 +87,7 @@ def test_it_goes_on_from_a_checkpoint_of_trainers(tmp_path: Path) -> None:
 
 def test_the_others_see_its_loss(tmp_path: Path) -> None:
     with dhts(1) as (dht,):
-        trainer, optimizer = swarm_trainer(dht, tmp_path, epochs=2)
+        trainer, optimizer = swarm_trainer(dht, tmp_path, epochs=2, logging_steps=1)
         trainer.train()
         assert 1.0 < optimizer.report().loss < 5.0
         optimizer.shutdown()

@@ -67,6 +67,20 @@ def test_anything_else_is_refused_and_shown(text: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("/ip4/203.0.113.7/tcp/31330/p2p/QmXyz", r"is here tcp://203\.0\.113\.7:31330; expected"),
+        ("/ip6/2001:db8::7/tcp/80", r"is here tcp://\[2001:db8::7\]:80; expected"),
+        ("/dns4/example.org/tcp/80", r"is here tcp://example\.org:80; expected"),
+        ("/ip4/203.0.113.7/udp/31330/quic", "addresses are URLs over TCP here, no multiaddrs; expected"),
+    ],
+)
+def test_a_multiaddr_is_told_as_what_it_is_here(text: str, words: str) -> None:
+    with pytest.raises(AddressError, match=words):
+        parse_address(text)
+
+
 def test_a_peer_is_refused_that_sends_no_text_or_too_much() -> None:
     for nonsense in (None, 7, b"tcp://host:80", "tcp://" + "h" * 10_000 + ":80"):
         with pytest.raises(AddressError) as caught:
