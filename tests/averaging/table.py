@@ -1,6 +1,7 @@
 """Searches around one table: messages travel with random delays, declarations lie on a shared board.
 
-A driver of `Search` without any network, so that thousands of schedules can be tried. Time is a number here.
+A driver of `Search` without any network, so that thousands of schedules can be tried. Time is a number here. Peers may
+sit down again and again, in one bucket or another: all of them share one board, one delay and one set of seats.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import heapq
 import itertools
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.matchmaking.candidates import Candidate, Roll, search_id
+from swarmcli.averaging.matchmaking.attendance import Attendance
+from swarmcli.averaging.matchmaking.candidates import Bucket, Candidate, Roll, search_id
 from swarmcli.averaging.matchmaking.matchmaking import Search
 from swarmcli.averaging.matchmaking.meeting import Answer, Joining, Reply
 from swarmcli.averaging.matchmaking.moves import Goal
@@ -36,6 +39,7 @@ class Seat:
     heard: bool = True  # its death is
     group: list[PeerID] | None = None
     gave_up: str = ""
+    began_at: float = 0.0
     formed_at: float = math.nan
     read_took: float = 0.0
     pause: float = FIRST_PAUSE
@@ -53,8 +57,12 @@ class Table:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.board: dict[PeerID, Candidate] = {}
-        self.seats: dict[PeerID, Seat] = {}
+        self.board: dict[PeerID, Candidate] = {}  # each peer has one declaration, which names its bucket
+        self.seats: dict[PeerID, Seat] = {}  # the present one of each peer
+        self.on_group: Callable[[Seat], None] = lambda seat: None  # called for the leader of each group that begins
+        self._attendance: defaultdict[PeerID, Attendance] = defaultdict(Attendance)
+        self._finished: defaultdict[PeerID, dict[PeerID, bytes]] = defaultdict(dict)
+        self._away: dict[tuple[PeerID, Bucket], tuple[PeerID, ...]] = {}  # whose group of that bucket has begun
         self.sees: dict[PeerID, frozenset[PeerID]] = {}  # whose declarations this one finds, if not all
         self.stale: list[Candidate] = []  # older declarations that are still found
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -70,15 +78,37 @@ class Table:
         listening: bool = True,
         goal: Goal | None = None,
         tag: bytes = b"",
+        bits: str = "",
         me: Candidate | None = None,
     ) -> Seat:
         """A peer begins to look for a group at time `at`."""
         peer, goal = peer_id(number), goal or Goal()
-        me = me or Candidate(peer, search_id(at, self.random.randbytes(8)), tag, listening)
-        search = Search(me, Roll(tag, peer), self.options, goal, now=at, connected=self._connected(peer))
-        seat = self.seats[peer] = Seat(search)
+        me = me or Candidate(peer, search_id(at, self.random.randbytes(8)), tag, listening, bits=bits)
+        roll, connected = Roll(me.bucket, peer, self._finished[peer]), self._connected(peer)
+        search = Search(me, roll, self._attendance[peer], self.options, goal, now=at, connected=connected)
+        seat = self.seats[peer] = Seat(search, began_at=at)
         self._at(at, lambda: self._begin(seat))
         return seat
+
+    def hold(self, number: int, bits: str = "") -> None:
+        """A peer declares itself and does not look for a group yet."""
+        peer = peer_id(number)
+        self.board[peer] = Candidate(peer, bytes(16), b"", True, bits=bits, looking=False)
+
+    def rest(self, number: int, bits: str = "") -> None:
+        """A peer whose group has begun declares in which bucket it will look next; others read it a little later."""
+        seat = self.seats[peer_id(number)]
+        me = replace(seat.search.me, bits=bits, looking=False)
+        self._away[me.peer_id, seat.search.me.bucket] = tuple(seat.group or ())
+        self._attendance[me.peer_id].note_present(seat.group or ())
+        for mate in seat.group or ():
+            seat.search.roll.finish(mate)
+        self._at(self.now + self.read_delay(self.random) / 2, lambda: self._declare(me))
+
+    def _declare(self, candidate: Candidate) -> None:
+        known = self.board.get(candidate.peer_id)
+        if known is None or known.search <= candidate.search:
+            self.board[candidate.peer_id] = candidate
 
     def kill(self, number: int, at: float, *, heard: bool = True) -> None:
         """A peer dies; with `heard` those whom it met notice at once, otherwise it is just silent."""
@@ -102,6 +132,9 @@ class Table:
         """A declaration whose peer is gone."""
         peer = peer_id(number)
         self.board[peer] = Candidate(peer, search_id(0.0, self.random.randbytes(8)), tag, True)
+
+    def later(self, seconds: float, happen: Callable[[], None]) -> None:
+        self._at(self.now + seconds, happen)
 
     def report(self, number: int, progress: float, at: float) -> None:
         seat = self.seats[peer_id(number)]
@@ -150,7 +183,8 @@ class Table:
 
     def _begin(self, seat: Seat) -> None:
         took = self.read_delay(self.random)
-        self._at(self.now + took / 2, lambda: self.board.__setitem__(seat.search.me.peer_id, seat.search.me))
+        self._away.pop((seat.search.me.peer_id, seat.search.me.bucket), None)
+        self._at(self.now + took / 2, lambda: self._declare(seat.search.me))
         seat.read_took = took
         self._at(self.now + took / 2, lambda: self._read(seat))
         self._step(seat)
@@ -158,15 +192,14 @@ class Table:
 
     def _read(self, seat: Seat) -> None:
         """Begins a read, whose result is as of now and arrives later."""
-        sees = self.sees.get(seat.search.me.peer_id, self.board.keys())
-        seen = [candidate for peer, candidate in self.board.items() if peer in sees] + self.stale
+        me = seat.search.me
+        sees = self.sees.get(me.peer_id, self.board.keys())
+        seen = [each for peer, each in self.board.items() if peer in sees and each.bits == me.bits] + self.stale
 
         def arrive() -> None:
             if not seat.alive or seat.group is not None or seat.gave_up:
                 return
-            for candidate in seen:
-                seat.search.learn(candidate, self.now)
-            seat.search.on_read(self.now, seat.read_took)
+            seat.search.on_read(seen, self.now, seat.read_took)
             self._step(seat)
             self._at(self.now + seat.pause, lambda: self._read(seat))
             seat.pause = min(2 * seat.pause, LAST_PAUSE) if seat.search.settling.calm else FIRST_PAUSE
@@ -227,11 +260,9 @@ class Table:
             answer = None
             if other.doom == "asked":
                 return self._die(other)
-            if (
-                not other.gave_up
-                and other.search.me.tag == me.tag
-                and (other.group is not None or other.wake < math.inf)
-            ):
+            if (mates := self._away.get((target.peer_id, me.bucket))) is not None:
+                answer = Answer("begun", gone=mates)
+            elif self._looks(other, me) and (other.group is not None or other.wake < math.inf):
                 answer = other.search.on_join(me, joining, self.now)
             self._send(seat, lambda: settle(answer))
             if other.doom == "accepted" and 2 * len(other.search.gathering) >= len(self.seats):
@@ -254,7 +285,9 @@ class Table:
         def receive() -> None:
             assert other is not None
             reply = None
-            if not other.gave_up and other.search.me.tag == to.tag:
+            if (mates := self._away.get((target.peer_id, to.bucket))) is not None:
+                reply = Reply("begun", gone=mates)
+            elif self._looks(other, to):
                 reply = other.search.on_invitation(seat.search.me, to, self.now)
             self._send(seat, lambda: settle(reply))
 
@@ -268,10 +301,15 @@ class Table:
         self._send(other, receive)
         self._expire(seat, target.peer_id, answered)
 
+    def _looks(self, other: Seat, candidate: Candidate) -> bool:
+        """Whether this is the present search of a peer, and in the candidate's bucket."""
+        me = other.search.me
+        return self.seats[me.peer_id] is other and not other.gave_up and me.bucket == candidate.bucket
+
     def _expire(self, seat: Seat, peer: PeerID, answered: list[bool]) -> None:
         def time_out() -> None:
             if not answered and seat.alive and seat.group is None:
-                seat.search.on_no_answer(peer, self.now)
+                seat.search.on_lost(peer, self.now)
                 self._step(seat)
 
         self._at(self.now + self.options.request_timeout, time_out)
@@ -284,10 +322,11 @@ class Table:
         for candidate in order[:told]:
             other = self.seats[candidate.peer_id]
             self._send(other, lambda other=other, candidate=candidate: self._begun(seat, other, candidate, members))
-
         if seat.doom:
             self._die(seat)
+        self.on_group(seat)
 
     def _begun(self, leader: Seat, seat: Seat, candidate: Candidate, members: list[PeerID]) -> None:
-        if seat.search.on_begin(leader.search.me.peer_id, candidate.search, members):
+        first, up = leader.search.me.peer_id, leader.search.waited_in_vain
+        if seat.search.on_begin(first, candidate.search, members, waited_in_vain=up):
             seat.group, seat.formed_at = members, self.now

@@ -1,8 +1,10 @@
 """Whom a peer that looks for a group knows of, in the order in which they would lead. No input or output here.
 
-A peer that looks for a group is a *candidate*. Its rank comes from a hash over its id, its tag and the number of its
-search, so leadership falls to another peer in every round; peers that nobody can dial rank behind all others, since
-a leader has to be reachable. Requests to join only go up the ranks, so they cannot run in a circle.
+A peer declares itself in its bucket as long as it has an averager, whether it looks for a group or not. While it looks
+it is a *candidate*; between its searches it *holds* the bucket, and may look again. A candidate's rank comes from a
+hash over its id, its tag and the number of its search, so leadership falls to another peer in every round; peers that
+nobody can dial rank behind all others, since a leader has to be reachable. Requests to join only go up the ranks, so
+they cannot run in a circle.
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from swarmcli.averaging.config import check_group_bits
 from swarmcli.averaging.group import MAX_TAG_BYTES, check_addresses
 from swarmcli.network.identity import PeerID
 
+LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
 SEARCH_BYTES = 16
 MAX_CANDIDATES = 4096
 MAX_BACKOFF = 5  # doublings of the time for which an unreachable candidate is passed over
 
 Rank: TypeAlias = tuple[bool, bytes]
+Bucket: TypeAlias = tuple[bytes, str]  # tag and group bits
 
 
 class GroupSizes(Protocol):
@@ -35,18 +40,25 @@ class GroupSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer that looks for a group, as it declares itself. Raises ValueError for what no honest peer declares."""
+    """A peer as it declares itself. Raises ValueError for what no honest peer declares."""
 
     peer_id: PeerID
-    search: bytes  # its search: 8 bytes of swarm time (so that later ones are greater) and 8 drawn at random
+    search: bytes  # its last search: 8 bytes of swarm time (so that later ones are greater) and 8 drawn at random
     tag: bytes
     listening: bool
     addresses: tuple[str, ...] = ()
+    bits: str = ""  # peers of unlike group bits, or of unlike tags, never share a group
+    looking: bool = True  # False: its last search has ended, or it has not begun one
 
     def __post_init__(self) -> None:
         if len(self.search) != SEARCH_BYTES or len(self.tag) > MAX_TAG_BYTES:
             raise ValueError(f"a search has {SEARCH_BYTES} bytes and a tag at most {MAX_TAG_BYTES}")
         check_addresses(self.addresses)
+        check_group_bits(self.bits)
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.tag, self.bits
 
 
 def search_id(now: float, noise: bytes) -> bytes:
@@ -76,15 +88,19 @@ class Entry:
     invitations: int = 0
     coming_until: float = -math.inf  # it said that it would come
 
+    @property
+    def peer_id(self) -> PeerID:
+        return self.candidate.peer_id
+
 
 @dataclass(slots=True)
 class Roll:
-    """The candidates of one tag that one peer knows of, without itself.
+    """The candidates of one bucket that one peer knows of, without itself.
 
     `finished` holds, for each peer, the search of it that has ended; what others say about it is then out of date.
     """
 
-    tag: bytes
+    bucket: Bucket
     own_id: PeerID
     finished: dict[PeerID, bytes] = field(default_factory=dict)
     entries: dict[PeerID, Entry] = field(default_factory=dict)
@@ -95,7 +111,7 @@ class Roll:
         Whoever speaks for himself is no longer passed over.
         """
         peer = candidate.peer_id
-        if candidate.tag != self.tag or peer == self.own_id:
+        if candidate.bucket != self.bucket or not candidate.looking or peer == self.own_id:
             return False
         known = self.entries.get(peer)
         if known is not None and known.candidate.search == candidate.search:

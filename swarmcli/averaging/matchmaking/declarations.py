@@ -1,18 +1,20 @@
-"""Where peers that look for a group find each other: declarations under a key of the hash table.
+"""Where peers that average with each other find each other: declarations under a key of the hash table.
 
-Each peer has one subkey that only it can write. What does not decode, or names another peer than its owner, is
-passed over.
+Each peer has one subkey that only it can write, under the key of its bucket, from the start of its averager to its end.
+What does not decode, or names another peer than its owner, is passed over.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
-from swarmcli.averaging.matchmaking.candidates import Candidate
+from swarmcli.averaging.matchmaking.bits import group_key
+from swarmcli.averaging.matchmaking.candidates import LIFETIME, Candidate
+from swarmcli.dht.follower import Follower
 from swarmcli.dht.keys import OwnedSubkey
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import DHTError, NetworkError
@@ -21,49 +23,69 @@ from swarmcli.network import wire
 logger = logging.getLogger(__name__)
 
 
-class Board(Protocol):
-    """Where candidates declare themselves. Failures to reach it show as fewer declarations, not as errors."""
+class Board:
+    """The declarations of one prefix. Failures to reach them show as fewer declarations, not as errors.
 
-    async def declare(self, candidate: Candidate, lifetime: float) -> None:
-        """Shows the candidate to everyone who reads, for `lifetime` seconds."""
+    What this peer last said with `say` is what any later `publish` writes, so one that is slow or was cancelled cannot
+    bring an older declaration back.
+    """
 
-    async def read(self) -> Sequence[Candidate]:
-        """Who has declared."""
-
-    async def withdraw(self) -> None:
-        """Takes this peer's declaration back."""
-
-
-class DHTBoard:
-    """The board of one group key."""
-
-    def __init__(self, node: DHTNode, key: str) -> None:
-        self.key = key
+    def __init__(self, node: DHTNode, prefix: str) -> None:
         self._node = node
-        self._follower = node.follow(key)
+        self._prefix = prefix
+        self._own: Candidate | None = None
+        self._published: Candidate | None = None
+        self._follower: Follower | None = None
 
-    async def declare(self, candidate: Candidate, lifetime: float) -> None:
-        expiration = self._node.endpoint.clock.now() + lifetime
-        value = wire.encode(candidate)
+    def say(self, candidate: Candidate) -> None:
+        """How this peer stands from now on; to be published."""
+        self._own = candidate
+
+    async def publish(self, *, again: bool = False) -> None:
+        """Writes what was last said; with `again` also if it has been written before.
+
+        A peer that has moved writes it under the key of its former bucket too: readers there see that it has gone. To
+        withdraw would take two lookups, and could end after a later declaration under the same key.
+        """
+        own, published = self._own, self._published
+        if own is None or (own == published and not again):
+            return
+        keys = {group_key(self._prefix, each.bits): None for each in (own, published or own)}
+        expiration, subkey = self._node.endpoint.clock.now() + LIFETIME, self._node.own_subkey()
         try:
-            stored = await self._node.store(self.key, value, expiration, subkey=self._node.own_subkey())
+            values, subkeys = [wire.encode(own)] * len(keys), [subkey] * len(keys)
+            stored = await self._node.store_many(list(keys), values, expiration, subkeys)
         except (NetworkError, DHTError) as error:
-            logger.debug("%s is out of reach: %s", self.key, error)
-        else:
-            if not stored:
-                logger.debug("no replica of %s took the declaration", self.key)
+            logger.debug("%s is out of reach: %s", self._prefix, error)
+            return
+        self._published = own
+        if not all(stored.values()):
+            logger.debug("no replica of %s took the declaration", list(stored))
 
-    async def read(self) -> Sequence[Candidate]:
+    async def keep_published(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self.publish(again=True)
+            await asyncio.sleep(LIFETIME / 2)
+
+    async def read(self, bits: str) -> Sequence[Candidate]:
+        """Who holds the bucket; nobody, not even this peer, if the table is out of reach."""
+        key = group_key(self._prefix, bits)
+        if self._follower is None or self._follower.key != key:
+            self._follower = self._node.follow(key)
         try:
             found = await self._follower.refresh()
         except (NetworkError, DHTError) as error:
-            logger.debug("%s is out of reach: %s", self.key, error)
+            logger.debug("%s is out of reach: %s", key, error)
             return ()
         candidates = (_candidate(subkey, entry.value) for subkey, entry in found.items())
-        return [candidate for candidate in candidates if candidate is not None]
+        return [candidate for candidate in candidates if candidate is not None and candidate.bits == bits]
 
     async def withdraw(self) -> None:
-        await self._node.withdraw(self.key, self._node.own_subkey())
+        """Takes this peer's declaration back. Raises NetworkError or DHTError."""
+        published, self._own = self._published, None
+        if published is not None:
+            await self._node.withdraw(group_key(self._prefix, published.bits), self._node.own_subkey())
 
 
 def _candidate(subkey: object, value: object) -> Candidate | None:

@@ -13,9 +13,10 @@ from swarmcli.averaging.allreduce.partition import reducing_shares
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
 from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
-from swarmcli.averaging.matchmaking.bits import group_key, next_bits
-from swarmcli.averaging.matchmaking.candidates import Candidate, Roll, search_id
-from swarmcli.averaging.matchmaking.declarations import DHTBoard
+from swarmcli.averaging.matchmaking.attendance import Attendance
+from swarmcli.averaging.matchmaking.bits import next_bits
+from swarmcli.averaging.matchmaking.candidates import SEARCH_BYTES, Candidate, Roll, search_id
+from swarmcli.averaging.matchmaking.declarations import Board
 from swarmcli.averaging.matchmaking.matchmaking import Search
 from swarmcli.averaging.matchmaking.moves import Goal, Offer
 from swarmcli.averaging.matchmaking.post import Post, Unheard
@@ -62,34 +63,40 @@ class GroupFinder:
         self._rendezvous = Rendezvous(node.endpoint, config.prefix, parted)
         self._turn = asyncio.Lock()
         self._finished: dict[PeerID, bytes] = {}
+        self._attendance = Attendance()
         self._crew: frozenset[PeerID] = frozenset()
+        self._expects = False  # the crew was named by `expect`, and nobody else is waited for
         self._newcomer = True
-        self._board: DHTBoard | None = None
+        self._board = Board(node, config.prefix)
+        self._last_search = bytes(SEARCH_BYTES)
+        self._last_tag = b""
         self._started = 0.0
         self._searched = 0.0  # swarm time of the last search
 
     def start(self) -> None:
-        """Begins to answer others. Raises ValueError if this endpoint has an averager of the same prefix."""
+        """Begins to answer others, and declares that this peer holds the prefix. Raises ValueError if this endpoint
+        has an averager of the same prefix."""
         self._started = asyncio.get_running_loop().time()
         self._rendezvous.start()
+        self._board.say(self._me(looking=False))
+        self._declaring = self._tasks.spawn(self._board.keep_published())
 
     async def stop(self) -> None:
         """Answers nobody any more and withdraws the declaration."""
         self._rendezvous.stop()
-        if self._board is not None:
-            try:
-                async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
-                    await self._board.withdraw()
-            except (NetworkError, DHTError, TimeoutError) as error:
-                logger.debug("the declaration under %s stays until it expires: %s", self._board.key, error)
-            self._board = None
+        try:
+            async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
+                await self._board.withdraw()
+        except (NetworkError, DHTError, TimeoutError) as error:
+            logger.debug("the declaration of %s stays until it expires: %s", self._config.prefix, error)
         await self._tasks.close()
 
     def set_group_bits(self, bits: str) -> None:
         """The bucket to look in from the next search on. Raises ValueError."""
         check_group_bits(bits)
-        self.group_bits = bits
         self._crew = frozenset()
+        self.group_bits = bits
+        self._declare_idle()
 
     def describe(self, total_size: int, own_terms: dict[str, str]) -> None:
         """What is averaged from the next search on; see __init__."""
@@ -97,12 +104,13 @@ class GroupFinder:
 
     def doubt(self, peers: Iterable[bytes]) -> None:
         """These spoiled a round: the next group does not wait for them, though they may come."""
-        doubtful = frozenset(peers)
-        self._crew = frozenset(peer for peer in self._crew if peer not in doubtful)
+        doubtful = [PeerID(peer) for peer in peers]
+        self._crew -= frozenset(doubtful)
+        self._attendance.note_missed(doubtful)
 
     def expect(self, peers: Iterable[PeerID]) -> None:
-        """The next group waits for these while they can be reached, until its time is up."""
-        self._crew = frozenset(peers)
+        """The next group waits for these while they can be reached, until its time is up, and for no other holder."""
+        self._crew, self._expects = frozenset(peers), True
 
     async def find(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """A group for this round; waits until an earlier search has ended.
@@ -114,7 +122,7 @@ class GroupFinder:
         async with self._turn:
             search = self._new_search(control)
             offer = self._offer(control.request, gathered)
-            self._board = self._board_of(group_key(self._config.prefix, self.group_bits))
+            self._board.say(search.me)
             seeker = self._rendezvous.open(Seeker(search, self._post, self._board, offer, control))
             try:
                 async with asyncio.timeout_at(deadline):
@@ -129,19 +137,17 @@ class GroupFinder:
                 raise
             finally:
                 self._rendezvous.close(seeker.group)
-            self._remember(group, search)
+                if seeker.group is not None:
+                    self._remember(seeker.group, search)
+                if search.awaits_holders or search.me.bits:
+                    self._declare_idle()
             return group
 
     def _new_search(self, control: StepControl) -> Search:
         request, clock = control.request, self._endpoint.clock
         loop_time = asyncio.get_running_loop().time()
-        me = Candidate(
-            self._endpoint.peer_id,
-            self._search_id(),
-            request.tag,
-            self.listening,
-            self._endpoint.info.addresses if self.listening else (),
-        )
+        self._last_search, self._last_tag = self._search_id(), request.tag
+        me = self._me(looking=True)
         opens_at = -math.inf
         if control.scheduled_time is not None:
             opens_at = loop_time + control.scheduled_time - clock.now()
@@ -150,9 +156,10 @@ class GroupFinder:
             options = replace(options, min_matchmaking_time=request.lookout)
         return Search(
             me,
-            Roll(request.tag, me.peer_id, self._finished),
+            Roll(me.bucket, me.peer_id, self._finished),
+            self._attendance,
             options,
-            Goal(opens_at, request.target, request.only_one, self._crew, control.allow_retries),
+            Goal(opens_at, request.target, request.only_one, self._crew, self._expects, control.allow_retries),
             now=loop_time,
             connected=self._endpoint.is_connected,
         )
@@ -175,8 +182,16 @@ class GroupFinder:
             newcomer=self._newcomer,
         )
 
-    def _board_of(self, key: str) -> DHTBoard:
-        return self._board if self._board is not None and self._board.key == key else DHTBoard(self._node, key)
+    def _me(self, *, looking: bool) -> Candidate:
+        addresses = self._endpoint.info.addresses if self.listening else ()
+        last = self._last_search, self._last_tag
+        return Candidate(self._endpoint.peer_id, *last, self.listening, addresses, self.group_bits, looking)
+
+    def _declare_idle(self) -> None:
+        """Others see in which bucket this peer is, and that it looks for no group now."""
+        if not self._declaring.done():  # otherwise this averager has ended
+            self._board.say(self._me(looking=False))
+            self._tasks.spawn(self._board.publish())
 
     def _draw_up(self, search: Search, offer: Offer) -> Group:
         """The group of this peer and its followers. Raises NoReducerError."""
@@ -201,7 +216,8 @@ class GroupFinder:
             search.roll.finish(member.peer_id)
             self._endpoint.learn(PeerInfo(member.peer_id, member.addresses))
         size = self._config.matchmaking.target_group_size
-        everyone = size is None or len(group) < size
+        everyone = size is None or len(self._attendance.holders) <= size
         peers = frozenset(member.peer_id for member in group.members)
-        self._crew = peers if everyone and not self.group_bits else frozenset()
+        self._attendance.note_present(peers)
+        self._crew, self._expects = peers if everyone and not self.group_bits else frozenset(), False
         self.group_bits = next_bits(self.group_bits, group, search.me.peer_id, size or len(group))

@@ -8,7 +8,6 @@ then it is open for newcomers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarmcli.averaging.config import MatchmakingOptions
@@ -42,18 +41,14 @@ class Decision:
 
 
 class Gathering:
-    """The followers of one peer, and its deadlines. `crew` are the mates of the last round, expected again."""
+    """The followers of one peer, and its deadlines."""
 
-    def __init__(
-        self, options: MatchmakingOptions, *, now: float, opens_at: float, target: float | None, crew: Iterable[PeerID]
-    ) -> None:
+    def __init__(self, options: MatchmakingOptions, *, now: float, opens_at: float, target: float | None) -> None:
         self.options = options
         self.opens_at = opens_at
         self.target = target
         self.own_progress = 0.0
         self.followers: dict[PeerID, Follower] = {}
-        self.crew = frozenset(crew)
-        self.absent = set(self.crew)  # those of the crew who may still come
         self.close_at = max(now, opens_at) + options.min_matchmaking_time
         self.blocked = ""  # why these members cannot begin: none of them can reduce for all
         self._gathered = 0
@@ -68,7 +63,6 @@ class Gathering:
         self.followers[candidate.peer_id] = Follower(candidate, joining, 0.0)
         self.report(candidate.peer_id, joining.progress)
         self._gathered += len(joining.gathered)
-        self.absent.discard(candidate.peer_id)
         self.blocked = ""
         self.close_at = min(self.close_at, now + max(joining.patience, MIN_PATIENCE))
 
@@ -133,7 +127,7 @@ class Gathering:
     def decide(self, now: float, *, missing: bool, asking: bool, settled_at: float, keep_looking: bool) -> Decision:
         """Whether to begin.
 
-        `missing`: candidates that are expected have not come. `asking`: this peer may be about to follow another
+        `missing`: somebody who could still come has not. `asking`: this peer may be about to follow another
         one. `settled_at`: when everyone who is there can have been heard of, if nothing new happens. `keep_looking`:
         with too few members at the end of the time, look on.
         """
@@ -141,9 +135,7 @@ class Gathering:
             return Decision(wake_at=self.opens_at)
         if self.blocked and now < self.close_at:
             return Decision(wake_at=self.close_at)
-        missing = missing or asking or bool(self.absent)
-        if self.crew and self.crew <= self.followers.keys():
-            settled_at = now  # the last round's crew is back, so nobody has to be waited for
+        missing = missing or asking
         if self.target is not None:
             return self._decide_standing(now, missing, settled_at)
         full = self.is_full and not asking

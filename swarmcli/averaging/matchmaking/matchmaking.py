@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.matchmaking.asking import Asking
+from swarmcli.averaging.matchmaking.attendance import Attendance
 from swarmcli.averaging.matchmaking.candidates import (
+    LIFETIME,
     Candidate,
     Entry,
     Plan,
@@ -27,14 +29,13 @@ from swarmcli.averaging.matchmaking.candidates import (
     rank_of,
 )
 from swarmcli.averaging.matchmaking.elsewhere import Elsewhere
-from swarmcli.averaging.matchmaking.gathering import Gathering
+from swarmcli.averaging.matchmaking.gathering import Decision, Gathering
 from swarmcli.averaging.matchmaking.inviting import expected_followers, hope, invite
 from swarmcli.averaging.matchmaking.meeting import MAX_GONE, Answer, Joining, Reply
 from swarmcli.averaging.matchmaking.moves import Goal, Moves
 from swarmcli.averaging.matchmaking.settling import Settling
 from swarmcli.network.identity import PeerID
 
-LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
 BELIEF = 2.0  # seconds that "I follow somebody else" or "my group is full" is believed
 OVERDUE = 0.75  # seconds after the end of the time at which a leader that could have begun must have
 MAX_RENEWALS = 3  # times that a leader with too few members keeps its followers for another try
@@ -48,6 +49,7 @@ class Search:
         self,
         me: Candidate,
         roll: Roll,
+        attendance: Attendance,
         options: MatchmakingOptions,
         goal: Goal,
         *,
@@ -59,9 +61,13 @@ class Search:
         self.roll = roll
         self.options = options
         self.keep_looking = goal.keep_looking
-        self.gathering = Gathering(
-            options, now=now, opens_at=goal.opens_at, target=goal.target, crew=goal.crew - {me.peer_id}
-        )
+        self.gathering = Gathering(options, now=now, opens_at=goal.opens_at, target=goal.target)
+        self.crew = set(goal.crew - {me.peer_id})  # without those who are found lost
+        self.waited_in_vain = False  # for somebody who had not come when the group began
+        self._attendance = attendance
+        # Who is in a standing group works while it waits; whoever is not would be waited for at every end.
+        self.awaits_holders = goal.target is None and not goal.only_crew
+        self._seen: set[PeerID] = set()  # who has looked for such a group since this search began
         self._only_one = goal.only_one
         self._elsewhere = Elsewhere()
         self.leader: Candidate | None = None
@@ -82,13 +88,25 @@ class Search:
         """Somebody looks for a group: said by himself (`direct`), by the declarations or by a third peer."""
         if self.roll.learn(candidate, now, LIFETIME, direct=direct):
             self.settling.news(now)
+            self._seen.add(candidate.peer_id)
             self._elsewhere.back(candidate.peer_id)
         elif self._only_one and candidate.tag != self.me.tag and candidate.search > self.me.search:
             self._elsewhere.note(candidate.peer_id)
 
-    def on_read(self, now: float, duration: float) -> None:
-        """The declarations were read; it took `duration` seconds to declare and read."""
-        self.settling.on_read(now, duration)
+    def on_read(self, declared: Sequence[Candidate], now: float, duration: float) -> None:
+        """The declarations of this bucket were read; it took `duration` seconds to declare and read."""
+        if declared:  # this peer's own at least, unless the table is out of reach
+            self.crew -= self._attendance.holders.keys() - {each.peer_id for each in declared}  # they have withdrawn
+            self._attendance.read(declared)
+        for candidate in declared:
+            self.learn(candidate, now)
+            known = self.roll.entries.get(candidate.peer_id)
+            if known is not None and not candidate.looking and candidate.search >= known.candidate.search:
+                self.roll.finish(candidate.peer_id)
+        size = self.options.target_group_size
+        # At their start not everyone has declared himself, so a few are no proof that they are all.
+        crowd = size is not None and (len(declared) > size or not self.crew)
+        self.settling.on_read(now, duration, crowd=crowd)
 
     def on_join(self, candidate: Candidate, joining: Joining, now: float) -> Answer:
         """A peer asks to follow this one."""
@@ -153,13 +171,20 @@ class Search:
         self._leader_has = members
         return True
 
-    def on_begin(self, peer: PeerID, search: bytes, mates: Iterable[PeerID] = ()) -> bool:
-        """A leader says that its group begins, with this peer's `search` in it. Returns whether that is so."""
+    def on_begin(
+        self, peer: PeerID, search: bytes, mates: Iterable[PeerID] = (), *, waited_in_vain: bool = False
+    ) -> bool:
+        """A leader says that its group begins, with this peer's `search` in it. Returns whether that is so.
+
+        `waited_in_vain`: it has waited in vain for others, so nobody in its group has to do so again.
+        """
         # The message may overtake the answer to the request to join.
         awaited = self.asking.since if self.leader is None else (self.leader.peer_id,)
         if self.begun or peer not in awaited or search != self.me.search:
             return False
         self._begin(mates)
+        if waited_in_vain:
+            self._attendance.note_missed(self._awaited().difference(self._mates))
         return True
 
     def _begin(self, mates: Iterable[PeerID]) -> None:
@@ -186,9 +211,11 @@ class Search:
             self.settling.news(now)
 
     def on_lost(self, peer: PeerID, now: float) -> None:
-        """The connection to this peer is gone, or it does not answer."""
+        """The connection to this peer is gone, it could not be reached, or it was silent for too long."""
+        self.asking.answered(peer)
         self.gathering.remove(peer)
-        self.gathering.absent.discard(peer)
+        self.crew.discard(peer)
+        self._attendance.note_missed([peer])
         self.roll.fail(peer, now, 2 * self.options.request_timeout)
         self.on_parted(peer, now)
 
@@ -230,16 +257,11 @@ class Search:
         self.gathering.remove(peer)
         self.roll.finish(peer)
 
-    def on_no_answer(self, peer: PeerID, now: float) -> None:
-        """The asked or invited peer could not be reached or was silent for too long."""
-        self.asking.answered(peer)
-        self.on_lost(peer, now)
-
     def on_reply(self, peer: PeerID, reply: Reply, now: float) -> None:
         """The invited peer answered."""
         self._learn_from(peer, reply.candidate, reply.to, now)
         if reply.verdict == "begun":
-            self.gathering.absent.discard(peer)
+            self.crew.discard(peer)
             self._note_begun(peer, reply.gone, now)
         elif reply.verdict == "coming" and peer in self.roll.entries:
             self.roll.entries[peer].coming_until = now + self.options.request_timeout / 2
@@ -315,14 +337,19 @@ class Search:
         plan = self._plan(waiting, now) if now >= ready_at else Plan([], {}, crowded=True)
         expected = expected_followers(plan, self.roll, self.gathering.followers, now)
         patience = self.options.request_timeout
-        hopes = [hope(entry, hedge=self.settling.hedge, patience=patience) for entry in expected]
-        missing = any(until > now for until in hopes)
+        hedge = self.settling.hedge
+        one_for_all = self.awaits_holders and not plan.crowded
+        if one_for_all:  # whoever is slow would be left to a group of its own
+            hedge = self.gathering.patience
+        hopes = [hope(e, hedge=hedge, patience=patience) for e in expected if self._attendance.waits_for(e.peer_id)]
+        if one_for_all:
+            hopes += [since + hedge for since in self.asking.since.values()]
+        hoping = any(until > now for until in hopes)
         if not waiting and now >= ready_at:
-            waiting = self._reach_out(plan, expected, missing, now, moves)
+            waiting = self._reach_out(plan, expected, hoping, now, moves)
         settled_at = self.settling.settled_at
-        decision = self.gathering.decide(
-            now, missing=missing, asking=waiting, settled_at=settled_at, keep_looking=self.keep_looking
-        )
+        absent = self._awaited() if plan.crowded else self._awaited().union(e.peer_id for e in expected)
+        decision = self._decide(now, hoping, waiting, absent, settled_at)
         moves.missed = not waiting and now >= settled_at and self._elsewhere.outweighs(self.gathering.followers)
         if decision.begin and not moves.missed:
             self._begin((self.me.peer_id, *self.gathering.followers))
@@ -331,6 +358,29 @@ class Search:
         times = (moves.wake_at, decision.wake_at, ready_at, judged_at, *hopes, *hedged_at)
         moves.wake_at = min(time for time in times if time > now)
 
+    def _decide(self, now: float, hoping: bool, asking: bool, absent: set[PeerID], settled_at: float) -> Decision:
+        """Whether to begin. Who is `absent` then is not waited for in later searches."""
+        gathering = self.gathering
+        missing = hoping or bool(self._awaited()) or bool(self.me.bits)
+        if self.crew and self.crew <= gathering.followers.keys():
+            settled_at = now  # the last round's crew is back
+        up = now >= gathering.close_at
+        decision = gathering.decide(
+            now, missing=missing, asking=asking, settled_at=settled_at, keep_looking=self.keep_looking
+        )
+        if absent and (up or decision.begin) and not gathering.is_full:
+            self._attendance.note_missed(absent)
+            self.waited_in_vain = decision.begin
+        return decision
+
+    def _awaited(self) -> set[PeerID]:
+        """Who could still come, though it has not looked for a group since this search began: a mate of the last round,
+        or, unless only those are expected, whoever holds the bucket."""
+        awaited = set(self.crew)
+        if self.awaits_holders:
+            awaited = (awaited | self._attendance.idle(self.roll.finished)) - self._seen
+        return awaited.difference(self.gathering.followers, (self.me.peer_id,))
+
     def _plan(self, waiting: bool, now: float) -> Plan:
         present = self.roll.present(now)
         if not waiting:
@@ -338,9 +388,9 @@ class Search:
             present = [entry for entry in present if entry.candidate.peer_id not in self.asking.since]
         return make_plan(self.me, self.rank, present, self.options, now)
 
-    def _reach_out(self, plan: Plan, expected: list[Entry], missing: bool, now: float, moves: Moves) -> bool:
+    def _reach_out(self, plan: Plan, expected: list[Entry], hoping: bool, now: float, moves: Moves) -> bool:
         """Asks somebody, or else invites those who are expected. Returns whether this peer may come to follow."""
-        peer, at = self._whom_to_ask(plan, missing, now)
+        peer, at = self._whom_to_ask(plan, hoping, now)
         if peer is None:
             pause = self.options.request_timeout / 2
             chosen = invite(expected, pause=pause, connected=self._connected, now=now)
@@ -355,7 +405,7 @@ class Search:
         moves.wake_at = min(moves.wake_at, now + self.settling.hedge)
         return True
 
-    def _whom_to_ask(self, plan: Plan, missing: bool, now: float) -> tuple[PeerID | None, float]:
+    def _whom_to_ask(self, plan: Plan, hoping: bool, now: float) -> tuple[PeerID | None, float]:
         """The leader that this peer should follow, and when to ask it; None if it should lead, or can only wait."""
         peer, at = None, now
         order = [peer for peer in plan.nearest(self.me.peer_id) if peer in self.roll.entries]
@@ -365,7 +415,7 @@ class Search:
             directed = [named] if named in self.roll.entries and not self._doubts(named, now) else []
             above = [peer for peer in (*directed, *order) if self.roll.entries[peer].rank < self.rank]
             peer, at = self.asking.first(above, now)
-        if peer is None and self.options.target_group_size is not None and not missing and not stands:
+        if peer is None and self.options.target_group_size is not None and not hoping and not stands:
             # Stranded: too few have come and nobody else will. A group with room will do, for a peer that is alone
             # of any rank: nobody follows it who would have to come along.
             alone = len(self.gathering) == 1

@@ -132,6 +132,7 @@ class Begin(msgspec.Struct, frozen=True):
 
     search: bytes  # the follower's, so that no earlier search is meant
     group: GroupBody
+    waited_in_vain: bool = False  # somebody who was waited for has not come
 
 
 class Done(msgspec.Struct, frozen=True):

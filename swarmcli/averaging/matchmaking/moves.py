@@ -17,6 +17,7 @@ class Goal:
     target: float | None = None  # a standing group begins when its members' progress sums up to this
     only_one: bool = False  # there is one round for all: a group that others left behind does not begin
     crew: frozenset[PeerID] = frozenset()  # who was in the last group, and is expected again for a while
+    only_crew: bool = False  # nobody else is waited for who does not look for a group yet
     keep_looking: bool = True  # when time is up and too few are here, look on instead of giving up
 
 

@@ -67,8 +67,8 @@ class Post:
     def tell_leaving(self, peer: PeerID, message: Leave) -> None:
         self._tasks.spawn(self._tell_leaving(peer, message))
 
-    def tell_begin(self, peer: PeerID, search: bytes, group: Group) -> None:
-        self._tasks.spawn(self._tell_begin(peer, search, group))
+    def tell_begin(self, peer: PeerID, search: bytes, group: Group, waited_in_vain: bool) -> None:
+        self._tasks.spawn(self._tell_begin(peer, group, Begin(search, group.body, waited_in_vain)))
 
     async def _call(self, peer: PeerID, what: str, message: Any, answer: type[R], timeout: float | None = None) -> R:
         timeout = timeout or self.timeout
@@ -80,9 +80,9 @@ class Post:
         except NetworkError as error:
             logger.debug("%s did not hear that this peer has left its group: %s", peer.short, error)
 
-    async def _tell_begin(self, peer: PeerID, search: bytes, group: Group) -> None:
+    async def _tell_begin(self, peer: PeerID, group: Group, message: Begin) -> None:
         try:
-            await self._call(peer, "begin", Begin(search, group.body), Done)
+            await self._call(peer, "begin", message, Done)
         except NetworkError as error:
             logger.debug("%s did not hear that its group begins: %s", peer.short, error)
             self._unheard(group, peer, str(error))

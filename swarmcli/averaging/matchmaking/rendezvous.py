@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.matchmaking.candidates import Bucket, Candidate
 from swarmcli.averaging.matchmaking.meeting import (
     MAX_GONE,
     Answer,
@@ -34,7 +35,7 @@ class Rendezvous:
         """`parted` is called with a group that has begun with this peer in it, which takes no part."""
         self._parted = parted
         self.seeker: Seeker | None = None
-        self._away: dict[bytes, Group] = {}  # tag → the last groups that began with this peer, oldest first
+        self._away: dict[Bucket, Group] = {}  # the last groups that began with this peer, oldest first
         self._endpoint = endpoint
         self._prefix = prefix
 
@@ -54,30 +55,30 @@ class Rendezvous:
     def open(self, seeker: Seeker) -> Seeker:
         """From now on this search answers."""
         self.seeker = seeker
-        self._away.pop(seeker.search.me.tag, None)
+        self._away.pop(seeker.search.me.bucket, None)
         return seeker
 
     def close(self, group: Group | None) -> None:
         """The search has ended, with this group; those who come too late for it will be told."""
+        if group is not None and self.seeker is not None:
+            self._away[self.seeker.search.me.bucket] = group
         self.seeker = None
-        if group is not None:
-            self._away[group.tag] = group
         while len(self._away) > MAX_AWAY:
             del self._away[next(iter(self._away))]
 
     async def _on_join(self, peer: PeerID, message: Join) -> Answer:
         if message.candidate.peer_id != peer:
             raise CallRefused("identity", "a peer may only speak for itself")
-        if (group := self._away.get(message.candidate.tag)) is not None:
+        if (group := self._away.get(message.candidate.bucket)) is not None:
             return Answer("begun", gone=_gone(group))
-        return self._seeker(message.candidate.tag).on_join(peer, message)
+        return self._seeker(message.candidate).on_join(peer, message)
 
     async def _on_invitation(self, peer: PeerID, message: Invitation) -> Reply:
         if message.sender.peer_id != peer:
             raise CallRefused("identity", "a peer may only speak for itself")
-        if (group := self._away.get(message.to.tag)) is not None:
+        if (group := self._away.get(message.to.bucket)) is not None:
             return Reply("begun", gone=_gone(group))
-        return self._seeker(message.to.tag).on_invitation(message)
+        return self._seeker(message.to).on_invitation(message)
 
     async def _on_heartbeat(self, peer: PeerID, message: Heartbeat) -> Pulse:
         return self.seeker.on_heartbeat(peer, message) if self.seeker is not None else Pulse(together=False)
@@ -94,13 +95,14 @@ class Rendezvous:
         group = Group(message.group)
         if group.leader != peer:
             raise CallRefused("identity", "only its leader begins a group")
-        if self.seeker is None or not self.seeker.on_begin(group, message.search):
+        if self.seeker is None or not self.seeker.on_begin(group, message.search, message.waited_in_vain):
             self._parted(group)
             raise CallRefused("parted", "this peer is not waiting for that group any more")
         return Done()
 
-    def _seeker(self, tag: bytes) -> Seeker:
-        if self.seeker is None or self.seeker.search.me.tag != tag:
+    def _seeker(self, candidate: Candidate) -> Seeker:
+        """The search in the candidate's bucket. A declaration may be out of date, so the bucket is asked for here."""
+        if self.seeker is None or self.seeker.search.me.bucket != candidate.bucket:
             raise CallRefused("idle", "this peer is not looking for such a group")
         return self.seeker
 

@@ -13,7 +13,7 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.candidates import Candidate, differing_terms, why_nobody_leads
 from swarmcli.averaging.matchmaking.contact import Contact
 from swarmcli.averaging.matchmaking.declarations import Board
-from swarmcli.averaging.matchmaking.matchmaking import LIFETIME, Search
+from swarmcli.averaging.matchmaking.matchmaking import Search
 from swarmcli.averaging.matchmaking.meeting import (
     Answer,
     Heartbeat,
@@ -77,7 +77,7 @@ class Seeker:
         Raises MatchmakingError, NoReducerError, FingerprintError. However it ends, the leader and the followers of a
         group that did not begin are told.
         """
-        for peer in self.search.gathering.crew:  # whoever is gone is not expected either
+        for peer in list(self.search.crew):  # whoever is gone is not expected either
             self._watches.add(peer)
         failure: SwarmError | None = None
         self._control.listen(self._control_changed)
@@ -132,12 +132,12 @@ class Seeker:
         self.search.on_leave(peer, message.search, self._loop.time())
         self._wake.set()
 
-    def on_begin(self, group: Group, search: bytes) -> bool:
+    def on_begin(self, group: Group, search: bytes, waited_in_vain: bool) -> bool:
         """A leader begins its group. Returns whether this peer takes part, with that search of it."""
         own = self.search.me
         valid = own.peer_id in group and group.tag == own.tag
         mates = (member.peer_id for member in group.members)
-        if not valid or not self.search.on_begin(group.leader, search, mates):
+        if not valid or not self.search.on_begin(group.leader, search, mates, waited_in_vain=waited_in_vain):
             return False
         self.group = group
         self._wake.set()
@@ -190,7 +190,7 @@ class Seeker:
                 raise
             return
         for peer, follower in self.search.gathering.followers.items():
-            self._post.tell_begin(peer, follower.candidate.search, self.group)
+            self._post.tell_begin(peer, follower.candidate.search, self.group, self.search.waited_in_vain)
 
     def _is_unreduced(self) -> bool:
         """Whether the last leader gave up for want of a reducer, and there is hardly any time left to find another."""
@@ -276,22 +276,18 @@ class Seeker:
         if isinstance(error, CallRefused | UnknownMethod):
             self.search.on_refused(peer)
         else:
-            self.search.on_no_answer(peer, self._loop.time())
+            self.search.on_lost(peer, self._loop.time())
         logger.debug("%s cannot be met: %s", peer.short, error)
         self._wake.set()
 
     async def _keep_declared(self) -> None:
         """Declares this peer, then reads who else has: often at first, and not at all while it follows somebody."""
-        started = self._loop.time()
-        declared_until, pause = started, 0.0
+        started, pause = self._loop.time(), 0.0
+        await self._board.publish()
         while True:
-            if self._loop.time() > declared_until - LIFETIME / 2:
-                await self._board.declare(self.search.me, LIFETIME)
-                declared_until = self._loop.time() + LIFETIME
             if self.search.leader is None:
-                for candidate in await self._board.read():
-                    self.search.learn(candidate, self._loop.time())
-                self.search.on_read(self._loop.time(), self._loop.time() - started)
+                declared = await self._board.read(self.search.me.bits)
+                self.search.on_read(declared, self._loop.time(), self._loop.time() - started)
                 self._wake.set()
             settling = self.search.settling
             if self._read_due.is_set() or not settling.calm:

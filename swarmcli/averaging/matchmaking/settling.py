@@ -23,7 +23,7 @@ class Settling:
     def __init__(self, options: MatchmakingOptions, now: float) -> None:
         self.quiet = MIN_SETTLE  # seconds without news after which things have settled
         self._options = options
-        self._crowd = options.target_group_size is not None
+        self._crowd = options.target_group_size is not None  # several groups may form
         self._first_read = math.inf
         self._last_read = -math.inf
         self._news_at = now
@@ -32,8 +32,10 @@ class Settling:
     def news(self, now: float) -> None:
         self._news_at = now
 
-    def on_read(self, now: float, duration: float) -> None:
-        """The declarations were read; it took `duration` seconds to declare and read."""
+    def on_read(self, now: float, duration: float, *, crowd: bool) -> None:
+        """The declarations were read; it took `duration` seconds to declare and read. `crowd`: they are more than fit
+        into one group."""
+        self._crowd = crowd
         self._calm = self._first_read < math.inf and self._news_at <= self._last_read
         self._last_read = now
         if self._first_read == math.inf:

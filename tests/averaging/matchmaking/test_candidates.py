@@ -28,7 +28,7 @@ def candidate(number: int, *, began: float = 0.0, listening: bool = True, tag: b
 
 
 def roll_of(*candidates: Candidate, now: float = 0.0) -> Roll:
-    roll = Roll(b"", peer_id(0))
+    roll = Roll((b"", ""), peer_id(0))
     for each in candidates:
         roll.learn(each, now, 60.0)
     return roll
@@ -153,7 +153,7 @@ def test_equal_knowledge_gives_equal_plans_whoever_makes_them() -> None:
     options = MatchmakingOptions(target_group_size=16)
     plans = []
     for me in everyone:
-        roll = Roll(b"", me.peer_id)
+        roll = Roll(me.bucket, me.peer_id)
         for other in everyone:
             roll.learn(other, 0.0, 60.0)
         plans.append(make_plan(me, rank_of(me), roll.present(0.0), options, 0.0))

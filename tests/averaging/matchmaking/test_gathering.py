@@ -14,7 +14,7 @@ from tests.averaging.table import peer_id
 
 def gathering(*, followers: int = 0, progress: float = 0.0, patience: float = 100.0, **changes: Any) -> Gathering:
     options = MatchmakingOptions(**changes.pop("options", {}))
-    made = Gathering(options, **{"now": 0.0, "opens_at": -1.0, "target": None, "crew": (), **changes})
+    made = Gathering(options, **{"now": 0.0, "opens_at": -1.0, "target": None, **changes})
     for number in range(1, followers + 1):
         join(made, number, progress=progress, patience=patience)
     return made
@@ -60,18 +60,6 @@ def test_an_impatient_follower_shortens_the_wait_but_not_to_nothing() -> None:
     assert decide(gathering(followers=1, patience=2.0), 2.0, missing=True).begin
     made = gathering(followers=1, patience=0.0)
     assert decide(made, 0.0, missing=True) == Decision(wake_at=MIN_PATIENCE)
-
-
-def test_the_crew_of_the_last_round_is_waited_for_and_then_nobody_else() -> None:
-    made = gathering(crew=(peer_id(1), peer_id(2)))
-    join(made, 1)
-    assert not decide(made, 1.0).begin
-    join(made, 2)
-    assert decide(made, 0.0, settled_at=0.5).begin
-    gone = gathering(crew=(peer_id(1), peer_id(2)))
-    join(gone, 1)
-    gone.absent.discard(peer_id(2))
-    assert decide(gone, 1.0).begin
 
 
 def test_a_scheduled_group_does_not_begin_before_its_time() -> None:

@@ -17,7 +17,7 @@ def untold(table: Table, dead: Seat) -> list[Seat]:
 
 
 # What a leader's end costs at most, in seconds: if it is noticed at once, and if it is only silent.
-COSTS = {"asked": (1.0, 1.0), "accepted": (2.0, 2.5), "closing": (1.5, 2.5), "half": (1.5, 4.0)}
+COSTS = {"asked": (1.5, 1.5), "accepted": (2.0, 2.5), "closing": (1.5, 2.5), "half": (1.5, 4.0)}
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -138,10 +138,10 @@ def test_a_crowd_asks_only_when_a_reading_brings_nothing_new() -> None:
     assert plain.calm and plain.ready_at == float("-inf")
     crowd = gather_around(0, 1, target_group_size=4).seats[peer_id(0)].search.settling
     assert not crowd.calm and crowd.settled_at == float("inf")
-    crowd.on_read(0.1, 0.1)
+    crowd.on_read(0.1, 0.1, crowd=True)
     assert not crowd.calm and crowd.ready_at == pytest.approx(0.1 + 5.0 / 4)
     crowd.news(0.15)
-    crowd.on_read(0.2, 0.1)
+    crowd.on_read(0.2, 0.1, crowd=True)
     assert not crowd.calm
-    crowd.on_read(0.3, 0.1)
+    crowd.on_read(0.3, 0.1, crowd=True)
     assert crowd.calm and crowd.ready_at == crowd.settled_at == pytest.approx(0.15 + 0.3)

@@ -106,6 +106,21 @@ def test_strangers_have_no_say_in_a_group() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(("tag", "bits"), [(b"", "1"), (b"other", "")])
+def test_requests_for_another_bucket_are_refused(tag: bytes, bits: str) -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers, controls, at_leader, _ = await standing(swarm)
+            me = Candidate(at_leader.endpoint.peer_id, bytes(16), tag, True, ("memory://nowhere",), bits)
+            with pytest.raises(CallRefused, match="not looking for such a group"):
+                await at_leader.say("join", Join(me, Joining(1.0), {}, 0.0), Answer)
+            with pytest.raises(CallRefused, match="not looking for such a group"):
+                await at_leader.say("invite", Invitation(me, me), Reply)
+            await finish(peers, controls)
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     "joining",
     [

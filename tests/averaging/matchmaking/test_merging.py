@@ -1,0 +1,171 @@
+"""Peers that begin apart come together: small groups merge while there is time, and nobody is waited for for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from swarmcli.averaging.matchmaking.candidates import Candidate, search_id
+from swarmcli.averaging.matchmaking.declarations import Board
+from swarmcli.network import virtual_time
+from tests.averaging.searchers import Searcher, Searchers
+
+
+def run(main: Coroutine[Any, Any, None], seed: int = 0) -> None:
+    virtual_time.run(main, seed=seed, timeout=3600)
+
+
+async def find_apart(peers: list[Searcher], gap: float) -> list[int]:
+    """Each begins `gap` seconds after the one before. The sizes of their groups."""
+
+    async def find(position: int, peer: Searcher) -> int:
+        await asyncio.sleep(gap * position)
+        group = await peer.find()
+        return len(group) if group is not None else 0
+
+    return await asyncio.gather(*(find(position, peer) for position, peer in enumerate(peers)))
+
+
+def slowest(peers: list[Searcher]) -> float:
+    return max(peer.waits[-1] for peer in peers)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [None, 4])
+@pytest.mark.parametrize("gap", [0.05, 0.2, 0.5, 1.0])
+def test_peers_that_begin_apart_are_in_one_group_in_each_round(gap: float, size: int | None, seed: int) -> None:
+    async def main() -> None:
+        async with Searchers(seed, target_group_size=size) as swarm:
+            peers = [await swarm.add() for _ in range(4)]
+            for _ in range(8):
+                assert await find_apart(peers, gap) == [4] * 4
+                swarm.random.shuffle(peers)
+                # The last one completes the group, which begins a few round trips later.
+                assert slowest(peers) < 3 * gap + 0.4
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [None, 4])
+@pytest.mark.parametrize("gap", [0.2, 1.0])
+def test_loops_that_begin_apart_fall_into_step(gap: float, size: int | None, seed: int) -> None:
+    async def main() -> None:
+        async with Searchers(seed, target_group_size=size) as swarm:
+            peers = [await swarm.add() for _ in range(4)]
+
+            async def loop(position: int, peer: Searcher) -> None:
+                await asyncio.sleep(gap * position)
+                for _ in range(6):
+                    await peer.find()
+                    await asyncio.sleep(0.7)
+
+            await asyncio.gather(*(loop(position, peer) for position, peer in enumerate(peers)))
+            assert [len(group) for peer in peers for group in peer.groups] == [4] * 24
+            assert max(wait for peer in peers for wait in peer.waits[1:]) < 0.2
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [None, 4])
+def test_pairs_that_have_formed_mix_again(seed: int, size: int | None) -> None:
+    """Two pairs that could not hear of each other, and go on half a second apart once they can."""
+
+    async def main() -> None:
+        async with Searchers(seed, target_group_size=size) as swarm:
+            peers = [await swarm.add() for _ in range(4)]
+            await asyncio.sleep(1)
+            swarm.network.partition([p.peer_id for p in peers[:2]], [p.peer_id for p in peers[2:]])
+            assert await find_apart(peers, 0.0) == [2] * 4
+            swarm.network.heal()
+            await asyncio.sleep(30)
+            peers = [peers[0], peers[1], peers[2], peers[3]]
+            for _ in range(3):
+                last = await find_apart(peers, 0.4)
+            assert last == [4] * 4
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_holds_the_prefix_and_never_looks_costs_one_wait(seed: int) -> None:
+    """Whoever leads: the others of that group have waited too."""
+
+    async def main() -> None:
+        async with Searchers(seed, min_matchmaking_time=3.0) as swarm:
+            *peers, idle = [await swarm.add() for _ in range(5)]
+            await asyncio.sleep(1)
+            waits = []
+            for _ in range(6):
+                assert await find_apart(peers, 0.05) == [4] * 4
+                waits.append(slowest(peers))
+            assert 2.5 < waits[0] < 4.0 and max(waits[1:]) < 0.5
+            assert await find_apart([idle, *peers], 0.05) == [5] * 5, "it is met again as soon as it looks"
+            await idle.finder.stop()
+            assert await find_apart(peers, 0.0) == [4] * 4
+            assert slowest(peers) < 0.5, "who has left says so"
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_declares_searches_and_never_comes_costs_two_waits(seed: int) -> None:
+    async def main() -> None:
+        async with Searchers(seed, min_matchmaking_time=3.0) as swarm:
+            *peers, liar = [await swarm.add() for _ in range(4)]
+            liar.finder._declaring.cancel()
+            board, clock = Board(liar.node, "test"), liar.node.endpoint.clock
+            waits = []
+            for _ in range(8):
+                search = search_id(clock.now(), bytes(8))
+                board.say(Candidate(liar.peer_id, search, b"", False, looking=False))
+                await board.publish()
+                assert await find_apart(peers, 0.0) == [3] * 3
+                waits.append(slowest(peers))
+            assert sum(wait > 0.5 for wait in waits) <= 2, waits
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_was_killed_between_two_rounds_is_not_waited_for(seed: int) -> None:
+    async def main() -> None:
+        async with Searchers(seed) as swarm:
+            peers = [await swarm.add() for _ in range(5)]
+            assert await find_apart(peers, 0.2) == [5] * 5
+            dead = peers.pop(seed + 1)
+            await asyncio.sleep(1)
+            await swarm.remove(dead, kill=True)
+            waits = []
+            for _ in range(4):
+                assert await find_apart(peers, 0.2) == [4] * 4
+                waits.append(slowest(peers))
+            assert max(waits) < 1.5
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("size", [None, 8])
+def test_peers_that_come_and_go_stay_together(seed: int, size: int | None) -> None:
+    """Six peers with gaps of up to a second; in each round one leaves, with or without a word, and another comes."""
+
+    async def main() -> None:
+        async with Searchers(seed, target_group_size=size) as swarm:
+            peers = [await swarm.add() for _ in range(6)]
+            whole = 0
+            for turn in range(10):
+                swarm.random.shuffle(peers)
+                sizes = await find_apart(peers, swarm.random.uniform(0.0, 0.2))
+                assert sum(sizes) > 0 and min(sizes) >= 2
+                whole += sizes == [6] * 6
+                gone = peers.pop()
+                await swarm.remove(gone, kill=turn % 2 == 0)
+                peers.append(await swarm.add())
+            assert whole == 10
+
+    run(main(), seed)
