@@ -69,13 +69,16 @@ def site_in_words(site: SiteSettings) -> str:
 def _try_out(recipe: Recipe) -> dict[str, str]:
     """What only the model and the data themselves can tell; raises what joining would raise."""
     from swarmcli.training import build_task, choose_compute
+    from swarmcli.training.memory import check_memory
 
     compute = choose_compute(recipe)
     task = build_task(recipe)
+    memory = check_memory(recipe, task, "trainer", compute, now=False)
     model = task.build_model()
     batch = next(task.batches(recipe.seed))
     return {
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         "first batch": ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items()),
         "device": str(compute),
+        "memory": f"about {memory}",
     }

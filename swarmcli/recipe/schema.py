@@ -144,6 +144,7 @@ class LocalSettings(Section):
     offload_optimizer: bool = own(
         False, "keep the optimizer and a copy of the parameters in host memory; a delayed step does so anyway"
     )
+    check_memory: bool = own(True, "refuse a model for which this machine has too little memory; false: try it anyway")
     trust_remote_code: bool = own(False, "let a local checkpoint directory run Python code that lies in it")
     site: SiteSettings = SiteSettings()
 

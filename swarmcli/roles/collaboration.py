@@ -39,6 +39,7 @@ from swarmcli.training import (
     optimizer_factory,
     parameter_groups,
 )
+from swarmcli.training.memory import check_memory
 
 COMPRESSIONS: Mapping[str, CompressionBase] = {
     "none": NoCompression(),
@@ -75,6 +76,7 @@ class Collaboration:
         self.peer = peer
         self.compute: Compute = compute or compute_of(peer)
         self.task: Task = build_task(recipe)
+        check_memory(recipe, self.task, peer.role, self.compute)
         checkpoint = find_resumed(recipe, resume) if resume else None
         self.model: nn.Module = self.task.build_model(outline=auxiliary)
         if checkpoint is not None:

@@ -42,6 +42,7 @@ from swarmcli.training import (
     choose_compute,
     stream_seed,
 )
+from swarmcli.training.memory import check_memory
 
 
 class Introduction(msgspec.Struct, frozen=True):
@@ -154,6 +155,7 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
     introduction = wire.decode(Introduction, site.share())
     home = home or recipe.output_dir / recipe.run_id / introduction.home
     task = build_task(recipe)
+    check_memory(recipe, task, "trainer", compute)
     model = task.build_model().to(compute.device)
     mode = following(recipe, site, model, home)
     seed = stream_seed_of(recipe, introduction, site.rank)

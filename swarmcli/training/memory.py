@@ -1,0 +1,226 @@
+"""How much memory a peer of a run will need, told before any of it is taken, beside what its machine has.
+
+In units of the parameters the lines are those of docs/optimizer.md; what a forward pass keeps for the backward pass is
+a rule of thumb for transformers, exact to some tens of percent. With 85 million parameters and AdamW a trainer needs
+3.9 GiB by this sum, a monitor 4.9 and an auxiliary 0.8; their peaks were 3.2 (nobody downloaded from it: 1.0 less),
+4.1 and 0.6 (benchmarks/NOTES.md). So the sum says whether a model fits, not by how much.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+
+from swarmcli.errors import RecipeError
+from swarmcli.optim.membership.report import Role
+from swarmcli.optim.state.volumes import VOLUME_BYTES
+from swarmcli.recipe import Recipe
+from swarmcli.training.device import Compute
+from swarmcli.training.task import Task
+
+PROGRAM = 500 << 20  # what Python, torch and transformers take before there is a model
+CUDA_CONTEXT = 500 << 20
+# Bytes that a layer keeps of each token for the backward pass, in float32, in units of the hidden size: measured 60 to
+# 116 (OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2). A layer with dropout of its attention keeps 12 bytes for each
+# head and pair of tokens besides. The logits are there three times: themselves, their softmax and their gradient.
+PER_HIDDEN, PER_PAIR, PER_WORD = 116, 12, 12
+
+
+@dataclass(frozen=True)
+class Need:
+    """One line of the sum."""
+
+    what: str
+    nbytes: int
+    on_device: bool = False  # of the trainer; otherwise in host memory
+
+
+@dataclass(frozen=True)
+class Room:
+    """A memory, in bytes."""
+
+    name: str
+    total: int
+    free: int  # or used by this process already
+
+
+def check_memory(recipe: Recipe, task: Task, role: Role, compute: Compute, *, now: bool = True) -> str:
+    """What this peer needs, in words. To be called before the model is built, of which only the outline is made here.
+
+    Raises RecipeError, with each line of the sum, if that is more than is free, or without `now` more than there is at
+    all; unless `local.check_memory` is false.
+    """
+    needs = memory_needs(recipe, task.build_model(outline=True), role, compute)
+    told = []
+    for room in rooms(compute):
+        here = [need for need in needs if need.on_device == (room.name != HOST)]
+        total = sum(need.nbytes for need in here)
+        if recipe.local.check_memory and total > (room.free if now else room.total):
+            raise RecipeError(
+                f"{recipe.origin('base_model')}: base_model: as a {role} it needs about {in_words(total)} of "
+                f"{room.name}, which has {in_words(room.total)}, {in_words(room.free)} of them free:\n"
+                + "".join(f"  {in_words(need.nbytes):>9}  {need.what}\n" for need in here)
+                + "take a smaller model, micro_batch_size or sequence_len, or another machine; with "
+                "local.check_memory: false it is tried all the same"
+            )
+        told.append(f"{in_words(total)} of the {in_words(room.total)} of {room.name}")
+    return " and ".join(told)
+
+
+def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) -> list[Need]:
+    """Of all processes of this peer on this machine. `outline`: the model, or its shapes on the meta device."""
+    processes = local_processes(recipe) if role == "trainer" else 1
+    on_device = compute.device.type == "cuda"
+    needs = {"trainer": of_trainer, "monitor": of_monitor, "auxiliary": of_auxiliary}[role](recipe, outline, compute)
+    # Each process of a site has a CUDA device of its own; in host memory they are side by side.
+    return [
+        Need(need.what, need.nbytes, True) if need.on_device and on_device else Need(need.what, need.nbytes * processes)
+        for need in needs
+        if need.nbytes
+    ]
+
+
+def of_trainer(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
+    model, trained = sizes(outline)
+    statistics = trained * statistics_of(recipe) // (recipe.local.site.processes if recipe.local.site.zero else 1)
+    local = recipe.local_updates.enabled
+    return [
+        Need("Python, torch and transformers", PROGRAM),
+        Need("CUDA itself", CUDA_CONTEXT if compute.device.type == "cuda" else 0, True),
+        Need("parameters", model, True),
+        Need("gradients", trained, True),
+        Need("what the forward pass keeps for the backward pass", activation_bytes(recipe, outline, compute), True),
+        Need("sums of gradients over an epoch", 0 if local else trained, True),
+        Need(f"statistics of {recipe.optimizer.name}", statistics, not recipe.offloaded),
+        Need("parameters for the optimizer", trained if recipe.offloaded else 0),
+        *round_needs(recipe, trained),
+        Need("a copy of the state, while somebody downloads it", model + statistics),
+    ]
+
+
+def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
+    model, trained = sizes(outline)
+    statistics = trained * statistics_of(recipe)
+    return [
+        Need("Python, torch and transformers", PROGRAM),
+        Need("parameters", model),
+        Need("sums of gradients over an epoch", 0 if recipe.local_updates.enabled else trained),
+        Need(f"statistics of {recipe.optimizer.name}", statistics),
+        *round_needs(recipe, trained),
+        Need("a copy of the state, while somebody downloads it", model + statistics),
+        Need("copies of the state for a checkpoint", model + statistics + max(model, statistics)),
+    ]
+
+
+def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
+    return [
+        Need("Python, torch and transformers", PROGRAM),
+        Need("averages that it may have to compute alone", sizes(outline)[1]),
+    ]
+
+
+def round_needs(recipe: Recipe, trained: int) -> list[Need]:
+    """What is averaged, before and after."""
+    if recipe.local_updates.enabled:
+        volumes = 2 * min(trained, VOLUME_BYTES)
+        return [Need("a copy of what is averaged", trained), Need("averages of a round", volumes)]
+    thin = recipe.gradient_averaging.method != "plain"
+    return [
+        Need("mean gradients", trained),
+        Need("residuals or estimates" if thin else "averages of a round", trained),
+    ]
+
+
+def sizes(outline: nn.Module) -> tuple[int, int]:
+    """Bytes of the whole model and of what is trained. Tied weights count once."""
+    model = sum(tensor.nbytes for tensor in [*outline.parameters(), *outline.buffers()])
+    return model, sum(parameter.nbytes for parameter in outline.parameters() if parameter.requires_grad)
+
+
+def statistics_of(recipe: Recipe) -> int:
+    """Numbers that the optimizer keeps for each parameter."""
+    return 2 if recipe.optimizer.name in ("adam", "adamw") else int(recipe.optimizer.momentum > 0)
+
+
+def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> int:
+    """Of a forward pass of a transformer. Of what a model's config does not tell nothing is counted."""
+    config = getattr(outline, "config", None)
+
+    def told(*names: str) -> float:
+        return next((value for name in names if isinstance(value := getattr(config, name, None), int | float)), 0)
+
+    sequence, layers = recipe.sequence_len, told("num_hidden_layers")
+    pairs = told("num_attention_heads") * sequence if told("attn_pdrop", "attention_dropout") else 0
+    per_token = layers * (PER_HIDDEN * told("hidden_size") + PER_PAIR * pairs) + PER_WORD * told("vocab_size")
+    width = 0.5 if compute.autocast_dtype is not None else 1
+    return int(recipe.micro_batch * sequence * per_token * width)
+
+
+def local_processes(recipe: Recipe) -> int:
+    """Of this peer's site, those on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", recipe.local.site.processes))
+
+
+# the machine
+
+HOST = "this machine's memory"
+
+
+def rooms(compute: Compute) -> Sequence[Room]:
+    """Host memory, and that of a CUDA device. Other accelerators share the host's."""
+    if compute.device.type != "cuda":
+        return [host_room()]
+    free, total = torch.cuda.mem_get_info(compute.device)
+    return [host_room(), Room(f"the memory of {compute.device}", total, free)]
+
+
+def host_room() -> Room:
+    """What the machine has, or the groups that this process is confined to."""
+    memory, own = psutil.virtual_memory(), psutil.Process().memory_info().rss
+    limits = [(memory.total, memory.available), *cgroup_limits()]
+    total, free = (min(values) for values in zip(*limits, strict=True))
+    return Room(HOST, total, min(total, free + own))
+
+
+def cgroup_limits(
+    groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> Iterator[tuple[int, int]]:
+    """Limit and free bytes of each control group around this process that has a limit, of version 1 and 2."""
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+    except OSError:  # not Linux
+        return
+    for _, controllers, path in lines:
+        if controllers not in ("", "memory"):
+            continue
+        first, used = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
+        )
+        inner = mount / controllers / path.lstrip("/")
+        # Within a container the path may be the host's; the container's own group is the root of the mount then.
+        for group in [inner, *inner.parents]:
+            if group.is_relative_to(mount / controllers) and (found := _limit(group, first, used)):
+                yield found
+
+
+def _limit(group: Path, limit: str, used: str) -> tuple[int, int] | None:
+    try:
+        most, taken = int((group / limit).read_text()), int((group / used).read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # "max": no limit
+        return None
+    cached = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))  # given back when wanted
+    return most, most - taken + cached
+
+
+def in_words(nbytes: int) -> str:
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / (1 << 20):.0f} MiB"

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.errors import RecipeError
+from swarmcli.optim.membership.report import Role
+from swarmcli.training import Compute, build_task, memory
+from swarmcli.training.memory import Room, activation_bytes, cgroup_limits, check_memory, in_words, memory_needs
+from tests.training.small_tasks import small
+
+CPU, CUDA = Compute(torch.device("cpu")), Compute(torch.device("cuda", 0))
+HUGE = ("base_model={model_type: gpt2, n_layer: 96, n_embd: 12288, n_head: 96}", "sequence_len=2048")  # GPT-3
+MIB = 1 << 20
+
+
+def needs(recipe: object, role: Role = "trainer", compute: Compute = CPU) -> dict[str, int]:
+    outline = build_task(recipe).build_model(outline=True)  # type: ignore[arg-type]
+    return {need.what: need.nbytes for need in memory_needs(recipe, outline, role, compute)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", ["trainer", "monitor", "auxiliary"])
+def test_a_model_that_cannot_fit_is_refused_with_the_sum_and_takes_nothing(tmp_path: Path, role: Role) -> None:
+    recipe = small(tmp_path, *HUGE)
+    check_memory(small(tmp_path), build_task(small(tmp_path)), role, CPU)  # loads the libraries
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(RecipeError) as refusal:
+        check_memory(recipe, build_task(recipe), role, CPU)
+    assert psutil.Process().memory_info().rss - before < 64 * MIB
+    told = str(refusal.value)
+    assert re.match(
+        rf"--set base_model=.*: base_model: as a {role} it needs about [0-9.]+ [GT]iB of this machine", told
+    )
+    assert "local.check_memory: false" in told
+    if role == "trainer":
+        assert re.search(r"^  64\d\.\d GiB  parameters$", told, re.M)
+        assert re.search(r"^    1\.3 TiB  statistics of adamw$", told, re.M)
+
+
+def test_who_knows_better_may_try(tmp_path: Path) -> None:
+    recipe = small(tmp_path, *HUGE, "local.check_memory=false")
+    assert " TiB of the " in check_memory(recipe, build_task(recipe), "trainer", CPU)
+
+
+def test_what_is_free_counts_when_joining_and_what_there_is_when_validating(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "host_room", lambda: Room(memory.HOST, 1 << 40, 1 << 20))
+    recipe = small(tmp_path)
+    assert check_memory(recipe, build_task(recipe), "trainer", CPU, now=False) == (
+        "500 MiB of the 1.0 TiB of this machine's memory"
+    )
+    with pytest.raises(
+        RecipeError, match=r"needs about 500 MiB of this machine's memory, which has 1\.0 TiB, 1 MiB of"
+    ):
+        check_memory(recipe, build_task(recipe), "trainer", CPU)
+
+
+def test_a_device_has_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr(memory, "host_room", lambda: Room(memory.HOST, 64 * gib, 64 * gib))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (6 * gib, 8 * gib))
+    gpt2 = "base_model={model_type: gpt2, n_layer: 24, n_embd: 1024, n_head: 16}"  # 300 million parameters
+    recipe = small(tmp_path, gpt2)
+    with pytest.raises(
+        RecipeError, match=r"of the memory of cuda:0, which has 8\.0 GiB, 6\.0 GiB of them free"
+    ) as full:
+        check_memory(recipe, build_task(recipe), "trainer", CUDA)
+    assert "statistics of adamw" in str(full.value) and "a copy of the state" not in str(full.value)
+    offloaded = small(tmp_path, gpt2, "local.offload_optimizer=true")
+    told = check_memory(offloaded, build_task(offloaded), "trainer", CUDA)
+    assert re.fullmatch(r".* GiB of the 64.0 GiB of this machine's memory and .* of the 8.0 GiB of .*cuda:0", told)
+
+
+def test_the_lines_follow_how_the_run_trains(tmp_path: Path) -> None:
+    def units(*overrides: str, role: Role = "trainer") -> dict[str, float]:
+        found = needs(small(tmp_path, "base_model.n_embd=256", "base_model.n_layer=4", *overrides), role)
+        model = needs(small(tmp_path, "base_model.n_embd=256", "base_model.n_layer=4"))["parameters"]
+        return {what.split()[0]: nbytes / model for what, nbytes in found.items() if nbytes % model == 0}
+
+    plain = {"parameters": 1, "gradients": 1, "sums": 1, "mean": 1, "averages": 1}
+    assert units("optimizer.name=sgd") == plain | {"a": 1}
+    assert units() == plain | {"statistics": 2, "a": 3}
+    assert units("local.site.processes=2", "local.site.zero=true")["statistics"] == 2  # half of it, twice
+    assert units("local_updates.enabled=true") == {
+        "parameters": 1, "gradients": 1, "statistics": 2, "averages": 2, "a": 3,
+    }  # fmt: skip
+    assert units(role="auxiliary") == {"averages": 1}
+    assert units(role="monitor") == {"parameters": 1, "sums": 1, "mean": 1, "averages": 1, "statistics": 2, "a": 3,
+                                     "copies": 5}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "{model_type: gpt2, n_layer: 3, n_embd: 128, n_head: 4}",
+        "{model_type: gpt2, n_layer: 3, n_embd: 128, n_head: 4, attn_pdrop: 0, resid_pdrop: 0, embd_pdrop: 0}",
+        "{model_type: llama, num_hidden_layers: 3, hidden_size: 128, intermediate_size: 344, num_attention_heads: 4}",
+        "{model_type: gpt_neox, num_hidden_layers: 3, hidden_size: 96, intermediate_size: 384, num_attention_heads: 4}",
+    ],
+)
+@pytest.mark.parametrize("sequence_len", [32, 256])
+def test_what_a_forward_pass_keeps_is_told_roughly(tmp_path: Path, model: str, sequence_len: int) -> None:
+    recipe = small(tmp_path, f"base_model={model}", f"sequence_len={sequence_len}")
+    task = build_task(recipe)
+    built = task.build_model()
+    kept = saved_bytes(built, lambda: task.loss(built, {"input_ids": torch.zeros(2, sequence_len, dtype=torch.long)}))
+    assert 0.8 < activation_bytes(recipe, built, CPU) / kept < 2
+
+
+def saved_bytes(model: nn.Module, compute: object) -> int:
+    """What autograd keeps between the passes, besides the model itself."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, int] = {}
+    alive = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(storage)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        compute()  # type: ignore[operator]
+    return sum(kept.values())
+
+
+def test_control_groups_limit_a_machine(tmp_path: Path) -> None:
+    def group(path: str, **files: object) -> None:
+        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+        for name, value in files.items():
+            (tmp_path / path / name.replace("__", ".")).write_text(f"{value}\n")
+
+    group("a/b", memory__max="max", memory__current=5, memory__stat="anon 5")
+    group("a", memory__max=100, memory__current=70, memory__stat="anon 30\ninactive_file 40")
+    group("memory/c", memory__limit_in_bytes=50, memory__usage_in_bytes=20, memory__stat="total_inactive_file 7")
+    (tmp_path / "groups").write_text("9:name=systemd:/x\n4:memory:/c\n1:cpu:/\n0::/a/b\n")
+    assert list(cgroup_limits(tmp_path / "groups", tmp_path)) == [(50, 37), (100, 70)]
+    (tmp_path / "groups").write_text("0::/the/hosts/name/of/it\n")
+    assert list(cgroup_limits(tmp_path / "groups", tmp_path / "a")) == [(100, 70)]
+    assert list(cgroup_limits(tmp_path / "none", tmp_path)) == []
+
+
+def test_sizes_in_words() -> None:
+    assert [in_words(size) for size in (3 << 20, 3 << 30, 3 << 40)] == ["3 MiB", "3.0 GiB", "3.0 TiB"]
