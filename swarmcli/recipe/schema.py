@@ -130,7 +130,12 @@ class LocalSettings(Section):
     )
     micro_batch_size: int | None = own(None, "overrides micro_batch_size on this machine", ge=1)
     gradient_accumulation_steps: int | None = own(None, "overrides gradient_accumulation_steps here", ge=1)
-    shuffle_buffer_size: int = own(1024, "sequences held in memory to shuffle them", ge=1, le=1 << 20)
+    shuffle_buffer_size: int = own(
+        16384,
+        "sequences that are shuffled together, at most; of long ones fewer: 2²⁰ tokens, or 1024",
+        ge=1,
+        le=1 << 20,
+    )
     data_dir: OwnPath | None = own(None, "where relative paths of datasets begin; null: beside the recipe")
     name: str | None = own(None, "how this peer is called on the dashboard; null: the short peer id", max_length=64)
     client_mode: bool = own(False, "never listen: for machines that cannot be dialed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,19 +15,22 @@ from swarmcli.errors import CheckpointError, DataError
 from swarmcli.events import Events, Noticed
 from swarmcli.optim import Optimizer
 from swarmcli.roles.collaboration import Collaboration
-from swarmcli.training import CheckpointStore
+from swarmcli.training import STREAM, CheckpointStore
 from swarmcli.training.checkpoint_store import Shards
 from swarmcli.training.host_memory import on_host
 from swarmcli.training.model_card import describe_model
 
 
 def store_of(collaboration: Collaboration) -> CheckpointStore:
-    """The checkpoints in a peer's home, each with what the task needs beside the model, and a model card."""
+    """The checkpoints in a peer's home, each with what the task needs beside the model, a model card, and
+    where the peer's own stream of data was."""
     peer, optimizer = collaboration.peer, collaboration.optimizer
     recipe, directory = peer.recipe, peer.home.path / "checkpoints"
 
     def describe(directory: Path, epoch: int, samples: int | None) -> None:
         roles = [optimizer.report().role, *(report.role for report in optimizer.peers().values())]
+        if (peer.home.path / STREAM).exists():
+            shutil.copyfile(peer.home.path / STREAM, directory / STREAM)
         describe_model(directory, recipe, collaboration.task, epoch, samples, trainers=roles.count("trainer"))
 
     keep = recipe.checkpoint.keep

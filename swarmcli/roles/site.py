@@ -34,6 +34,7 @@ from swarmcli.sites.member import SiteMember
 from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.site import Site
 from swarmcli.training import (
+    STREAM,
     Compute,
     LoopResult,
     LoopSettings,
@@ -165,7 +166,12 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
         SiteMember(site, model, mode.gradients, mode.handlers, wants_to_stop=stop) as member,
         mode.crew,
     ):
-        settings = LoopSettings(seed, recipe.accumulation_steps, recipe.max_epochs)
+        settings = LoopSettings(
+            seed,
+            recipe.accumulation_steps,
+            recipe.max_epochs,
+            stream_file=(home / STREAM).with_stem(f"stream-{site.rank}"),
+        )
         processors.take()
         loop = TrainingLoop(
             task, model, member, settings, compute=compute, on_loss=member.note_loss, on_step=processors.take

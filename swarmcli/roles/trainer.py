@@ -11,7 +11,7 @@ from swarmcli.roles.checkpoints import BackgroundCheckpoints
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
-from swarmcli.training import LoopResult, LoopSettings, TrainingLoop, stream_seed
+from swarmcli.training import STREAM, LoopResult, LoopSettings, TrainingLoop, stream_seed
 
 
 class Steps(Protocol):
@@ -83,7 +83,14 @@ def train(
         collaboration.task,
         collaboration.model,
         steps,
-        LoopSettings(stream_seed(recipe.seed, peer.peer_id), recipe.accumulation_steps, recipe.max_epochs),
+        LoopSettings(
+            stream_seed(recipe.seed, peer.peer_id),
+            recipe.accumulation_steps,
+            recipe.max_epochs,
+            stream_file=peer.home.path / STREAM,
+            # A home that is new, for a peer that is not: its own last checkpoint knows. Others' are not followed.
+            older_streams=[collaboration.resumed / STREAM] if collaboration.resumed else [],
+        ),
         compute=collaboration.compute,
         on_loss=steps.note_loss,
         on_step=after_step,

@@ -25,11 +25,14 @@ from swarmcli.training.schedule import (
     optimizer_kind,
     parameter_groups,
 )
-from swarmcli.training.task import Batch, Task, build_task, stream_seed
+from swarmcli.training.stream import STREAM, RememberedStream
+from swarmcli.training.task import Batch, BatchStream, Task, build_task, stream_seed
 from swarmcli.training.tokenizer import ByteTokenizer, SavedTokenizer, load_tokenizer
 
 __all__ = [
+    "STREAM",
     "Batch",
+    "BatchStream",
     "ByteTokenizer",
     "CausalLanguageModelling",
     "Checkpoint",
@@ -39,6 +42,7 @@ __all__ = [
     "EpochReport",
     "LoopResult",
     "LoopSettings",
+    "RememberedStream",
     "SavedTokenizer",
     "StepReport",
     "Task",

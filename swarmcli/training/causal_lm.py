@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
-from swarmcli.training.data import text_batches
+from swarmcli.training.data import TextStream, text_batches
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, load_tokenizer
 
@@ -49,8 +49,8 @@ class CausalLanguageModelling:
         self._check_sizes(model.config)
         return _prepare(model)
 
-    def batches(self, seed: int) -> Iterator[Batch]:
-        return text_batches(self._recipe, self.tokenizer, seed)
+    def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> TextStream:
+        return text_batches(self._recipe, self.tokenizer, seed, position)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean negative log likelihood in nats per token; the model shifts the labels itself."""

@@ -1,23 +1,34 @@
-"""From documents to shuffled micro-batches, in bounded memory.
+"""From documents to shuffled micro-batches, in bounded memory, from any place on.
 
-    sources ── drawn by weight ──▶ documents ── tokenizer ──▶ packed sequences ── shuffle buffer ──▶ batches
+    sources ── drawn by weight ──▶ documents ── tokenizer ──▶ packed sequences ── shuffled blocks ──▶ batches
 
-Held at any time: one segment of text, its tokens, and the shuffle buffer (sequences × length × 4 bytes).
+Held at any time: what the sources hold, a document and its tokens, and one block (sequences × length × 4 bytes).
+
+Everything is drawn from the seed, the number of the pass, of the document or of the block, never from a generator that
+goes along. So a stream goes on where another one was: it begins with the document in which that one's block began,
+packs the block again, and leaves out what had been drawn of it. No sequence comes twice, and none is lost.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 
 from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
-from swarmcli.training.sources import SEGMENT_BYTES, FileSource, HuggingFaceSource, TextSource
+from swarmcli.training.sources import SEGMENT_BYTES, Document, FileSource, HuggingFaceSource, Place, TextSource
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, Tokens
+
+BLOCK_TOKENS = 1 << 20  # of a block; but never fewer sequences than LEAST_BLOCK, if the recipe allows as many
+LEAST_BLOCK = 1024
 
 LOCAL_BUILDERS = ("json", "parquet", "csv", "text", "arrow")  # formats of `datasets` that read files of this machine
 
@@ -43,63 +54,195 @@ def open_source(recipe: Recipe, dataset: FilesDataset | StdlibDataset | HuggingF
     )
 
 
-def mix(sources: Sequence[TextSource], weights: Sequence[float], rng: random.Random) -> Iterator[str]:
-    """Documents of all sources without end, each drawn from a source with a chance by its weight.
+@dataclass(frozen=True)
+class Mixed:
+    """Where a stream of documents from several sources is: how many were drawn, and each source's pass and place."""
 
-    A source that has come to its end begins another pass in another order.
+    drawn: int
+    passes: tuple[int, ...]
+    places: tuple[Place, ...]
+
+    @classmethod
+    def beginning(cls, sources: int) -> Mixed:
+        return cls(0, (0,) * sources, ((),) * sources)
+
+
+def mix(
+    sources: Sequence[TextSource], weights: Sequence[float], seed: str, where: Mixed
+) -> Iterator[tuple[Document, Mixed]]:
+    """Documents of all sources without end, each with where the stream is behind it.
+
+    Each is drawn from a source with a chance by its weight; one that has come to its end begins another pass in another
+    order.
     """
-    streams = [_repeat(source, random.Random(rng.getrandbits(64))) for source in sources]
+    passes, places = list(where.passes), list(where.places)
+    numbers = range(len(sources))
+    streams = [sources[n].documents(f"{seed}/{n}/{passes[n]}", places[n]) for n in numbers]
+    drawn = where.drawn
     while True:
-        yield next(rng.choices(streams, weights)[0])
+        n = random.Random(f"{seed}/{drawn}").choices(numbers, weights)[0] if len(sources) > 1 else 0
+        while (document := next(streams[n], None)) is None:
+            passes[n], places[n] = passes[n] + 1, ()
+            streams[n] = sources[n].documents(f"{seed}/{n}/{passes[n]}")
+        places[n], drawn = document.place, drawn + 1
+        yield document, Mixed(drawn, tuple(passes), tuple(places))
 
 
-def _repeat(source: TextSource, rng: random.Random) -> Iterator[str]:
-    while True:
-        yield from source.documents(rng)
+@dataclass(frozen=True)
+class Packed:
+    """Where a stream of sequences is: before a document, with a rest of the ones before, and how many sequences on."""
+
+    before: Mixed
+    rest: tuple[int, ...]  # tokens, fewer than a sequence has
+    behind: int  # sequences that begin in this rest and that document
 
 
-def pack(documents: Iterator[str], tokenizer: Tokenizer, sequence_len: int) -> Iterator[Tokens]:
-    """Cuts the stream of tokens into sequences (sequence_len,); documents follow each other behind an end-of-text."""
+def pack(
+    documents: Iterator[tuple[Document, Mixed]], tokenizer: Tokenizer, sequence_len: int, where: Packed
+) -> Iterator[tuple[Tokens, Packed, tuple[int, ...]]]:
+    """Cuts the stream of tokens into sequences (sequence_len,), each with where the stream is behind it, and the
+    sources' passes where it ends.
+
+    Documents follow each other behind an end-of-text. `documents` begin at `where.before`.
+    """
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype=np.int32)
-    rest = np.array([], dtype=np.int32)
-    for document in documents:
-        cuts = range(0, len(document), SEGMENT_BYTES)
-        for tokens in chain((tokenizer.encode(document[cut : cut + SEGMENT_BYTES]) for cut in cuts), [end]):
+    rest, before, skipped = np.array(where.rest, dtype=np.int32), where.before, where.behind
+    for document, behind in documents:
+        first, count = tuple(rest.tolist()), 0
+        pieces = (document.text[cut : cut + SEGMENT_BYTES] for cut in range(0, len(document.text), SEGMENT_BYTES))
+        for tokens in chain(map(tokenizer.encode, pieces), [end] if document.ends else []):
             rest = np.concatenate([rest, tokens])
             whole = len(rest) - len(rest) % sequence_len
-            yield from rest[:whole].reshape(-1, sequence_len)
+            for sequence in rest[:whole].reshape(-1, sequence_len):
+                count += 1
+                if count > skipped:
+                    yield sequence, Packed(before, first, count), behind.passes
             rest = rest[whole:]
+        before, skipped = behind, 0
 
 
-def shuffle(sequences: Iterator[Tokens], size: int, rng: random.Random) -> Iterator[Tokens]:
-    """Draws at random from a buffer of `size` sequences that is filled up as it is drawn from."""
-    buffer: list[Tokens] = []
-    for sequence in sequences:
-        if len(buffer) < size:
-            buffer.append(sequence.copy())  # a view would keep its whole segment alive
-            continue
-        place = rng.randrange(size)
-        drawn, buffer[place] = buffer[place], sequence.copy()
-        yield drawn
-    rng.shuffle(buffer)
-    yield from buffer
+class TextStream:
+    """One peer's endless stream of micro-batches {"input_ids": (batch_size, sequence_len) int64}."""
+
+    def __init__(
+        self,
+        sources: Sequence[TextSource],
+        weights: Sequence[float],
+        tokenizer: Tokenizer,
+        *,
+        seed: int,
+        sequence_len: int,
+        batch_size: int,
+        block: int,
+        position: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`block`: the number of sequences that are shuffled together. `position`: see there; one that is of other
+        data, or that cannot be read, raises ValueError."""
+        self._seed, self._batch_size, self._block_size = f"swarm/{seed}", batch_size, block
+        data = [tokenizer.vocab_size, sequence_len, list(weights), [source.identity() for source in sources]]
+        self._data = hashlib.sha256(json.dumps(data).encode()).hexdigest()
+        self._begin = Packed(Mixed.beginning(len(sources)), (), 0)  # of the block
+        self._size, self._number, self._drawn = block, 0, 0  # of the block; blocks before it; sequences drawn of it
+        if position is not None:
+            self._go_to(position, len(sources), sequence_len)
+        documents = mix(sources, weights, self._seed, self._begin.before)
+        self._sequences = pack(documents, tokenizer, sequence_len, self._begin)
+        self._block: list[Tokens] = []
+        self._least = LEAST_BLOCK if len(sources) > 1 else 1
+        self._ahead: tuple[Tokens, Packed, tuple[int, ...]] | None = None  # the first sequence of the next block
+        self._end = self._begin  # of the block
+
+    def __iter__(self) -> TextStream:
+        return self
+
+    def __next__(self) -> Batch:
+        rows = np.stack([self._draw() for _ in range(self._batch_size)]).astype(np.int64)
+        return {"input_ids": torch.from_numpy(rows)}
+
+    def position(self) -> dict[str, Any]:
+        """Where the stream is, as JSON: behind what was drawn. A few hundred numbers, and a rest of a sequence."""
+        before = self._begin.before
+        return {
+            "data": self._data,
+            "drawn": before.drawn,
+            "passes": list(before.passes),
+            "places": [list(place) for place in before.places],
+            "rest": list(self._begin.rest),
+            "behind": self._begin.behind,
+            "block": [self._number, self._size, self._drawn],
+        }
+
+    def _go_to(self, position: Mapping[str, Any], sources: int, sequence_len: int) -> None:
+        if position.get("data") != self._data:
+            raise ValueError("it is of other data, or of another recipe")
+        try:
+            passes, places, rest = (position[name] for name in ("passes", "places", "rest"))
+            before = Mixed(_count(position["drawn"]), _counts(passes), tuple(map(_counts, places)))
+            begin = Packed(before, _counts(rest), _count(position["behind"]))
+            number, size, drawn = _counts(position["block"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it cannot be read ({error})") from error
+        if (
+            not len(before.passes) == len(places) == sources
+            or len(rest) >= sequence_len
+            or not drawn <= size <= MAX_BLOCK
+        ):
+            raise ValueError("its numbers do not belong together")
+        self._begin, self._number, self._size, self._drawn = begin, number, size, drawn
+
+    def _draw(self) -> Tokens:
+        if not self._block:
+            self._fill()
+        if self._drawn >= len(self._block):
+            self._begin, self._number, self._size, self._drawn = self._end, self._number + 1, self._block_size, 0
+            self._fill()
+        self._drawn += 1
+        return self._block[self._drawn - 1]
+
+    def _fill(self) -> None:
+        """Packs the block that begins at `_begin`, and shuffles it.
+
+        It ends with a pass over the data, or sequences of the next pass would come before the last ones of this. Of
+        several sources a small one may end its passes all the time, so there a block has some size first.
+        """
+        self._block, passes = [], None
+        while len(self._block) < self._size:
+            sequence, end, seen = self._ahead or next(self._sequences)
+            self._ahead = None
+            if passes not in (None, seen) and len(self._block) >= self._least:
+                self._ahead = sequence, end, seen
+                break
+            self._block.append(sequence.copy())  # a view would keep its whole document alive
+            self._end, passes = end, seen
+        random.Random(f"{self._seed}/block {self._number}").shuffle(self._block)
 
 
-def batches(sequences: Iterator[Tokens], batch_size: int) -> Iterator[Batch]:
-    """Micro-batches {"input_ids": (batch_size, sequence_len) int64}; a last one that is not full is left out."""
-    rows: list[Tokens] = []
-    for sequence in sequences:
-        rows.append(sequence)
-        if len(rows) == batch_size:
-            yield {"input_ids": torch.from_numpy(np.stack(rows).astype(np.int64))}
-            rows = []
+MAX_BLOCK = 1 << 20  # as many as local.shuffle_buffer_size may be
 
 
-def text_batches(recipe: Recipe, tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
-    """One peer's endless stream of micro-batches, the same for the same seed. Raises DataError."""
-    rng = random.Random(seed)
-    sources = [open_source(recipe, dataset) for dataset in recipe.datasets]
-    documents = mix(sources, [dataset.weight for dataset in recipe.datasets], rng)
-    packed = pack(documents, tokenizer, recipe.sequence_len)
-    shuffled = shuffle(packed, recipe.local.shuffle_buffer_size, random.Random(rng.getrandbits(64)))
-    return batches(shuffled, recipe.micro_batch)
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise TypeError(f"a count, not {value!r:.40}")
+    return value
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    return tuple(map(_count, values))
+
+
+def text_batches(
+    recipe: Recipe, tokenizer: Tokenizer, seed: int, position: Mapping[str, Any] | None = None
+) -> TextStream:
+    """One peer's endless stream of micro-batches, the same for the same seed. Raises DataError, and ValueError for a
+    `position` of other data."""
+    block = min(recipe.local.shuffle_buffer_size, max(LEAST_BLOCK, BLOCK_TOKENS // recipe.sequence_len))
+    return TextStream(
+        [open_source(recipe, dataset) for dataset in recipe.datasets],
+        [dataset.weight for dataset in recipe.datasets],
+        tokenizer,
+        seed=seed,
+        sequence_len=recipe.sequence_len,
+        batch_size=recipe.micro_batch,
+        block=block,
+        position=position,
+    )

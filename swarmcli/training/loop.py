@@ -6,8 +6,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,7 +16,8 @@ from torch import nn
 
 from swarmcli.errors import TrainingError
 from swarmcli.training.device import Compute
-from swarmcli.training.task import Batch, Task, samples_in
+from swarmcli.training.stream import RememberedStream
+from swarmcli.training.task import Task, samples_in
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +68,11 @@ class LoopResult:
 class LoopSettings:
     """What one peer's loop goes by."""
 
-    stream_seed: int  # of the data (see `stream_seed`) and of dropout
+    stream_seed: int  # of the data (see `stream_seed`) and, with the number of starts, of dropout
     accumulation_steps: int = 1  # forward passes per step of the optimizer
     max_epochs: int | None = None  # None: until stopped
+    stream_file: Path | None = None  # remembers where the stream is; see RememberedStream
+    older_streams: Sequence[Path] = ()
 
 
 class MeanLoss:
@@ -124,9 +128,16 @@ class TrainingLoop:
 
         Raises TrainingError when losses are no numbers for many steps in a row, and what task and optimizer raise.
         """
-        torch.manual_seed(self._settings.stream_seed)
-        batches = self._task.batches(self._settings.stream_seed)
+        settings = self._settings
+        batches = RememberedStream(self._task, settings.stream_seed, settings.stream_file, settings.older_streams)
+        torch.manual_seed(batches.dropout_seed)
         self._optimizer.zero_grad()
+        try:
+            return self._train(batches, stop)
+        finally:
+            batches.remember()
+
+    def _train(self, batches: RememberedStream, stop: threading.Event) -> LoopResult:
         epoch, mean, began = self._optimizer.local_epoch, MeanLoss(), time.monotonic()
         while (reason := self._reason_to_end(stop)) is None:
             report = self._step(batches)
@@ -136,6 +147,7 @@ class TrainingLoop:
             mean.add(report.loss, report.samples)
             self._last_loss = mean.value
             if self._optimizer.local_epoch != epoch:
+                batches.remember()
                 self._on_epoch(EpochReport(epoch, mean.samples, mean.value, time.monotonic() - began))
                 epoch, mean, began = self._optimizer.local_epoch, MeanLoss(), time.monotonic()
         return LoopResult(reason, self._optimizer.local_epoch, self._samples, self._last_loss)
@@ -146,7 +158,7 @@ class TrainingLoop:
             return "max_epochs"
         return "stopped" if stop.is_set() else None
 
-    def _step(self, batches: Iterator[Batch]) -> StepReport | None:
+    def _step(self, batches: RememberedStream) -> StepReport | None:
         """One step of the optimizer; None when the data has ended before it was full."""
         began, epoch = time.monotonic(), self._optimizer.local_epoch
         while True:
@@ -167,11 +179,11 @@ class TrainingLoop:
         self._on_step(report)
         return report
 
-    def _accumulate(self, batches: Iterator[Batch]) -> tuple[float, int] | None:
+    def _accumulate(self, batches: RememberedStream) -> tuple[float, int] | None:
         """Adds the gradients of the mean loss over `accumulation_steps` micro-batches; that loss, and the samples."""
         losses, samples = [], 0
         for _ in range(self._settings.accumulation_steps):
-            batch = next(batches, None)
+            batch = batches.next()
             if batch is None:
                 return None
             placed = self._compute.place(batch)

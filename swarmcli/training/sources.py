@@ -3,25 +3,81 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
+import json
 import logging
 import random
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from swarmcli.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-SEGMENT_BYTES = 1 << 20  # what is read of a file at once; a larger file is several documents
+SEGMENT_BYTES = 1 << 20  # what is read of a file at once, at most; a larger file is read in several pieces
+LEAST_SEGMENT_BYTES = 1 << 14
+SEGMENTS = 2048  # so many pieces at least, if they are not too small: peers with few would read the same ones
+
+# Streamed rows are shuffled a window at a time, since they cannot be read in any order. Two peers that begin at one
+# place share 1,000 / 16,384 = 6% of their first 1,000 rows if 16,384 fit; a smaller data set is drawn from as a whole.
+WINDOW_ROWS = 1 << 16
+WINDOW_BYTES = 32 << 20  # of text
+FEW_SHARDS = 32  # of fewer, peers begin within the first one, behind up to BEGIN_ROWS, which are read and come last
+BEGIN_ROWS = 1 << 15
+
+_64_BITS = (1 << 64) - 1
+
+Place: TypeAlias = tuple[int, ...]  # in a pass over a source; each source has its own kind
+
+
+class Document(NamedTuple):
+    """A text to learn from."""
+
+    text: str
+    ends: bool  # false: a piece of a file that goes on
+    place: Place  # behind it, in the pass that it belongs to
 
 
 class TextSource(Protocol):
     """Documents to learn from."""
 
-    def documents(self, rng: random.Random) -> Iterator[str]:
-        """One pass over all documents in an order drawn from `rng`. Raises DataError when there are none to read."""
+    def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
+        """One pass over all documents in an order drawn from `seed`, from `place` on (empty: from the beginning).
+
+        Raises DataError when a whole pass has none to read, and ValueError for a place that cannot be in it.
+        """
+
+    def identity(self) -> str:
+        """Another one when there is something else to read, so that places in the former mean nothing."""
+
+
+class Permutation:
+    """The numbers below `size` in an order drawn from `seed`, in no memory to speak of.
+
+    A Feistel network of four rounds permutes the smallest even number of bits that holds them all; what comes out
+    too large is put in again (Black and Rogaway, Ciphers with Arbitrary Finite Domains, section 4).
+    """
+
+    def __init__(self, size: int, seed: str) -> None:
+        rng = random.Random(seed)
+        self._size = size
+        self._half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits
+        self._keys = [rng.getrandbits(64) for _ in range(4)]
+
+    def __getitem__(self, number: int) -> int:
+        mask = (1 << self._half) - 1
+        while True:
+            left, right = number >> self._half, number & mask
+            for key in self._keys:
+                # splitmix64's finalizer: each bit of the half and of the key moves every bit of the result.
+                mixed = ((right + key) * 0xBF58476D1CE4E5B9) & _64_BITS
+                mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _64_BITS
+                left, right = right, left ^ ((mixed ^ (mixed >> 31)) & mask)
+            number = left << self._half | right
+            if number < self._size:
+                return number
 
 
 class FileSource:
@@ -66,21 +122,33 @@ class FileSource:
     def __len__(self) -> int:
         return len(self._files)
 
-    def documents(self, rng: random.Random) -> Iterator[str]:
-        segments = [(index, start) for index, file in enumerate(self._files) for start in _starts(file)]
-        rng.shuffle(segments)
-        found = False
-        for index, start in segments:
-            text = _read_segment(self._files[index], start)
+    def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
+        """A place is the number of pieces read. See TextSource."""
+        sizes = [_size_of(file) for file in self._files]
+        segment = min(SEGMENT_BYTES, max(LEAST_SEGMENT_BYTES, -(-sum(sizes) // SEGMENTS)))
+        pieces = [(n, start) for n, size in enumerate(sizes) for start in range(0, size, segment)]
+        random.Random(seed).shuffle(pieces)
+        (begin,) = place or (0,)
+        found = begin > 0
+        for number, (index, start) in enumerate(pieces[begin:], begin + 1):
+            text = _read_segment(self._files[index], start, segment)
             if text:
                 found = True
-                yield text
+                yield Document(text, start + segment >= sizes[index], (number,))
         if not found:
             raise DataError(f"none of {len(self._files)} files can be read as text, {self._files[0]} among them")
 
+    def identity(self) -> str:
+        listed = [[file.name, _size_of(file)] for file in self._files]
+        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
 
 class HuggingFaceSource:
-    """A dataset of the library `datasets`, streamed: nothing is read that is not about to be used."""
+    """A dataset of the library `datasets`, streamed or, with `streaming=False`, downloaded first.
+
+    Of a downloaded one every pass is a permutation of the rows. A streamed one is read shard by shard, in an order
+    drawn for the pass, and shuffled a window at a time; a window is rows up to WINDOW_ROWS or WINDOW_BYTES.
+    """
 
     def __init__(
         self,
@@ -92,25 +160,26 @@ class HuggingFaceSource:
         revision: str | None = None,
         text_column: str = "text",
         streaming: bool = True,
-        buffer_size: int = 256,
     ) -> None:
         self.path = path
+        self._data_files = list(data_files)
         self._arguments = {
-            "name": name, "split": split, "data_files": list(data_files) or None, "revision": revision,
+            "name": name, "split": split, "data_files": self._data_files or None, "revision": revision,
             "streaming": streaming,
         }  # fmt: skip
         self._text_column = text_column
-        self._buffer_size = buffer_size  # documents
+        self._dataset: Any = None
 
-    def documents(self, rng: random.Random) -> Iterator[str]:
-        rows = self._open().shuffle(seed=rng.getrandbits(32), buffer_size=self._buffer_size)
-        found = False
+    def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
+        """A place is the number of rows read, of a streamed dataset as told in `_windows`. See TextSource."""
+        opened = self._open()
+        read = self._windows if self._arguments["streaming"] else self._permuted
+        found = bool(place)
         try:
-            for row in rows:
-                text = self._text_of(row)
+            for text, behind in read(opened, seed, place):
                 if text:
                     found = True
-                    yield text
+                    yield Document(text, True, behind)
         except (DataError, GeneratorExit):
             raise
         except Exception as error:  # each storage and file format brings its own kinds
@@ -118,7 +187,54 @@ class HuggingFaceSource:
         if not found:
             raise DataError(f"the dataset {self.path!r} has no text in its column {self._text_column!r}")
 
+    def identity(self) -> str:
+        opened = self._open()
+        rows = opened.num_shards if self._arguments["streaming"] else len(opened)
+        files = [Path(file) for file in self._data_files]
+        sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
+        return json.dumps([self.path, self._arguments, self._text_column, rows, sizes], default=str)
+
+    def _permuted(self, dataset: Any, seed: str, place: Place) -> Iterator[tuple[str, Place]]:
+        (begin,) = place or (0,)
+        permutation = Permutation(len(dataset), seed)
+        for number in range(begin, len(dataset)):
+            yield self._text_of(dataset[permutation[number]]), (number + 1,)
+
+    def _windows(self, dataset: Any, seed: str, place: Place) -> Iterator[tuple[str, Place]]:
+        """A place is (part of the pass, row in it) where a window begins, and the number of its rows that were read.
+
+        So whoever goes on reads the window again and leaves out what it had before: no row twice, and none lost.
+        """
+        part, row, used = place or (0, 0, 0)
+        rows = self._rows(dataset, list(_parts(dataset.num_shards, random.Random(seed))), part, row)
+        while True:
+            window, behind, size = [], (part, row), 0
+            for text, behind in rows:  # noqa: B007  # where the next window begins
+                window.append(text)
+                size += len(text)
+                if len(window) >= WINDOW_ROWS or size >= WINDOW_BYTES:
+                    break
+            if not window:
+                return
+            random.Random(f"{seed}/{part}/{row}").shuffle(window)
+            for number, text in enumerate(window[used:], used + 1):
+                yield text, (part, row, number) if number < len(window) else (*behind, 0)
+            (part, row), used = behind, 0
+
+    def _rows(
+        self, dataset: Any, parts: Sequence[tuple[int, int, int | None]], part: int, row: int
+    ) -> Iterator[tuple[str, tuple[int, int]]]:
+        """The texts of the pass from a row of a part on, each with the place behind it."""
+        for number, (shard, first, last) in enumerate(parts[part:], part):
+            rows = dataset.shard(dataset.num_shards, shard).skip(first + row)
+            for values in rows if last is None else rows.take(max(0, last - first - row)):
+                row += 1
+                yield self._text_of(values), (number, row)
+            row = 0
+
     def _open(self) -> Any:
+        if self._dataset is not None:
+            return self._dataset
         try:
             import datasets
         except ImportError as error:
@@ -127,12 +243,16 @@ class HuggingFaceSource:
             ) from error
         try:
             opened = datasets.load_dataset(self.path, **self._arguments)
-            # A map-style dataset in shards is shuffled like a streamed one: shards first, then a buffer.
-            return opened if self._arguments["streaming"] else opened.to_iterable_dataset(min(64, max(1, len(opened))))
+            if self._arguments["streaming"] and opened.num_shards < FEW_SHARDS and hasattr(opened, "reshard"):
+                # Where a file can be read in parts (Parquet in row groups), each is a shard to begin at. The library
+                # asks every file for its parts, so this is for few files.
+                opened = opened.reshard()
+            self._dataset = opened
         except Exception as error:  # as above
             raise DataError(
                 f"the dataset {self.path!r} cannot be opened: {_first_line(error)}; check its keys in the recipe"
             ) from error
+        return self._dataset
 
     def _text_of(self, row: dict[str, object]) -> str:
         if self._text_column not in row:
@@ -153,26 +273,37 @@ def _hidden(file: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(root).parts)
 
 
-def _starts(file: Path) -> range:
+def _parts(shards: int, rng: random.Random) -> Iterator[tuple[int, int, int | None]]:
+    """The shards of a pass in the order in which they are read: number, first row, row behind the last (None: all)."""
+    order = list(range(shards))
+    rng.shuffle(order)
+    first = rng.randrange(BEGIN_ROWS) if shards < FEW_SHARDS else 0
+    for shard in order:
+        yield shard, first if shard == order[0] else 0, None
+    if first:
+        yield order[0], 0, first
+
+
+def _size_of(file: Path) -> int:
     try:
-        return range(0, file.stat().st_size, SEGMENT_BYTES)
+        return file.stat().st_size
     except OSError as error:
         logger.warning("%s is passed over: %s", file, error.strerror)
-        return range(0)
+        return 0
 
 
-def _read_segment(file: Path, start: int) -> str:
+def _read_segment(file: Path, start: int, size: int) -> str:
     try:
         with file.open("rb") as stream:
             stream.seek(start)
-            data = stream.read(SEGMENT_BYTES)
+            data = stream.read(size)
     except OSError as error:
         logger.warning("%s is passed over: %s", file, error.strerror)
         return ""
     if b"\0" in data:
         logger.warning("%s is passed over: it holds zero bytes, so it is no text", file)
         return ""
-    ends_here = len(data) < SEGMENT_BYTES
+    ends_here = len(data) < size
     if start:
         data = data.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character that the segment before began
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

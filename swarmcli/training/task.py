@@ -5,13 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
 from swarmcli.recipe import Recipe
 
 Batch: TypeAlias = Mapping[str, Tensor]  # all tensors have the samples in their first dimension
+
+
+class BatchStream(Protocol):
+    """Micro-batches, one after the other."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+    def __next__(self) -> Batch: ...
+    def position(self) -> Mapping[str, Any]:
+        """Where the stream is, behind the last batch: what JSON can hold, and less than some megabytes."""
 
 
 class Task(Protocol):
@@ -23,10 +32,11 @@ class Task(Protocol):
         `outline`: only its shapes, on torch's meta device, without memory for what is in it.
         """
 
-    def batches(self, seed: int) -> Iterator[Batch]:
+    def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> BatchStream:
         """An endless stream of micro-batches on the CPU; the same seed gives the same stream.
 
-        Raises DataError when the data is missing or cannot be read.
+        With the `position` of a stream of the same seed it goes on there. Raises DataError when the data is missing or
+        cannot be read, and ValueError for a position that belongs to other data.
         """
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,14 +35,32 @@ class Sums:
             torch.manual_seed(1)
             return nn.Linear(8, 1)
 
-    def batches(self, seed: int) -> Iterator[dict[str, torch.Tensor]]:
-        numbers = torch.Generator().manual_seed(seed)
-        while True:
-            yield {"features": torch.randn(8, 8, generator=numbers)}
+    def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> SumsStream:
+        return SumsStream(seed, position["drawn"] if position else 0)
+
+    def save_preprocessing(self, directory: Path) -> None:
+        """It needs nothing beside the model."""
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         features = batch["features"]
         return nn.functional.mse_loss(model(features), features.sum(1, keepdim=True))
+
+
+class SumsStream:
+    """Batches of a task of sums."""
+
+    def __init__(self, seed: int, drawn: int) -> None:
+        self.seed, self.drawn = seed, drawn
+
+    def __iter__(self) -> SumsStream:
+        return self
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        self.drawn += 1
+        return {"features": torch.randn(8, 8, generator=torch.Generator().manual_seed(self.seed + self.drawn))}
+
+    def position(self) -> Mapping[str, Any]:
+        return {"drawn": self.drawn}
 
 
 class Peer:

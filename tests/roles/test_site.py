@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from swarmcli.roles.site import Introduction, form_site, run_site_leader, run_si
 from swarmcli.roles.watch import RunWatch
 from swarmcli.training import load_checkpoint, stream_seed
 from tests.recipe.recipes import small
+from tests.roles.test_leaving import SumsStream
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.processes
@@ -36,17 +37,20 @@ class Sums:
 
     models: list[nn.Module] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
+    began: int = 0  # the batches that the stream had given before
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
         torch.manual_seed(1)
         self.models.append(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1)))
         return self.models[-1]
 
-    def batches(self, seed: int) -> Iterator[dict[str, torch.Tensor]]:
+    def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> SumsStream:
         self.seeds.append(seed)
-        numbers = torch.Generator().manual_seed(seed)
-        while True:
-            yield {"features": torch.randn(8, 8, generator=numbers)}
+        self.began = position["drawn"] if position else 0
+        return SumsStream(seed, self.began)
+
+    def save_preprocessing(self, directory: Path) -> None:
+        """It needs nothing beside the model."""
 
     def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         features = batch["features"]
@@ -80,7 +84,7 @@ def train(directory: str, settings: list[str], how: dict[str, Any]) -> list[Any]
                 device = watch.status().peers[0].device
                 watch.close()
             result = [epochs, done.loss, peer.summary.samples, device]
-    return [list(task.models[0].state_dict().values()), task.seeds[0], *result]
+    return [list(task.models[0].state_dict().values()), (task.seeds[0], task.began), *result]
 
 
 def run(worlds: Worlds, directory: Path, *settings: str, size: int = 4, **how: Any) -> list[Any]:
@@ -108,7 +112,8 @@ MODES = {
 def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path: Path, mode: str) -> None:
     first = run(worlds, tmp_path, *MODES[mode], "max_epochs=3")
     assert_equal_models(first)
-    assert len({seed for _, seed, *_ in first}) == 4
+    assert len({seed for _, (seed, _), *_ in first}) == 4
+    assert [began for _, (_, began), *_ in first] == [0] * 4
     _, _, epochs, loss, samples, device = first[0]
     assert epochs == [1, 2, 3] and samples >= 3 * 64 and device == "4 × cpu (float32)"
     last = load_checkpoint(tmp_path / "home" / "checkpoints" / "epoch-000003", "small")
@@ -117,6 +122,8 @@ def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path:
     again = run(worlds, tmp_path, *MODES[mode], "max_epochs=6", restarted=True)
     assert_equal_models(again)
     assert again[0][2] == [4, 5, 6]
+    for (_, (seed, before), *_), (_, (same, later), *_) in zip(first, again, strict=True):
+        assert seed == same and later > before  # each rank goes on in a stream of its own
     assert again[0][3] < loss
     resumed = run(worlds, tmp_path, *MODES[mode], "max_epochs=7", resume=str(tmp_path / "home" / "checkpoints"))
     assert resumed[0][2] == [7]

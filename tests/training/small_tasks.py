@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,8 @@ class LineTask:
         torch.manual_seed(0)
         return nn.Linear(3, 1)
 
-    def batches(self, seed: int) -> Iterator[Batch]:
-        generator = torch.Generator().manual_seed(seed)
-        drawn = 0
-        while self.count is None or drawn < self.count:
-            drawn += 1
-            x = torch.randn(self.size, 3, generator=generator)  # (samples, features)
-            yield {"x": x, "y": x.sum(1, keepdim=True)}
+    def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> LineStream:
+        return LineStream(self, seed, position["drawn"] if position else 0)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         loss = (model(batch["x"]) - batch["y"]).square().mean()
@@ -60,6 +55,27 @@ class LineTask:
             self.spoiled -= 1
             return loss * float("nan")
         return loss
+
+
+class LineStream:
+    """The batches of a LineTask."""
+
+    def __init__(self, task: LineTask, seed: int, drawn: int) -> None:
+        self.task, self.seed, self.drawn = task, seed, drawn
+
+    def __iter__(self) -> LineStream:
+        return self
+
+    def __next__(self) -> Batch:
+        if self.drawn == self.task.count:
+            raise StopIteration
+        self.drawn += 1
+        generator = torch.Generator().manual_seed(self.seed + self.drawn)
+        x = torch.randn(self.task.size, 3, generator=generator)  # (samples, features)
+        return {"x": x, "y": x.sum(1, keepdim=True)}
+
+    def position(self) -> Mapping[str, Any]:
+        return {"drawn": self.drawn}
 
 
 class SoloOptimizer:

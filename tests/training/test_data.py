@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,8 @@ from hypothesis import strategies as st
 
 from swarmcli.errors import DataError
 from swarmcli.training import ByteTokenizer, stream_seed
-from swarmcli.training.data import batches, mix, open_source, pack, shuffle, text_batches
-from swarmcli.training.sources import FileSource, HuggingFaceSource
+from swarmcli.training.data import Mixed, Packed, TextStream, mix, open_source, pack, text_batches
+from swarmcli.training.sources import Document, FileSource, HuggingFaceSource, Place
 
 from .small_tasks import small
 
@@ -24,27 +26,71 @@ class ListSource:
         self.texts = texts
         self.passes = 0
 
-    def documents(self, rng: random.Random) -> Iterator[str]:
+    def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
         self.passes += 1
-        yield from self.texts
+        order = list(range(len(self.texts)))
+        random.Random(seed).shuffle(order)
+        (begin,) = place or (0,)
+        for number in range(begin, len(order)):
+            yield Document(self.texts[order[number]], True, (number + 1,))
+
+    def identity(self) -> str:
+        return "/".join(self.texts)
 
 
-def rows(count: int, length: int = 2) -> Iterator[np.ndarray]:
-    return (np.full(length, n, dtype=np.int32) for n in range(count))
+def numbered(texts: Iterable[str]) -> Iterator[tuple[Document, Mixed]]:
+    """Documents with places, as `mix` gives them."""
+    return ((Document(text, True, (n,)), Mixed(n, (0,), ((n,),))) for n, text in enumerate(texts, 1))
+
+
+START = Packed(Mixed.beginning(1), (), 0)
+
+
+def stream(
+    *sources: ListSource, position: Any = None, weights: list[float] | None = None, **changes: Any
+) -> TextStream:
+    options = {"seed": 1, "sequence_len": 4, "batch_size": 2, "block": 8} | changes
+    return TextStream(sources, weights or [1.0] * len(sources), ByteTokenizer(), position=position, **options)
+
+
+def draw(made: TextStream, count: int) -> list[list[int]]:
+    return [row for batch in itertools.islice(made, count) for row in batch["input_ids"].tolist()]
 
 
 @given(st.lists(st.text(max_size=30), max_size=8), st.integers(min_value=2, max_value=9))
 def test_packing_loses_only_the_last_rest(texts: list[str], length: int) -> None:
     tokenizer = ByteTokenizer()
     whole = [token for text in texts for token in [*tokenizer.encode(text).tolist(), 256]]
-    packed = list(pack(iter(texts), tokenizer, length))
+    packed = [row for row, *_ in pack(numbered(texts), tokenizer, length, START)]
     assert all(row.shape == (length,) for row in packed)
     flat = [token for row in packed for token in row.tolist()]
     assert flat == whole[: len(flat)] and len(whole) - len(flat) < length
 
 
+@given(st.lists(st.text(max_size=30), max_size=8), st.integers(2, 9), st.integers(0, 60))
+def test_packing_goes_on_where_it_was(texts: list[str], length: int, taken: int) -> None:
+    tokenizer = ByteTokenizer()
+    packed = list(pack(numbered(texts), tokenizer, length, START))
+    if taken >= len(packed):
+        return
+    where = packed[taken][1]
+    assert len(where.rest) < length
+    later = itertools.islice(numbered(texts), where.before.drawn, None)
+    again = [row.tolist() for row, *_ in pack(later, tokenizer, length, where)]
+    assert again == [row.tolist() for row, *_ in packed[taken + 1 :]]
+
+
+def test_pieces_of_a_file_are_not_ended() -> None:
+    documents = [
+        (Document("ab", False, (1,)), Mixed(1, (0,), ((1,),))),
+        (Document("cd", True, (2,)), Mixed(2, (0,), ((2,),))),
+    ]
+    (row, *_), *rest = pack(iter(documents), ByteTokenizer(), 5, START)
+    assert row.tolist() == [97, 98, 99, 100, 256] and not rest
+
+
 def test_packing_is_lazy_so_that_memory_stays_bounded() -> None:
-    endless = pack(itertools.repeat("some text"), ByteTokenizer(), 16)
+    endless = pack(numbered(itertools.repeat("some text")), ByteTokenizer(), 16, START)
     assert len(list(itertools.islice(endless, 50))) == 50
 
 
@@ -57,53 +103,94 @@ def test_a_huge_document_is_tokenized_in_pieces() -> None:
             longest = max(longest, len(text))
             return super().encode(text)
 
-    rows = list(pack(iter(["x" * (3 << 20)]), Watching(), 1024))
+    rows = list(pack(numbered(["x" * (3 << 20)]), Watching(), 1024, START))
     assert len(rows) == 3 * 1024 and longest <= 1 << 20
 
 
-@given(st.integers(min_value=0, max_value=60), st.integers(min_value=1, max_value=20), st.integers())
-def test_shuffling_loses_and_repeats_nothing(count: int, size: int, seed: int) -> None:
-    drawn = [int(row[0]) for row in shuffle(rows(count), size, random.Random(seed))]
-    assert sorted(drawn) == list(range(count))
+@pytest.mark.parametrize("block", [8, 7, 1000])
+def test_a_pass_gives_each_sequence_once_and_the_next_has_another_order(block: int) -> None:
+    made = stream(ListSource(*(f"{n:03}" for n in range(80))), block=block)  # a document is a sequence with its end
+    passes = [[tuple(row) for row in draw(made, 40)] for _ in range(3)]
+    assert all(len(set(drawn)) == 80 for drawn in passes)
+    assert passes[0] != passes[1] != passes[2]
 
 
-def test_shuffling_holds_no_more_than_its_buffer() -> None:
-    taken = 0
-
-    def counted() -> Iterator[np.ndarray]:
-        nonlocal taken
-        for row in rows(1000):
-            taken += 1
-            yield row
-
-    stream = shuffle(counted(), 10, random.Random(0))
-    next(stream)
-    assert taken == 11
-    drawn = [int(row[0]) for row in itertools.islice(shuffle(rows(1000), 100, random.Random(0)), 500)]
-    assert drawn != sorted(drawn)
-
-
-def test_buffered_sequences_do_not_keep_their_segment_alive() -> None:
-    segment = np.zeros((1000, 4), dtype=np.int32)
-    drawn = itertools.islice(shuffle(iter(segment), 3, random.Random(0)), 20)
-    assert all(row.base is None for row in drawn)
+def test_buffered_sequences_do_not_keep_their_document_alive() -> None:
+    made = stream(ListSource("x" * 1000))
+    next(made)
+    assert all(row.base is None for row in made._block)
 
 
 def test_batches_are_full_and_int64() -> None:
-    made = list(batches(rows(7, length=3), 2))
-    assert [batch["input_ids"].shape for batch in made] == [(2, 3)] * 3
-    assert made[0]["input_ids"].dtype == torch.int64
+    batch = next(stream(ListSource("some text"), batch_size=3))
+    assert batch["input_ids"].shape == (3, 4) and batch["input_ids"].dtype == torch.int64
 
 
 def test_sources_are_drawn_by_weight_and_repeated() -> None:
     often, seldom = ListSource("o", "o"), ListSource("s")
-    drawn = list(itertools.islice(mix([often, seldom], [3.0, 1.0], random.Random(1)), 4000))
+    mixed = mix([often, seldom], [3.0, 1.0], "1", Mixed.beginning(2))
+    drawn = [document.text for document, _ in itertools.islice(mixed, 4000)]
     assert drawn.count("o") == pytest.approx(3000, abs=150)
     assert often.passes > 100 and seldom.passes > 100
 
 
+@pytest.mark.parametrize("length", [4, 7, 64])
+@pytest.mark.parametrize("taken", [0, 1, 3, 4, 5, 30, 101])
+def test_a_stream_goes_on_where_another_one_was(length: int, taken: int) -> None:
+    """Whatever lies across the border: a document, a block, a batch, a pass."""
+
+    def sources() -> list[ListSource]:
+        return [ListSource(*(f"{n} " * (n % 9) for n in range(40))), ListSource("a" * 50, "b" * 3)]
+
+    whole = stream(*sources(), weights=[3.0, 1.0], sequence_len=length)
+    draw(whole, taken)
+    position = json.loads(json.dumps(whole.position()))
+    expected = draw(whole, 50)
+    assert draw(stream(*sources(), weights=[3.0, 1.0], sequence_len=length, position=position), 50) == expected
+    again = stream(*sources(), weights=[3.0, 1.0], sequence_len=length, position=position)
+    assert again.position() == position
+    # Another block is for the next one; what was left of this one is what comes first.
+    other = stream(*sources(), weights=[3.0, 1.0], sequence_len=length, position=position, block=5)
+    left = 8 - position["block"][2]
+    assert draw(other, 4)[:left] == expected[: min(left, 8)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": "other"},
+        {"drawn": -1},
+        {"drawn": None},
+        {"passes": [0, 0]},
+        {"places": []},
+        {"places": [["a"]]},
+        {"rest": [1] * 4},
+        {"rest": 5},
+        {"block": [0, 1 << 40, 0]},
+        {"block": [0, 8, 9]},
+        {"block": []},
+    ],
+)
+def test_a_position_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    made = stream(ListSource("text"))
+    next(made)
+    with pytest.raises(ValueError):
+        stream(ListSource("text"), position=made.position() | changes)
+
+
+def test_a_position_in_other_data_is_refused() -> None:
+    position = stream(ListSource("text")).position()
+    for other in (
+        lambda: stream(ListSource("other text"), position=position),
+        lambda: stream(ListSource("text"), position=position, sequence_len=5),
+        lambda: stream(ListSource("text"), weights=[2.0], position=position),
+    ):
+        with pytest.raises(ValueError, match="of other data, or of another recipe"):
+            other()
+
+
 def test_peers_draw_unlike_streams_and_each_the_same_again(tmp_path: Path) -> None:
-    recipe = small(tmp_path)
+    recipe = small(tmp_path, "local.micro_batch_size=2")
     for n in range(30):
         (tmp_path / "texts" / f"{n}").write_text(f"{n:04}" * 40)
 

@@ -1,0 +1,107 @@
+"""A peer's stream of data across the restarts of its process: where it was stands in a small file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swarmcli.training.task import Batch, Task
+
+logger = logging.getLogger(__name__)
+
+STREAM = "stream.json"  # in a home, and beside the model in a checkpoint
+MAX_BYTES = 16 << 20  # of the file: the longest sequence that a recipe allows is a million tokens
+
+
+class RememberedStream:
+    """Micro-batches of one task, from where the process before stood when it last called `remember`.
+
+    The position belongs to a stream, and so to a peer (and a rank of its site): another one's file is not followed, or
+    all peers that resume from one checkpoint would read the same. With a file that is torn, or of other data, the
+    stream begins at its beginning, and a warning says so.
+    """
+
+    def __init__(self, task: Task, seed: int, file: Path | None = None, older: Sequence[Path] = ()) -> None:
+        """`seed`: of the stream (see `stream_seed`). `file` is written; where it does not exist, `older` ones are
+        tried, in a checkpoint for example. Without a file nothing is remembered. Raises DataError."""
+        self._seed, self._file = seed, file
+        position: Mapping[str, Any] | None = None
+        self._starts = 0  # of this stream, before this one
+        for place in [*([file] if file is not None else []), *older]:
+            try:
+                found = _read(place, seed)
+            except ValueError as error:
+                _warn(place, error)
+                self._starts = int.from_bytes(os.urandom(4), "big")  # dropout of its own all the same
+                break
+            if found is not None:
+                self._starts, position = found
+                break
+        try:
+            self._batches = task.batches(seed, position)
+        except ValueError as error:
+            _warn(place, error)
+            self._batches = task.batches(seed, None)
+        self.remember()
+
+    @property
+    def dropout_seed(self) -> int:
+        """For torch's random numbers: another one at each start, or a peer would drop out the same again."""
+        digest = hashlib.sha256(f"swarm dropout {self._seed} {self._starts}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
+
+    def next(self) -> Batch | None:
+        """The next micro-batch; None when the data has ended."""
+        return next(self._batches, None)
+
+    def remember(self) -> None:
+        """Writes down where the stream is. A full disk costs the memory only.
+
+        The file is replaced whole. It is not flushed: what a crash of the machine tears is noticed, and read as none.
+        """
+        if self._file is None:
+            return
+        content = json.dumps([self._seed, self._starts + 1, self._batches.position()])
+        temporary = self._file.with_suffix(".writing")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({"stream": content, "sha256": _digest(content)}), encoding="utf-8")
+            temporary.replace(self._file)
+        except OSError as error:
+            logger.warning("%s was not written: %s", self._file, error.strerror)
+
+
+def _read(file: Path, seed: int) -> tuple[int, Mapping[str, Any]] | None:
+    """The starts before, and the position; None if there is no such file, or it is of another peer's stream.
+
+    Raises ValueError for what `remember` did not write.
+    """
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from error
+    try:
+        whole = json.loads(data)
+        content = whole["stream"]
+        if whole["sha256"] != _digest(content):
+            raise ValueError("it is not what was written")
+        stream_seed, starts, position = json.loads(content)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError("it is damaged") from error
+    return (starts, position) if stream_seed == seed else None
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _warn(file: Path, error: Exception) -> None:
+    logger.warning("the stream of data begins at its beginning: %s is of no use: %s", file, error)

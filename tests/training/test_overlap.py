@@ -1,0 +1,157 @@
+"""How much two peers share of what they read first, and that a pass over the data reads each row once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import datasets
+import pytest
+
+from swarmcli.training import ByteTokenizer, sources
+from swarmcli.training.data import TextStream
+from swarmcli.training.sources import FileSource, HuggingFaceSource, Permutation, TextSource
+
+ROWS, FIRST = 20_000, 1_000
+MOST = FIRST / ROWS + 0.02  # independent draws share 5%, give or take 0.7
+PEERS = 6
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same 20,000 rows of 31 characters as files of several kinds."""
+    directory = tmp_path_factory.mktemp("data")
+    rows = datasets.Dataset.from_dict({"text": [f"{n:05} {'x' * 25}" for n in range(ROWS)]})
+    rows.to_parquet(str(directory / "one.parquet"))
+    rows.to_parquet(str(directory / "groups.parquet"), batch_size=500)
+    rows.to_json(str(directory / "one.jsonl"))
+    for number in range(16):
+        rows.shard(16, number, contiguous=True).to_parquet(str(directory / f"shard{number:02}.parquet"))
+    (directory / "one.txt").write_text("\n".join(rows["text"]) + "\n")
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def of(kind: str, pattern: str, *, streaming: bool = True) -> Callable[[Path], HuggingFaceSource]:
+    def make(data: Path) -> HuggingFaceSource:
+        files = sorted(str(file) for file in data.glob(pattern))
+        return HuggingFaceSource(kind, data_files=files, streaming=streaming)
+
+    return make
+
+
+SOURCES = {
+    "shards, streamed": of("parquet", "shard*.parquet"),
+    "one Parquet file, streamed": of("parquet", "one.parquet"),
+    "one Parquet file of many row groups, streamed": of("parquet", "groups.parquet"),
+    "one JSON file, streamed": of("json", "one.jsonl"),
+    "shards, downloaded": of("parquet", "shard*.parquet", streaming=False),
+    "one file, downloaded": of("json", "one.jsonl", streaming=False),
+}
+
+
+def overlaps(streams: list[set[str]]) -> list[float]:
+    return [len(one & other) / FIRST for one, other in itertools.combinations(streams, 2)]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_two_peers_share_no_more_than_independent_draws(data: Path, name: str) -> None:
+    source = SOURCES[name](data)
+
+    def first(peer: int) -> set[str]:
+        return {document.text for document in itertools.islice(source.documents(f"peer {peer}"), FIRST)}
+
+    streams = [first(peer) for peer in range(PEERS)]
+    assert all(len(rows) == FIRST for rows in streams)
+    shared = overlaps(streams)
+    assert max(shared) <= MOST, sorted(shared)
+    assert sum(shared) / len(shared) == pytest.approx(FIRST / ROWS, abs=0.005)
+
+
+def test_two_peers_share_no_more_of_the_sequences_of_one_text_file(data: Path) -> None:
+    source = FileSource.below(data / "one.txt")
+
+    def first(peer: int) -> set[str]:
+        made = stream(source, peer)
+        return {str(batch["input_ids"].tolist()) for batch in itertools.islice(made, FIRST)}
+
+    shared = overlaps([first(peer) for peer in range(PEERS)])
+    assert max(shared) <= MOST, sorted(shared)
+
+
+def stream(source: TextSource, seed: int = 1, position: object = None) -> TextStream:
+    """A row with its end is a sequence of 32 tokens, and a batch."""
+    return TextStream(
+        [source],
+        [1.0],
+        ByteTokenizer(),
+        seed=seed,
+        sequence_len=32,
+        batch_size=1,
+        block=16384,
+        position=position,  # type: ignore[arg-type]
+    )
+
+
+def texts(made: TextStream, count: int) -> Iterator[str]:
+    for batch in itertools.islice(made, count):
+        yield ByteTokenizer().decode(batch["input_ids"][0].numpy())
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_restarted_at_any_place_a_pass_reads_each_row_once(
+    data: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "WINDOW_ROWS", 3000)  # several windows, as of data that is larger
+    position, read, count = None, Counter[str](), 0
+    for length in (700, 1, 4000, 16384 - 4701, 2500, ROWS - 16384 - 2500):  # on a block's border, too
+        made = stream(SOURCES[name](data), position=position)  # another process with a source of its own
+        read.update(texts(made, length))
+        count += length
+        position = made.position()
+        assert len(read) == count and max(read.values()) == 1
+    assert len(read) == ROWS
+    second = list(texts(made, ROWS))
+    assert len(set(second)) == ROWS and second[:100] != list(itertools.islice(read, 100))
+
+
+def test_small_windows_are_a_pass_as_well(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "WINDOW_BYTES", 31 * 700)
+    for pattern in ("shard*.parquet", "one.parquet"):
+        documents = list(of("parquet", pattern)(data).documents("peer"))
+        assert len({document.text for document in documents}) == len(documents) == ROWS
+
+
+@pytest.mark.parametrize("begin", [0, 1, ROWS - 1, ROWS, ROWS + 5])
+def test_a_stream_of_few_shards_begins_anywhere(data: Path, begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.random.Random, "randrange", lambda rng, *bounds: begin)
+    source = of("json", "one.jsonl")(data)
+    monkeypatch.setattr(sources, "WINDOW_ROWS", 1)
+    documents = [document.text for document in source.documents("peer")]
+    assert len(set(documents)) == len(documents) == ROWS
+    assert documents[0].startswith(f"{begin if begin < ROWS else 0:05}")
+
+
+def test_beyond_the_window_peers_begin_at_places_of_their_own(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "WINDOW_ROWS", 100)
+    monkeypatch.setattr(sources, "BEGIN_ROWS", ROWS)
+    begins = {next(of("json", "one.jsonl")(data).documents(f"peer {n}")).text[:5] for n in range(8)}
+    assert len(begins) == 8 and max(map(int, begins)) - min(map(int, begins)) > ROWS // 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097])
+def test_a_permutation_has_each_number_once(size: int) -> None:
+    first, second = ([Permutation(size, seed)[n] for n in range(size)] for seed in "ab")
+    assert sorted(first) == sorted(second) == list(range(size))
+    assert size < 5 or first != second != list(range(size))
+
+
+def test_a_permutation_s_beginning_is_anywhere() -> None:
+    counts = Counter(Permutation(100, str(seed))[n] // 10 for seed in range(500) for n in range(10))
+    assert all(400 < counts[tenth] < 600 for tenth in range(10)), counts

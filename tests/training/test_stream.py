@@ -1,0 +1,159 @@
+"""What a peer remembers of its stream of data, and what it makes of a file that is of no use."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.training import LoopSettings, RememberedStream, TrainingLoop, build_task
+
+from .small_tasks import LineTask, SoloOptimizer, small
+
+
+def take(made: RememberedStream, count: int) -> list[list[float]]:
+    batches = [made.next() for _ in range(count)]
+    return [batch["x"].flatten().tolist() for batch in batches if batch is not None]
+
+
+def test_it_goes_on_where_it_was_remembered(tmp_path: Path) -> None:
+    whole = take(RememberedStream(LineTask(), 1), 8)
+    first = RememberedStream(LineTask(), 1, tmp_path / "stream.json")
+    assert take(first, 3) == whole[:3]
+    first.remember()
+    assert take(first, 2) == whole[3:5]  # and killed: these come again
+    assert take(RememberedStream(LineTask(), 1, tmp_path / "stream.json"), 5) == whole[3:]
+
+
+def test_dropout_is_new_at_each_start_and_for_each_peer(tmp_path: Path) -> None:
+    seeds = {RememberedStream(LineTask(), peer, tmp_path / f"{peer}").dropout_seed for peer in (1, 2) for _ in "abc"}
+    assert len(seeds) == 6
+    torch.manual_seed(max(seeds))
+    assert RememberedStream(LineTask(), 1).dropout_seed == RememberedStream(LineTask(), 1).dropout_seed
+
+
+@pytest.mark.parametrize("how", ["torn", "changed", "empty", "no JSON", "a directory", "deep"])
+def test_a_file_that_is_no_use_is_ignored_with_a_note(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "stream.json"
+    first = RememberedStream(LineTask(), 1, file)
+    take(first, 3)
+    first.remember()
+    content = file.read_text()
+    contents = {
+        "torn": content[: len(content) // 2], "changed": content.replace("3}", "2}"), "empty": "", "no JSON": "\0\xff",
+        "deep": "[" * 100_000,
+    }  # fmt: skip
+    file.unlink()
+    if how in contents:
+        file.write_text(contents[how])
+    else:
+        file.mkdir()
+    assert content != contents.get(how)
+    with caplog.at_level(logging.WARNING):
+        again = RememberedStream(LineTask(), 1, file)
+    assert "begins at its beginning" in caplog.text and str(file) in caplog.text
+    assert take(again, 2) == take(RememberedStream(LineTask(), 1), 2)
+    assert again.dropout_seed != first.dropout_seed
+
+
+def test_a_file_of_other_data_is_ignored_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "stream.json"
+    recipe = small(tmp_path)
+    first = RememberedStream(build_task(recipe), 1, file)
+    first.next()
+    first.remember()
+    RememberedStream(build_task(recipe), 1, file)
+    assert not caplog.records
+    (tmp_path / "texts" / "more").write_text("d" * 1000)
+    with caplog.at_level(logging.WARNING):
+        again = RememberedStream(build_task(recipe), 1, file)
+    assert "of no use: it is of other data, or of another recipe" in caplog.text
+    assert again.next() is not None
+
+
+def test_a_checkpoint_s_file_is_for_the_peer_that_wrote_it(tmp_path: Path) -> None:
+    file, kept = tmp_path / "stream.json", tmp_path / "checkpoint.json"
+    first = RememberedStream(LineTask(), 1, file)
+    whole = take(first, 3)
+    first.remember()
+    shutil.copy(file, kept)
+    # The home has been lost, and the identity has not.
+    assert take(RememberedStream(LineTask(), 1, tmp_path / "new" / "stream.json", [kept]), 1)[0] not in whole
+    # Two others that resume from it read streams of their own, from their beginnings.
+    for peer in (2, 3):
+        other = RememberedStream(LineTask(), peer, tmp_path / f"{peer}.json", [kept])
+        assert take(other, 2) == take(RememberedStream(LineTask(), peer), 2)
+    # What the home remembers is newer.
+    take(first, 2)
+    first.remember()
+    assert take(RememberedStream(LineTask(), 1, file, [kept]), 1) == take(RememberedStream(LineTask(), 1), 6)[5:]
+
+
+def test_a_full_disk_costs_the_memory_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("in the way")
+    made = RememberedStream(LineTask(), 1, tmp_path / "file" / "stream.json")
+    assert take(made, 1) and "was not written" in caplog.text
+
+
+def test_the_file_is_small_and_replaced_whole(tmp_path: Path) -> None:
+    made = RememberedStream(build_task(small(tmp_path)), 1, tmp_path / "stream.json")
+    for _ in range(20):
+        made.next()
+        made.remember()
+        json.loads((tmp_path / "stream.json").read_text())
+    assert (tmp_path / "stream.json").stat().st_size < 4000
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["stream.json", "texts"]
+
+
+class Watched(LineTask):
+    """Notes what is computed, and with which random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(size=4)
+        self.seen: list[list[float]] = []
+        self.dropout: list[float] = []
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        self.seen.append(batch["x"].flatten().tolist())
+        self.dropout.append(torch.rand(1).item())
+        return super().loss(model, batch)
+
+
+def run(file: Path, epochs: int, *, killed: bool = False) -> Watched:
+    """A process that trains so many epochs of two batches; one that is killed is so in the middle of the last one."""
+    task = Watched()
+    model = task.build_model()
+    optimizer = SoloOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 8)
+    saved = [b""]
+
+    def on_step(report: object) -> None:
+        if len(task.seen) == 2 * epochs - 1:
+            saved[0] = file.read_bytes()
+
+    settings = LoopSettings(stream_seed=1, max_epochs=epochs, stream_file=file)
+    TrainingLoop(task, model, optimizer, settings, on_step=on_step).run(threading.Event())
+    if killed:
+        file.write_bytes(saved[0])
+    return task
+
+
+def test_a_loop_that_is_started_again_goes_on_with_new_data_and_new_dropout(tmp_path: Path) -> None:
+    file = tmp_path / "stream.json"
+    first, second = run(file, 3), run(file, 3)
+    assert not [row for row in second.seen if row in first.seen]
+    assert not set(first.dropout) & set(second.dropout)
+
+
+def test_a_killed_loop_goes_on_from_the_last_epoch(tmp_path: Path) -> None:
+    file = tmp_path / "stream.json"
+    first, second = run(file, 3, killed=True), run(file, 3)
+    assert second.seen[:2] == first.seen[4:]  # of the epoch in which it was killed
+    assert not [row for row in second.seen[2:] if row in first.seen]
