@@ -15,12 +15,20 @@ State = Literal[
     "training",
     "averaging",  # a round is under way
     "synchronizing",  # this peer downloads the state
+    "stranded",  # it waits, since nobody whom it can reach holds the state of the run
     "finished",  # the run reached its last epoch
     "stopping",
 ]
-Health = Literal["in step", "behind", "silent", "left"]
+Health = Literal[
+    "in step",
+    "behind",
+    "not answering",  # no longer, but it said no goodbye either
+    "waiting",  # for the state of the run, which it cannot reach
+    "another model",  # is what it trains
+    "left",  # with a goodbye
+    "lost",  # without one
+]
 
-SILENT_SECONDS = 60.0  # a peer not heard of for this long is shown as silent
 SHORT_ID = 10  # characters of a peer id that people are shown
 MOST_MEMBERS = 12  # of a round's group, that are named on the page
 
@@ -40,6 +48,8 @@ class LivePeer:
     device: str = ""
     client_mode: bool = False
     seen_seconds_ago: float = 0.0
+    answers: bool = True
+    apart: Literal["", "waiting", "another model"] = ""  # where it does not train what the peer that shows it does
     drift: float | None = None  # of its parameters from the others', relative to their length; None: unknown
     round_outcome: str = ""  # of its last round, by its own account
     round_reason: str = ""
@@ -58,6 +68,8 @@ class LiveStatus:
     target: int
     name: str = ""
     eta_seconds: float | None = None  # to the end of the epoch; None: unknown
+    run_eta_seconds: float | None = None  # to the end of the last epoch
+    alarm: str = ""  # what a person has to mend, with the remedy
     max_epochs: int | None = None
     lineage: str = ""
     mode: str = ""  # how the run averages, in words
@@ -96,6 +108,8 @@ class RunStatus:
     samples: int
     target: int
     eta_seconds: float | None
+    run_eta_seconds: float | None
+    alarm: str
     samples_per_second: float
     loss: float | None
     trainers: int

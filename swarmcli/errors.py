@@ -30,6 +30,7 @@ SwarmError
 │   ├── RoundFailed               the group's round was given up; tensors are untouched
 │   ├── RoundUndecided            this peer lost the quorum and cannot know the outcome; inputs are kept
 │   └── StateDownloadError        no donor gave a complete state; `.attempts` says what failed with each
+│       └── NoDonorReachable      others train, but nobody who holds their state can be reached
 ├── OptimizerError                the collaborative optimizer was used in a way that it refuses
 │   └── GradScalerError           a GradScaler was called in an order that would step with wrong gradients
 ├── ShardingError                a sharded optimizer was asked for what it has not, or its state could not be sent
@@ -206,6 +207,10 @@ class StateDownloadError(AveragingError):
     def __init__(self, message: str, attempts: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.attempts = dict(attempts or {})
+
+
+class NoDonorReachable(StateDownloadError):
+    """Others train this run, and this peer reaches nobody who holds their state: it would train another model."""
 
 
 class OptimizerError(SwarmError):

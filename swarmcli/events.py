@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 notices = logging.getLogger("swarmcli.notices")
 
 RoundOutcome = Literal["committed", "failed", "undecided"]
+Gone = Literal["", "left", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class PeerRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class PeerSeen(Event):
-    """A peer of the run appeared or its record changed; `left` when it withdrew or its record expired."""
+    """A peer of the run appeared or its record changed; `gone` when it withdrew that ("left": it said goodbye), or let
+    it expire ("lost")."""
 
     peer: str
     name: str
@@ -54,7 +56,17 @@ class PeerSeen(Event):
     samples: int
     samples_per_second: float
     client_mode: bool
-    left: bool = False
+    gone: Gone = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSilent(Event):
+    """A peer of the run no longer answers, as far as can be told from here, or (`answers`) does so again."""
+
+    peer: str
+    name: str
+    role: str
+    answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,11 @@ const STATES = {
   training: "Training",
   averaging: "Averaging",
   synchronizing: "Synchronizing",
+  stranded: "Waiting, out of reach",
   finished: "Finished",
   stopping: "Stopping",
 };
+const GONE = ["not answering", "left", "lost"];
 const ROLES = ["trainer", "auxiliary", "monitor"];
 
 const $ = (id) => document.getElementById(id);
@@ -99,6 +101,7 @@ function drawStatus() {
   write($("run-id"), status.run_id);
   write($("epoch"), count(status.epoch));
   write($("max-epochs"), status.max_epochs === null ? "" : ` of ${count(status.max_epochs)}`);
+  write($("run-eta"), status.run_eta_seconds === null || status.state === "finished" ? "" : `about ${roughly(status.run_eta_seconds)} to the last epoch`);
   write($("state"), STATES[status.state] ?? status.state);
   write($("mode"), status.mode);
   const name = status.name || status.peer_id.slice(0, 10);
@@ -109,6 +112,8 @@ function drawStatus() {
   write($("loss"), decimal(status.loss));
   document.title = `epoch ${status.epoch}${status.loss === null ? "" : ` · loss ${decimal(status.loss)}`} · ${status.run_id} · swarm`;
   drawProgress(status);
+  $("alarm").hidden = status.alarm === "";
+  write($("alarm"), status.alarm);
   $("notice").hidden = status.notice === "";
   write($("notice"), status.notice);
   drawInvite(status);
@@ -136,6 +141,7 @@ function eta(status) {
     case "averaging": return "averaging with the others…";
     case "synchronizing": return "downloading the state…";
     case "waiting": return "nobody computes yet";
+    case "stranded": return "waiting for somebody who can hand over the state…";
   }
   return status.eta_seconds === null ? "\u00a0" : `about ${roughly(status.eta_seconds)} left`;
 }
@@ -168,7 +174,7 @@ function drawPeers() {
     return differing < 0 ? 0 : left[differing] < right[differing] ? -1 : 1;
   });
   const { status } = view;
-  write($("peer-count"), count(peers.filter((peer) => peer.health !== "left").length));
+  write($("peer-count"), count(peers.filter((peer) => !GONE.includes(peer.health)).length));
   const parts = [[status.trainers, "trainer"], [status.auxiliaries, "auxiliary", "auxiliaries"], [status.monitors, "monitor"]];
   write($("peer-sub"), parts.filter(([number]) => number > 0).map((part) => plural(...part)).join(", ") || "\u00a0");
   const hidden = hiddenPeers(peers);

@@ -57,7 +57,7 @@ export function roughly(seconds) {
 }
 
 export function ago(seconds) {
-  return seconds < 2 ? "now" : `${roughly(seconds)} ago`;
+  return seconds < 5 ? "now" : `${roughly(seconds)} ago`;
 }
 
 export function clock(time) {

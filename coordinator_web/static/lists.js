@@ -77,7 +77,7 @@ function updatePeer(node, peer, now) {
   write(at(".health"), peer.health);
   at(".health").title = peer.trouble;
   const computes = peer.role === "trainer";
-  write(at(".rate"), computes ? rate(peer.samples_per_second) : "–");
+  write(at(".rate"), computes && peer.health !== "not answering" ? rate(peer.samples_per_second) : "–");
   write(at(".share .value"), computes ? percent(peer.share) : "–");
   at(".meter").hidden = !computes;
   at(".meter span").style.transform = `scaleX(${computes ? Math.min(1, peer.share ?? 0) : 0})`;

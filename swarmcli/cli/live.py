@@ -15,7 +15,7 @@ from rich.text import Text
 from coordinator_web.source import LiveStatus
 from swarmcli.cli.lines import clock as time_of_day
 from swarmcli.cli.lines import epoch_line, event_line, number, plural, remaining
-from swarmcli.cli.live_frame import Frame, mean_loss
+from swarmcli.cli.live_frame import Frame, mean_loss, total_rate
 from swarmcli.events import Event, Events
 from swarmcli.journal import EpochRecord, EventRecord, Record, Recorder
 
@@ -137,7 +137,11 @@ class LiveView:
         status = self._status()
         if status is None or status.state == "finished":  # that it has is told once
             return
-        rate = sum(peer.samples_per_second for peer in status.peers)
+        if status.alarm:
+            self._print(self._clock(), f"error: {status.alarm}")
+        rate = total_rate(status)
         eta = "" if status.eta_seconds is None else f", about {remaining(status.eta_seconds)} left"
+        if status.run_eta_seconds is not None:
+            eta += f", about {remaining(status.run_eta_seconds)} to the last epoch"
         counted = f"{status.samples:,} of {plural(status.target, 'sample')}"
         self._print(self._clock(), f"epoch {status.epoch}: {counted}{eta}, {number(rate, 1)} per second")

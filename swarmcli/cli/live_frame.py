@@ -26,10 +26,17 @@ STATES = {
     "training": "training",
     "averaging": "averaging",
     "synchronizing": "downloading the state",
+    "stranded": "waiting: out of reach of the others",
     "finished": "finished",
     "stopping": "stopping",
 }
-STATE_STYLES = {"training": "green", "averaging": "cyan", "synchronizing": "yellow", "finished": "bold green"}
+STATE_STYLES = {
+    "training": "green",
+    "averaging": "cyan",
+    "synchronizing": "yellow",
+    "stranded": "bold red",
+    "finished": "bold green",
+}
 
 
 class Frame:
@@ -50,7 +57,8 @@ class Frame:
             return
         width = options.max_width
         figures = self._figures(status, width)
-        yield Group(_head(status), _progress(status, width), figures, Text(), _peers(status, width))
+        alarm = [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
+        yield Group(_head(status), _progress(status, width), figures, *alarm, Text(), _peers(status, width))
 
     def _figures(self, status: LiveStatus, width: int) -> Text:
         """One line, whatever the width: a frame that changes its height jumps. The curve gets what is left."""
@@ -58,7 +66,7 @@ class Frame:
         head = Text("loss ", style="dim").append(number(loss), style="bold")
         tail = Text()
         if status.state != "finished":
-            rate = math.fsum(peer.samples_per_second for peer in status.peers)
+            rate = total_rate(status)
             tail = Text(f"   {rate:,.1f}", style="bold").append(" samples/s", style="dim")
         if self._epoch is not None:
             took, averaging = duration(self._epoch.seconds), duration(self._epoch.averaging_seconds)
@@ -89,6 +97,8 @@ def _progress(status: LiveStatus, width: int) -> RenderableType:
         return Text(f"epoch {status.epoch}", style="bold").append(f"  {printable(status.result)}", style="not bold")
     of = "" if status.max_epochs is None else f" of {status.max_epochs}"
     eta = "" if status.eta_seconds is None else f"{remaining(status.eta_seconds)} left"
+    if status.run_eta_seconds is not None:
+        eta += f"{', ' if eta else ''}about {remaining(status.run_eta_seconds)} to the last epoch"
     epoch = Text(f"epoch {status.epoch}{of}", style="bold")
     counted = Text(f"{status.samples:,} of {plural(status.target, 'sample')}")
     left = width - len(epoch) - len(counted) - len(eta) - 4
@@ -136,11 +146,24 @@ def _cells(peer: LivePeer, status: LiveStatus) -> dict[str, Text]:
         "peer": Text(printable(peer.name or peer.peer_id[:10], 24)),
         "role": Text(printable(peer.role, 12)),
         "epoch": Text(str(peer.epoch), style="yellow" if behind else ""),
-        "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes else UNKNOWN),
+        "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes and peer.answers else UNKNOWN),
         "loss": Text(number(peer.loss, 3) if computes else UNKNOWN),
         "drift": Text(UNKNOWN if peer.drift is None else f"{peer.drift:.0e}" if peer.drift else "0"),
-        "seen": Text("now" if me or peer.seen_seconds_ago < 2 else f"{duration(peer.seen_seconds_ago)} ago"),
+        "seen": _seen(peer, me),
     }
+
+
+def _seen(peer: LivePeer, me: bool) -> Text:
+    if not peer.answers:
+        return Text(f"not answering, {duration(peer.seen_seconds_ago)}", style="red")
+    if peer.apart:
+        return Text(peer.apart, style="red")
+    return Text("now" if me or peer.seen_seconds_ago < 5 else f"{duration(peer.seen_seconds_ago)} ago")
+
+
+def total_rate(status: LiveStatus) -> float:
+    """Samples per second of all who compute what the peer that shows it does, and answer."""
+    return math.fsum(peer.samples_per_second for peer in status.peers if peer.answers and not peer.apart)
 
 
 def sparkline(values: Sequence[float]) -> str:

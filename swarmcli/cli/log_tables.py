@@ -79,7 +79,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("samples/s", lambda record: f"{record.samples_per_second:,.1f}", right=True),
         Column("first seen", lambda record: day(record.first_seen)),
         Column("last seen", lambda record: day(record.last_seen)),
-        Column("", lambda record: "left" if record.left else "", style=lambda record: "dim"),
+        Column("", lambda record: record.gone, style=lambda record: "dim"),
     ),
 }
 
@@ -197,8 +197,8 @@ def _peer_facts(reader: JournalReader, run: RunRecord, now: float) -> list[tuple
 
 def _gone(peer: PeerRecord, run: RunRecord) -> str:
     """Who was killed does not sign off, and if the journal's owner was away then, nobody noted that the peer left."""
-    if peer.left:
-        return ", left"
+    if peer.gone:
+        return f", {peer.gone}"
     silent = run.last_seen - peer.last_seen > SILENT_SECONDS
     return f", not heard of since {day(peer.last_seen)}" if silent else ""
 

@@ -19,7 +19,7 @@ from swarmcli.cli.interrupt import stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.options import claim_home
 from swarmcli.cli.site.process import SiteProcess
-from swarmcli.errors import ListenError
+from swarmcli.errors import ListenError, NoDonorReachable
 from swarmcli.events import Event, Noticed
 from swarmcli.network.address import parse_address
 from swarmcli.optim.membership.report import Role
@@ -155,7 +155,7 @@ class Session:
     ) -> None:
         finished = self._watch is not None and self._watch.state == "finished"
         self._exit.__exit__(kind, error, trace)
-        if kind is None:
+        if kind is None or (self._interrupted and kind is NoDonorReachable):
             err.print(self._farewell(), soft_wrap=True)
             if self.peer.saved:
                 err.print(printable(self.peer.saved, 2000), soft_wrap=True)

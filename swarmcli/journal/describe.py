@@ -30,6 +30,9 @@ def describe(event: happened.Event) -> Line | None:
             return Line("detail", "connected", peer, f"connected to {short(peer)} at {address}")
         case happened.PeerDisconnected(peer, reason):
             return Line("detail", "disconnected", peer, f"connection to {short(peer)} ended: {reason}")
+        case happened.PeerSilent(peer, _, _, answers):
+            does = "answers again" if answers else "does not answer"
+            return Line("info" if answers else "warning", "silent", peer, f"{_who(event)} {does}")
         case happened.PeerRefused(peer, reason, what):
             return Line("warning", "refused", peer, f"refused {what} of {short(peer)}: {reason}")
         case happened.RoundFinished():
@@ -88,11 +91,16 @@ def _describe_drift(event: happened.DriftMeasured) -> Line | None:
 
 def describe_sighting(event: happened.PeerSeen) -> Line:
     """For the first and the last time that a peer is seen; those between are no news."""
+    if event.gone == "lost":
+        return Line("warning", "lost", event.peer, f"{_who(event)} is lost: it said no goodbye")
+    if event.gone:
+        return Line("info", "left", event.peer, f"{_who(event)} left")
+    return Line("info", "joined", event.peer, f"{_who(event)} joined")
+
+
+def _who(event: happened.PeerSeen | happened.PeerSilent) -> str:
     name = event.name or short(event.peer)
-    who = name if name == event.role else f"{event.role} {name}"
-    if event.left:
-        return Line("info", "left", event.peer, f"{who} left")
-    return Line("info", "joined", event.peer, f"{who} joined")
+    return name if name == event.role else f"{event.role} {name}"
 
 
 def megabytes(size: float) -> str:

@@ -11,7 +11,7 @@ from swarmcli.journal.records import EpochRecord, EventRecord, PeerRecord, Recor
 # Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
 BURST = 60.0  # lines about connections at once
 LINES_PER_SECOND = 1.0
-_FLOODABLE = (happened.PeerConnected, happened.PeerDisconnected, happened.PeerRefused)
+_FLOODABLE = (happened.PeerConnected, happened.PeerDisconnected, happened.PeerRefused, happened.PeerSilent)
 
 
 class Recorder:
@@ -63,12 +63,12 @@ class Recorder:
             samples_per_second=event.samples_per_second,
             first_seen=first_seen,
             last_seen=now,
-            left=event.left,
+            gone=event.gone,
         )
-        if event.left:
+        if event.gone:
             del self._first_seen[event.peer]
             self._last_report.pop(event.peer, None)
-        if event.left == known:
+        if bool(event.gone) == known:
             yield EventRecord(now, *describe_sighting(event))
 
     def _allowed(self, event: happened.Event, now: float) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from swarmcli.events import Gone
+
 Level = Literal["detail", "info", "warning", "error"]
 
 
@@ -89,7 +91,7 @@ class PeerRecord:
     samples_per_second: float
     first_seen: float
     last_seen: float
-    left: bool
+    gone: Gone
     run: int = 0
 
 

@@ -29,4 +29,9 @@ def check(connection: sqlite3.Connection, path: Path) -> bool:
         raise JournalError(
             f"{path} was written by a newer swarm (format {version}, known here: {VERSION}); update swarm"
         )
+    if version < VERSION:
+        raise JournalError(
+            f"{path} was written by an older swarm (format {version}, known here: {VERSION}); move it away and a new "
+            "one is begun"
+        )
     return True

@@ -285,19 +285,34 @@ class Optimizer(AroundTorch):
         """Whether an epoch is being ended at this moment."""
         return self._core.is_averaging
 
-    def samples_in_epoch(self) -> dict[PeerID, int]:
-        """The samples towards the end of the present epoch by peer, as last reported."""
-        tracker = self._core.tracker
-        reports = [*tracker.reports] if self.auxiliary else [*tracker.reports, tracker.local_progress]
-        return {PeerID(r.peer_id): r.samples_accumulated for r in reports if r.epoch == tracker.global_epoch}
+    def expected_samples(self) -> dict[PeerID, tuple[float, float]]:
+        """Peer → its samples towards the end of the present epoch, as they should be at this moment, and its rate."""
+        return self._core.tracker.expected()
 
     def report(self) -> PeerReport:
         """What this peer says about itself."""
         return self._core.account.report()
 
+    def give_up_when(self, gives_up: Callable[[], bool]) -> None:
+        """Asked now and then while this peer waits for a state that it cannot reach: true ends that, with
+        NoDonorReachable."""
+        self._trainer().give_up_when(gives_up)
+
     def peers(self) -> Mapping[PeerID, PeerReport]:
         """What the other peers last said about themselves; their texts are strangers'."""
         return dict(self._core.presence.others)
+
+    def seconds_since_heard(self, peer: PeerID) -> float:
+        """Of another peer, by a connection, a third peer or its report; infinite if it never was heard of."""
+        return self._core.presence.hearing.age(peer)
+
+    def answers(self, peer: PeerID) -> bool:
+        """Whether another peer can be taken for alive: false within five seconds where a connection tells."""
+        return self._core.presence.hearing.answers(peer)
+
+    def peers_apart(self) -> dict[PeerID, PeerReport]:
+        """Who trains another model of this run than this peer, or waits since it cannot reach this one's."""
+        return self._core.presence.apart()
 
     def is_synchronized_with_peers(self) -> bool:
         """Whether, by what the others last reported, no other lineage leads."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from swarmcli.optim.epochs.under_way import EndUnderWay, Resume
 from swarmcli.optim.epochs.work import Timing
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.membership.account import Account
-from swarmcli.optim.membership.following import LineageFollower
+from swarmcli.optim.membership.following import STRANDED_AFTER, LineageFollower
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.replaying import Replayer
@@ -113,8 +113,15 @@ class OptimizerCore:
         events = node.endpoint.events
         replayer = Replayer(self._work, self.replica, events)
         self._lineage = LineageFollower(
-            self.presence, self._exchange, replayer, lambda: self.standing, events, config.load_state_timeout
+            self.presence,
+            self._exchange,
+            replayer,
+            lambda: self.standing,
+            events,
+            config.load_state_timeout,
+            config.proceed_alone,
         )
+        account.stranded = lambda: self._lineage.stranded
         self._end = EpochEnd(
             config,
             self.modes.timing,
@@ -220,7 +227,10 @@ class OptimizerCore:
         if reason:
             await self._group.close()
             self._end.left_behind = False
+            began = _now()
             changed = await self._lineage.catch_up(reason)
+            if _now() - began > STRANDED_AFTER:  # it computed nothing meanwhile
+                self.tracker.performance_ema.resume(_now())
             self.account.phase = "following" if self.config.description.role == "monitor" else "training"
             if changed:
                 self._keeper.drop()
@@ -229,6 +239,10 @@ class OptimizerCore:
         self._group.open(self.standing)
         self._group.report(self._rule.told(self._work.samples))
         return changed
+
+    def give_up_when(self, gives_up: Callable[[], bool]) -> None:
+        """See Optimizer.give_up_when."""
+        self._lineage.gives_up = gives_up
 
     @property
     def is_averaging(self) -> bool:
@@ -297,7 +311,7 @@ class OptimizerCore:
         self.account.ledger.forget_losses()
         self._begin_epoch()
         self.account.end_epoch()
-        self.presence.announce()
+        self.presence.announce(anew=True)
 
     def _begin_epoch(self, mates: Sequence[PeerID] = ()) -> None:
         with self.tracker.pause_updates():
@@ -322,6 +336,7 @@ class OptimizerCore:
             return "its parameters had drifted away from the others'"
         leading = self._lineage.leading
         behind = leading != self.standing and not self._rule.excuses(self.standing, leading)
+        behind = behind or self.presence.may_be_led_out_of_reach()
         return "another lineage leads" if behind or self._end.left_behind else ""
 
     # what others see, and get
@@ -421,7 +436,7 @@ class OptimizerCore:
         self._lineage.settled, self.account.phase = False, "joining"
         self._last_seen = self.standing
         self._begin_epoch()
-        self.presence.announce()
+        self.presence.announce(anew=True)
 
 
 def _now() -> float:

@@ -159,7 +159,11 @@ def device_in_words(recipe: Recipe, compute: Compute) -> str:
 
 def averager_options(recipe: Recipe) -> dict[str, Any]:
     """What the recipe says about the averager itself."""
-    options: dict[str, Any] = {"part_size_bytes": recipe.averaging.part_size_bytes}
+    averaging = recipe.averaging
+    options: dict[str, Any] = {
+        "part_size_bytes": averaging.part_size_bytes,
+        "proceed_alone": averaging.proceed_alone,
+    }
     if recipe.local.bandwidth is not None:
         options["bandwidth"] = recipe.local.bandwidth
     if recipe.averaging.target_group_size is not None:

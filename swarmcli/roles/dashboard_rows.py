@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from coordinator_web.source import (
     MOST_MEMBERS,
     SHORT_ID,
-    SILENT_SECONDS,
     EpochRow,
     EventRow,
     GroupMember,
@@ -40,7 +39,7 @@ def peer_row(
         me=peer.peer_id == live.peer_id,
         epoch=peer.epoch,
         samples=peer.samples,
-        samples_per_second=finite(peer.samples_per_second) or 0.0,
+        samples_per_second=finite(peer.samples_per_second) or 0.0 if peer.answers else 0.0,
         share=share,
         loss=finite(peer.loss),
         last_seen=now - peer.seen_seconds_ago,
@@ -54,8 +53,10 @@ def health(peer: LivePeer, live: LiveStatus, epoch_seconds: float | None = None)
     """A report on its way looks like one epoch behind, and an old one like the epochs that have passed since: both
     count as in step."""
     passed = peer.seen_seconds_ago / epoch_seconds if epoch_seconds else 0.0
-    if peer.seen_seconds_ago >= SILENT_SECONDS:
-        return "silent"
+    if not peer.answers:
+        return "not answering"
+    if peer.apart:
+        return peer.apart
     if peer.epoch < live.epoch - 1 - math.ceil(passed):
         return "behind"
     unlike = peer.epoch == live.epoch and peer.lineage and live.lineage and peer.lineage != live.lineage
@@ -63,7 +64,7 @@ def health(peer: LivePeer, live: LiveStatus, epoch_seconds: float | None = None)
 
 
 def departed(peer: PeerRecord) -> PeerRow:
-    """A peer that is only known from the journal, because it left."""
+    """A peer that is only known from the journal, because it left or was lost."""
     return PeerRow(
         peer_id=peer.peer,
         short_id=peer.peer[:SHORT_ID],
@@ -78,7 +79,7 @@ def departed(peer: PeerRecord) -> PeerRow:
         share=None,
         loss=None,
         last_seen=peer.last_seen,
-        health="left",
+        health=peer.gone or "lost",
         trouble="",
     )
 

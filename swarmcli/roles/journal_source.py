@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from coordinator_web.source import (
-    SILENT_SECONDS,
     Contribution,
     EpochRow,
     EventRow,
@@ -52,7 +51,7 @@ class JournalSource:
     def status(self) -> RunStatus:
         live = self._live()
         self._refresh(live)
-        here = [peer for peer in live.peers if peer.seen_seconds_ago < SILENT_SECONDS]
+        here = [peer for peer in live.peers if peer.answers]
         return RunStatus(
             run_id=live.run_id,
             state=live.state,
@@ -64,7 +63,9 @@ class JournalSource:
             samples=live.samples,
             target=live.target,
             eta_seconds=rows_of.finite(live.eta_seconds),
-            samples_per_second=sum(rows_of.finite(peer.samples_per_second) or 0.0 for peer in here),
+            run_eta_seconds=rows_of.finite(live.run_eta_seconds),
+            alarm=live.alarm,
+            samples_per_second=sum(rows_of.finite(peer.samples_per_second) or 0.0 for peer in here if not peer.apart),
             loss=next((row.loss for row in reversed(self._epochs.values()) if row.loss is not None), None),
             trainers=sum(peer.role == "trainer" for peer in here),
             auxiliaries=sum(peer.role == "auxiliary" for peer in here),
@@ -86,7 +87,7 @@ class JournalSource:
         rows = [rows_of.peer_row(peer, live, now, self._shares.get(peer.peer_id), pace) for peer in live.peers]
         present = {peer.peer_id for peer in live.peers}
         for peer in self._known.values():
-            if peer.left and peer.peer not in present and now - peer.last_seen < GONE_SECONDS:
+            if peer.gone and peer.peer not in present and now - peer.last_seen < GONE_SECONDS:
                 rows.append(rows_of.departed(peer))
         return sorted(rows, key=rows_of.listing_order)
 

@@ -22,6 +22,7 @@ def run_monitor(
     """
     collaboration = Collaboration(peer, resume=resume)
     optimizer, recipe = collaboration.optimizer, peer.recipe
+    optimizer.give_up_when(stop.is_set)
     watch.follow(optimizer)
     try:
         if resume is None:

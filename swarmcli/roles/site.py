@@ -85,6 +85,7 @@ def run_site_leader(
     collaboration, mode = _collaborate(peer, site, desk, compute)
     optimizer = collaboration.optimizer
     state = SiteState(collaboration, mode.site, mode.desk)
+    optimizer.give_up_when(stop.is_set)
     watch.follow(optimizer)
     with (
         SiteLeader(site, desk, optimizer, collaboration.model, mode.gradients, wants_to_stop=stop) as leader,

@@ -34,6 +34,7 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
     """
     collaboration = Collaboration(peer, resume=resume)
     optimizer = collaboration.optimizer
+    optimizer.give_up_when(stop.is_set)
     watch.follow(optimizer)
     try:
         if resume is None:

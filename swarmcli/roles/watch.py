@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 from coordinator_web.source import LivePeer, LiveStatus, State
 from swarmcli.events import EpochAdvanced, Event, PeerSeen
 from swarmcli.journal import ReportRecord
 from swarmcli.network.identity import PeerID
+from swarmcli.optim.progress.progress import seconds_until
 
 if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerReport
     from swarmcli.recipe import Recipe
     from swarmcli.roles.peer import RunPeer
+
+
+RECENT_EPOCHS = 10  # by which the run's end is estimated
 
 
 class RunWatch:
@@ -30,6 +37,7 @@ class RunWatch:
         self._optimizer: Optimizer | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._recorded: dict[PeerID, int] = {}  # the last epoch of each peer that the journal has
+        self._lengths: deque[float] = deque(maxlen=RECENT_EPOCHS)  # seconds
         self.state: State | None = None  # what the role says that it does; None: told from the optimizer
 
     def follow(self, optimizer: Optimizer) -> None:
@@ -48,7 +56,9 @@ class RunWatch:
             return
         if isinstance(event, EpochAdvanced):
             self._record(self._peer.peer_id, optimizer.report())
-        elif isinstance(event, PeerSeen) and not event.left:
+            if event.samples and event.seconds > 0:
+                self._lengths.append(event.seconds)
+        elif isinstance(event, PeerSeen) and not event.gone:
             peer = PeerID.parse(event.peer)
             if report := optimizer.peers().get(peer):
                 self._record(peer, report)
@@ -85,19 +95,24 @@ class RunWatch:
                 target=recipe.target_batch_size, name=peer.description.name, max_epochs=recipe.max_epochs,
                 mode=mode_in_words(recipe), join_line=self.join_line,
             )  # fmt: skip
-        progress = optimizer.global_progress
-        peers = (self._self(optimizer), *self._others(optimizer))
-        eta = progress.eta_next_epoch - peer.dht.clock.now()
+        epoch = max(optimizer.global_progress.epoch, optimizer.local_epoch)
+        expected = optimizer.expected_samples()
+        peers = (self._self(optimizer, expected), *self._others(optimizer, expected))
+        counted = [expected.get(PeerID.parse(each.peer_id), (0.0, 0.0)) for each in peers if _counts(each)]
+        samples = min(float(recipe.target_batch_size), sum(done for done, _ in counted))
+        eta = seconds_until(recipe.target_batch_size - samples, sum(rate for _, rate in counted))
         return LiveStatus(
             run_id=recipe.run_id,
             state=self._state(optimizer, peers),
             peer_id=peer.peer_id.text,
             role=peer.role,
-            epoch=max(progress.epoch, optimizer.local_epoch),
-            samples=progress.samples_accumulated,
+            epoch=epoch,
+            samples=int(samples),
             target=recipe.target_batch_size,
             name=peer.description.name,
-            eta_seconds=max(0.0, eta) if math.isfinite(eta) else None,
+            eta_seconds=eta if math.isfinite(eta) else None,
+            run_eta_seconds=self._run_eta(epoch, eta),
+            alarm=alarm(optimizer),
             max_epochs=recipe.max_epochs,
             lineage=optimizer.report().lineage,
             mode=mode_in_words(recipe),
@@ -112,40 +127,88 @@ class RunWatch:
             return self.state
         if last is not None and optimizer.local_epoch >= last:
             return "finished"
-        if optimizer.report().phase == "joining":
-            return "synchronizing"
+        phase = optimizer.report().phase
+        if phase in ("joining", "stranded"):
+            return "synchronizing" if phase == "joining" else "stranded"
         if not any(peer.role == "trainer" for peer in peers):
             return "waiting"
         return "averaging" if optimizer.is_averaging else "training"
 
-    def _self(self, optimizer: Optimizer) -> LivePeer:
-        return self._row(
-            self._peer.peer_id, optimizer.report(), optimizer.samples_in_epoch().get(self._peer.peer_id, 0)
-        )
+    def _run_eta(self, epoch: int, eta: float) -> float | None:
+        """By what the latest epochs took; None while none is known, or the run has no end."""
+        last = self._peer.recipe.max_epochs
+        if last is None or not self._lengths:
+            return None
+        usual = statistics.median(self._lengths)
+        return max(0, last - epoch - 1) * usual + min(eta, usual) if epoch < last else None
 
-    def _others(self, optimizer: Optimizer) -> list[LivePeer]:
-        samples = optimizer.samples_in_epoch()
-        return [self._row(peer, report, samples.get(peer, 0)) for peer, report in optimizer.peers().items()]
+    def _self(self, optimizer: Optimizer, expected: Mapping[PeerID, tuple[float, float]]) -> LivePeer:
+        return self._row(self._peer.peer_id, optimizer.report(), expected)
 
-    def _row(self, peer: PeerID, report: PeerReport, samples: int) -> LivePeer:
+    def _others(self, optimizer: Optimizer, expected: Mapping[PeerID, tuple[float, float]]) -> list[LivePeer]:
+        apart = optimizer.peers_apart()
+        return [
+            replace(
+                self._row(peer, report, expected),
+                seen_seconds_ago=min(optimizer.seconds_since_heard(peer), self._peer.dht.clock.now() - report.time),
+                answers=optimizer.answers(peer),
+                apart=_how_apart(apart[peer]) if peer in apart else "",
+            )
+            for peer, report in optimizer.peers().items()
+        ]
+
+    def _row(self, peer: PeerID, report: PeerReport, expected: Mapping[PeerID, tuple[float, float]]) -> LivePeer:
         return LivePeer(
             peer_id=peer.text,
             role=report.role,
             epoch=report.epoch,
             name=report.name,
-            samples=samples,
+            samples=int(expected.get(peer, (0.0, 0.0))[0]),
             samples_per_second=report.samples_per_second,
             loss=report.loss,
             lineage=report.lineage,
             device=report.device,
             client_mode=report.client_mode,
-            seen_seconds_ago=max(0.0, self._peer.dht.clock.now() - report.time),
             drift=report.drift,
             round_outcome=report.last_outcome,
             round_reason=report.last_reason,
         )
 
 
+def _counts(peer: LivePeer) -> bool:
+    """Whether what this peer computes goes into the epoch: who is gone, or trains another model, adds nothing."""
+    return peer.answers and not peer.apart
+
+
+def _how_apart(report: PeerReport) -> Literal["waiting", "another model"]:
+    return "waiting" if report.phase == "stranded" else "another model"
+
+
+def alarm(optimizer: Optimizer) -> str:
+    """One run, two models, or a peer that cannot get at the one there is: who is where, and what helps. "": neither."""
+    apart, own = optimizer.peers_apart(), optimizer.report()
+    if own.phase == "stranded":
+        return f"This peer waits: nobody whom it can reach holds the state of this run. {REMEDY}"
+    if not apart:
+        return ""
+    here = [report for peer, report in optimizer.peers().items() if peer not in apart and report.role != "auxiliary"]
+    with_us = _named([own, *(report for report in here if report.phase in ("training", "following"))])
+    training = [report for report in apart.values() if report.phase != "stranded"]
+    waiting = [report for report in apart.values() if report.phase == "stranded"]
+    told = []
+    if training:
+        told.append(f"Two models are being trained: one by {with_us}, another by {_named(training)}.")
+    if waiting:
+        told.append(f"{_named(waiting)} cannot join: nobody in its reach holds the state that {with_us} has.")
+    return " ".join([*told, REMEDY])
+
+
+def _named(reports: Sequence[PeerReport]) -> str:
+    names = [f"{report.name or report.role} (epoch {report.epoch})" for report in reports]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+REMEDY = "Start `swarm monitor` on a computer that all of them can dial: it hands the state from one to the other."
 METHODS = {"plain": "", "powersgd": "PowerSGD", "poweref": "PowerEF"}
 
 

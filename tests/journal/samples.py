@@ -41,5 +41,5 @@ def averaging_round(
     )
 
 
-def seen(peer: str = BOB, *, left: bool = False, epoch: int = 1, name: str = "bob") -> happened.PeerSeen:
-    return happened.PeerSeen(peer, name, "trainer", epoch, 30, 12.5, False, left)
+def seen(peer: str = BOB, *, gone: happened.Gone = "", epoch: int = 1, name: str = "bob") -> happened.PeerSeen:
+    return happened.PeerSeen(peer, name, "trainer", epoch, 30, 12.5, False, gone)

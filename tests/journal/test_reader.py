@@ -101,12 +101,12 @@ def test_a_known_peer_keeps_the_moment_it_was_first_seen(tmp_path: Path) -> None
     clock = Clock(100.0)
     with Journal.open(tmp_path / "journal.sqlite", run=RUN, clock=clock) as journal:
         journal.record(seen())
-        journal.record(seen(left=True))
+        journal.record(seen(gone="left"))
         clock.now = 200.0
         journal.record(seen())
         journal.flush(30)
         with journal.read() as reader:
-            assert [(peer.first_seen, peer.left) for peer in reader.peers("stdlib-lm")] == [(100.0, False)]
+            assert [(peer.first_seen, peer.gone) for peer in reader.peers("stdlib-lm")] == [(100.0, "")]
 
 
 def test_the_highest_epoch_of_a_peer_outlasts_its_leaving_and_a_new_start(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_the_highest_epoch_of_a_peer_outlasts_its_leaving_and_a_new_start(tmp_pa
     for now, epochs in ((100.0, (399, 400, 0)), (200.0, (0,))):
         with Journal.open(path, run=RUN, clock=Clock(now)) as journal:
             for number in epochs:
-                journal.record(seen(epoch=number, left=number == 0))
+                journal.record(seen(epoch=number, gone="left" if number == 0 else ""))
     with JournalReader(path) as reader:
         (peer,) = reader.peers("stdlib-lm")
-    assert (peer.epoch, peer.left, peer.last_seen) == (400, True, 200.0)
+    assert (peer.epoch, peer.gone, peer.last_seen) == (400, "left", 200.0)
 
 
 def test_another_run_in_the_same_file_does_not_mix_in(tmp_path: Path) -> None:

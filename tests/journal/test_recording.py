@@ -48,11 +48,11 @@ def test_drift_is_news_only_when_something_is_done_about_it() -> None:
 
 def test_a_peer_joins_and_leaves_once_however_often_it_is_seen() -> None:
     recorder = Recorder()
-    sightings = [seen(), seen(epoch=2), seen(epoch=3, left=True), seen(epoch=3)]
+    sightings = [seen(), seen(epoch=2), seen(epoch=3, gone="left"), seen(epoch=3)]
     records = [record for now, event in enumerate(sightings) for record in recorder.records(event, float(now))]
     peers = [record for record in records if isinstance(record, PeerRecord)]
     assert [peer.first_seen for peer in peers] == [0.0, 0.0, 0.0, 3.0]
-    assert [peer.left for peer in peers] == [False, False, True, False]
+    assert [peer.gone for peer in peers] == ["", "", "left", ""]
     assert [line.text for line in records if isinstance(line, EventRecord)] == [
         "trainer bob joined",
         "trainer bob left",
@@ -61,7 +61,7 @@ def test_a_peer_joins_and_leaves_once_however_often_it_is_seen() -> None:
 
 
 def test_a_peer_that_was_never_here_does_not_leave() -> None:
-    records = list(Recorder().records(seen(left=True), 1.0))
+    records = list(Recorder().records(seen(gone="left"), 1.0))
     assert [type(record) for record in records] == [PeerRecord]
 
 

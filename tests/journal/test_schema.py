@@ -32,7 +32,7 @@ RECORDS = st.one_of(
         seconds=NUMBER,
         stages=st.dictionaries(TEXT, NUMBER, max_size=3),
     ),
-    st.builds(PeerRecord, TEXT, TEXT, TEXT, st.booleans(), COUNT, COUNT, NUMBER, NUMBER, NUMBER, st.booleans(), COUNT),
+    st.builds(PeerRecord, TEXT, TEXT, TEXT, st.booleans(), COUNT, COUNT, NUMBER, NUMBER, NUMBER, TEXT, COUNT),
     st.builds(EventRecord, NUMBER, st.sampled_from(["info", "warning"]), TEXT, TEXT, TEXT, COUNT, COUNT),
     st.builds(ReportRecord, NUMBER, TEXT, COUNT, st.none() | NUMBER, COUNT, NUMBER, TEXT, TEXT, COUNT),
 )

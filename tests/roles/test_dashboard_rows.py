@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator_web.source import MOST_MEMBERS, SILENT_SECONDS, GroupMember, LivePeer, LiveStatus
+from coordinator_web.source import MOST_MEMBERS, GroupMember, LivePeer, LiveStatus
+from swarmcli.events import Gone
 from swarmcli.journal import EpochRecord, PeerRecord, ReportRecord, RoundRecord, SwarmLoss
 from swarmcli.roles.dashboard_rows import (
     departed,
@@ -40,7 +41,9 @@ def report(peer: str, epoch: int, samples: int) -> ReportRecord:
         ({"lineage": "another"}, "behind"),
         ({"lineage": ""}, "in step"),  # an auxiliary holds none
         ({"epoch": 8}, "in step"),
-        ({"seen_seconds_ago": SILENT_SECONDS}, "silent"),
+        ({"answers": False}, "not answering"),
+        ({"apart": "another model"}, "another model"),
+        ({"apart": "waiting", "answers": False}, "not answering"),
     ],
 )
 def test_who_is_in_step(changes: dict[str, object], expected: str) -> None:
@@ -75,9 +78,10 @@ def test_peers_are_listed_in_an_order_that_stays() -> None:
     assert [row.peer_id for row in sorted(rows, key=listing_order)] == [ALICE, "a", "c", "b", "d", "e"]
 
 
-def test_who_left_is_shown_as_it_was() -> None:
-    row = departed(PeerRecord(BOB, "bob", "trainer", True, 5, 10, 3.0, 1.0, 2.0, True))
-    assert (row.health, row.epoch, row.last_seen, row.samples_per_second) == ("left", 5, 2.0, 0.0)
+@pytest.mark.parametrize("gone", ["left", "lost"])
+def test_who_left_or_was_lost_is_shown_as_it_was(gone: Gone) -> None:
+    row = departed(PeerRecord(BOB, "bob", "trainer", True, 5, 10, 3.0, 1.0, 2.0, gone))
+    assert (row.health, row.epoch, row.last_seen, row.samples_per_second) == (gone, 5, 2.0, 0.0)
 
 
 def test_shares_are_what_the_counts_of_samples_grew_by() -> None:

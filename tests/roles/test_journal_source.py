@@ -85,19 +85,21 @@ def test_a_monitor_contributes_nothing(tmp_path: Path) -> None:
     world.journal.close()
 
 
-def test_a_peer_that_is_silent_no_longer_counts(world: World) -> None:
+def test_a_peer_that_does_not_answer_no_longer_counts(world: World) -> None:
     alice, bob = world.live.peers
-    world.live = replace(world.live, peers=(alice, replace(bob, seen_seconds_ago=300.0)))
+    world.live = replace(world.live, peers=(alice, replace(bob, answers=False)))
     status = world.source.status()
     assert (status.trainers, status.samples_per_second) == (1, 30.0)
-    assert [row.health for row in world.source.peers()] == ["in step", "silent"]
+    assert [row.health for row in world.source.peers()] == ["in step", "not answering"]
 
 
 def test_who_left_is_listed_for_a_while(world: World) -> None:
-    for left in (False, True):
-        world.journal.record(PeerSeen(CAROL, "carol", "trainer", 1, 5, 2.0, False, left))
-    world.written()
-    assert [(row.name, row.health) for row in world.source.peers()][2] == ("carol", "left")
+    seen = PeerSeen(CAROL, "carol", "trainer", 1, 5, 2.0, False)
+    for gone in ("", "left", "", "lost"):
+        world.journal.record(replace(seen, gone=gone))
+        world.written()
+        if gone:
+            assert [(row.name, row.health) for row in world.source.peers()][2] == ("carol", gone)
     world.now += 3600.0
     assert [row.name for row in world.source.peers()] == ["alice", "bob"]
 

@@ -69,6 +69,7 @@ class FakeRun:
     join_line: str = JOIN_LINE
     part: float = 0.62  # of the epoch that is under way
     with_own: bool = False
+    alarm: str = ""
     max_epochs: int | None = 200
     mode: str = "synchronous"
     result: str = ""
@@ -104,6 +105,8 @@ class FakeRun:
             samples=samples,
             target=TARGET,
             eta_seconds=(TARGET - samples) / rate if rate else None,
+            run_eta_seconds=(self.max_epochs - self.finished_epochs) * 90.0 if self.max_epochs else None,
+            alarm=self.alarm,
             samples_per_second=rate,
             loss=rows[-1].loss if rows else None,
             trainers=len(self._trainers()),
@@ -137,7 +140,7 @@ class FakeRun:
             replace(
                 peer,
                 epoch=self.finished_epochs - (peer.health == "behind"),
-                last_seen=self.now - (140.0 if peer.health == "silent" else 1.0 + 1.7 * position),
+                last_seen=self.now - (140.0 if peer.health == "not answering" else 1.0 + 1.7 * position),
                 share=peer.samples_per_second / rate if peer.role == "trainer" else None,
                 loss=loss_at(self.finished_epochs) + 0.03 * position if peer.role == "trainer" else None,
             )

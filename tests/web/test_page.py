@@ -110,8 +110,8 @@ def test_peers_show_what_they_do(serve: Serve, open_page: Open) -> None:
     attic = page.locator("#peers tr").nth(1)
     assert attic.locator("td").all_inner_texts()[3] == "212"
     assert attic.locator(".share").inner_text() == "41 %"
-    run.people[0] = replace(run.people[0], health="silent")
-    expect_text(page, "#peers tr:nth-child(2) .health", "silent")
+    run.people[0] = replace(run.people[0], health="not answering")
+    expect_text(page, "#peers tr:nth-child(2) .health", "not answering")
     run.people.pop(1)
     expect_text(page, "#peer-count", "5")
 

@@ -139,7 +139,7 @@ class EpochEnd:
         self._strayed = self._keeper.judge(self._group.gathered)
         outcome = await self._group.contribute(0 if self._strayed else weight)
         if isinstance(outcome, Committed):
-            self._said_alone = False
+            self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members
             self._account.ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
 

@@ -31,6 +31,7 @@ class Account:
         self.rate: Callable[[], float] = float  # samples per second; 0.0 unless somebody knows better
         self.drift: Callable[[], float | None] = lambda: None
         self.lost: Callable[[], bool] = bool  # whether a round is long over whose outcome this peer has not asked for
+        self.stranded: Callable[[], bool] = bool  # whether it waits for a state that nobody can hand over
         self._node = node
         self._config = config
         self._standing = standing
@@ -44,23 +45,26 @@ class Account:
         self.ledger.begin(_now())
 
     def report(self) -> PeerReport:
-        """What this peer says about itself under `{run_id}_peers`.
-
-        A trainer that stopped calling `step` while a round began is nobody to wait for, once that round is over: it
-        is joining, until it steps again and finds out where the run is.
-        """
+        """What this peer says about itself under `{run_id}_peers`."""
         return describe(
             self._node,
             self._config.description,
             self._config.terms,
             self.ledger,
-            "joining" if self.phase == "training" and self.lost() else self.phase,
+            self._phase(),
             self._standing(),
             samples_per_second=self.rate(),
             drift=self.drift(),
             keeps=self.keeps,
             leaving=self.leaving,
         )
+
+    def _phase(self) -> Phase:
+        """A trainer that stopped calling `step` while a round began is nobody to wait for, once that round is over: it
+        is joining, until it steps again and finds out where the run is."""
+        if self.stranded():
+            return "stranded"
+        return "joining" if self.phase == "training" and self.lost() else self.phase
 
     def note_failure(self, outcome: Failed | Undecided) -> None:
         """A round ended without a result."""

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from swarmcli.errors import StateDownloadError
+from swarmcli.errors import NoDonorReachable, StateDownloadError
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.membership.lineage import Claim, Standing, lineage_to_follow
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.replaying import Replayer
+from swarmcli.optim.membership.report import PeerReport
 from swarmcli.optim.membership.state_exchange import StateExchange
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts to download
 PATIENCE_WITH_CLAIMS = 10.0  # seconds for which a settled peer knocks for a state that nobody hands out
 DISTRUST = 120.0  # seconds for which such a lineage is then ignored
+STRANDED_AFTER = 3.0  # seconds without anybody who could hand over the state, before that is told
+LOOK_AGAIN = 1.0  # seconds between two looks of a stranded peer
 logger = logging.getLogger(__name__)
 
 
 class LineageFollower:
     """Decides once which lineage to train on (then this peer is settled), and again whenever another one leads.
 
-    Reports tell that something may be wrong; before anything is given up for it, the peers themselves are asked.
+    Reports tell that something may be wrong; before anything is given up for it, the peers themselves are asked. What
+    those say counts who have settled and can be reached. Where there is none, a peer that lives and leads all the same
+    (two peers in client mode, for example, cannot dial each other) is waited for: this peer is `stranded`, since going
+    on would make a second model.
     """
 
     def __init__(
@@ -34,14 +40,19 @@ class LineageFollower:
         standing: Callable[[], Standing],
         events: Events,
         load_state_timeout: float,
+        proceed_alone: bool = False,
     ) -> None:
+        """`proceed_alone`: a peer that is stranded trains on, and says so."""
         self._presence = presence
         self._exchange = exchange
         self._replayer = replayer
         self._standing = standing
         self._events = events
         self._load_state_timeout = load_state_timeout
+        self._proceed_alone = proceed_alone
         self.settled = False
+        self.stranded = False
+        self.gives_up: Callable[[], bool] = bool  # whether the user wants no more waiting
 
     @property
     def leading(self) -> Standing:
@@ -54,29 +65,68 @@ class LineageFollower:
         Rounds that were missed are replayed where that is enough; otherwise the state is downloaded.
 
         A newcomer that gets the state from nobody within `load_state_timeout` raises StateDownloadError, which names
-        what failed with each donor; a settled peer gives up earlier, says so, and stays on its own lineage.
+        what failed with each donor; a settled peer gives up earlier, says so, and stays on its own lineage. One that is
+        stranded for so long raises NoDonorReachable, settled or not.
         """
         deadline = _now() + self._load_state_timeout
         give_up_at = min(deadline, _now() + PATIENCE_WITH_CLAIMS) if self.settled else deadline
-        changed, pause = False, FIRST_PAUSE
-        while True:
-            answers = await self._presence.survey()
-            wanted = self._leading(answers.values())
-            if wanted == self._standing():
-                self.settled = True
-                self._presence.announce()
-                return changed
-            holders = [peer for peer, claim in answers.items() if claim.standing.lineage == wanted.lineage]
-            donors = self._presence.by_convenience(holders)
-            try:
-                await self._take_over(wanted, donors, max(0.0, deadline - _now()), reason)
-                changed, pause = True, FIRST_PAUSE
-            except StateDownloadError as error:
-                logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
-                if _now() + pause >= give_up_at:
-                    self._give_up_on(wanted, donors, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+        changed, pause, began = False, FIRST_PAUSE, _now()
+        try:
+            while True:
+                answers = await self._presence.survey()
+                wanted = self._leading(answers.values())
+                if wanted == self._standing():
+                    leading = self._presence.leads_out_of_reach(Claim(wanted, self.settled))
+                    if self.stranded and not leading:
+                        self._note_departure()
+                    if not leading or self._goes_on_alone(leading):
+                        self.settled = True
+                        self._presence.announce()
+                        return changed
+                    await self._wait_for(leading, began, deadline)
+                    continue
+                holders = [peer for peer, claim in answers.items() if claim.standing.lineage == wanted.lineage]
+                donors = self._presence.by_convenience(holders)
+                try:
+                    await self._take_over(wanted, donors, max(0.0, deadline - _now()), reason)
+                    changed, pause, self.stranded = True, FIRST_PAUSE, False
+                except StateDownloadError as error:
+                    logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
+                    if _now() + pause >= give_up_at:
+                        self._give_up_on(wanted, donors, error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+        finally:
+            self.stranded = False
+
+    async def _wait_for(self, leading: Mapping[PeerID, PeerReport], began: float, deadline: float) -> None:
+        """A moment: whoever listens may just be about to be dialed by the one that cannot be."""
+        text = _out_of_reach(leading)
+        waited = _now() - began
+        certain = any(self._presence.lives_for_certain(peer, waited) for peer in leading)  # no dead peer's report
+        if not self.stranded and certain and waited >= STRANDED_AFTER:
+            self.stranded = True
+            self._presence.announce()
+            self._events.emit(Noticed("warning", f"this peer waits instead of training another model: {text}"))
+        if self.gives_up():
+            raise NoDonorReachable(f"told to stop while it waited: {text}")
+        if _now() >= deadline:
+            raise NoDonorReachable(f"after {self._load_state_timeout:.0f} s this peer gives up: {text}")
+        await asyncio.sleep(min(LOOK_AGAIN, deadline - _now()))
+
+    def _note_departure(self) -> None:
+        """Whoever led is gone. A newcomer has nothing to go on with: its user decides whether to begin the run anew."""
+        gone = "whoever held the state of this run is gone, and has handed it to nobody whom this peer can reach"
+        if not self.settled:
+            raise NoDonorReachable(f"{gone}; start this peer again to begin the run anew")
+        self._events.emit(Noticed("warning", f"{gone}: this peer goes on from epoch {self._standing().epoch}"))
+
+    def _goes_on_alone(self, leading: Mapping[PeerID, PeerReport]) -> bool:
+        if self._proceed_alone:
+            self._presence.set_apart(leading)
+            text = f"this peer trains a model of its own (proceed_alone): {_out_of_reach(leading)}"
+            self._events.emit(Noticed("error", text))
+        return self._proceed_alone
 
     async def _take_over(self, wanted: Standing, donors: Sequence[PeerID], timeout: float, reason: str) -> None:
         """Brings this peer to `wanted`, and on from there if a download took longer than an epoch."""
@@ -97,6 +147,19 @@ class LineageFollower:
         self._presence.doubt(donors)  # its next lineage will be no better
         text = f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._standing().epoch}"
         self._events.emit(Noticed("warning", f"{text}: {error}"))
+
+
+def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
+    """Who leads, and what helps."""
+    names = [report.name or peer.short for peer, report in leading.items()]
+    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    epoch = max(report.epoch for report in leading.values())
+    holds = "holds" if len(names) == 1 else "hold"
+    return (
+        f"{named} {holds} the state of this run (epoch {epoch}), and this peer reaches nobody who could hand it over. "
+        "Peers behind routers need a monitor for that, on a computer that all of them can dial: start `swarm monitor` "
+        "there (an auxiliary holds no state). Or set averaging.proceed_alone to train apart from the others"
+    )
 
 
 def _now() -> float:

@@ -7,6 +7,7 @@ Peers of one lineage hold the same parameters (to rounding), so only they averag
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -110,3 +111,34 @@ def lineage_to_follow(own: Claim, others: Iterable[Claim]) -> Standing:
         behind = (settled.epoch, settled.samples) < (own.standing.epoch, own.standing.samples)
         return own.standing if behind else settled
     return best([own.standing, *(claim.standing for claim in claims)]) or own.standing
+
+
+class History:
+    """The latest standings of one peer's lineage, and since when (swarm time) it had each.
+
+    Reports of others are seconds old, which may be some epochs: they are compared with where this peer stood then.
+    """
+
+    def __init__(self, most: int = 1024) -> None:
+        self._standings: deque[tuple[float, Standing]] = deque(maxlen=most)
+
+    def note(self, standing: Standing, now: float, *, anew: bool = False) -> None:
+        """This peer has come to `standing`; `anew`: from another lineage than those before."""
+        if anew:
+            self._standings.clear()
+        if not self._standings or self._standings[-1][1] != standing:
+            self._standings.append((now, standing))
+
+    def at(self, moment: float) -> Standing | None:
+        """Where this peer stood then, or at the earliest moment that is remembered; None: nothing is."""
+        for since, standing in reversed(self._standings):
+            if since <= moment:
+                return standing
+        return self._standings[0][1] if self._standings else None
+
+    def __contains__(self, standing: Standing) -> bool:
+        return any(standing == each for _, each in self._standings)
+
+    def differs(self, standing: Standing) -> bool:
+        """Whether this peer was at the same epoch on another lineage."""
+        return any(standing.epoch == each.epoch and standing.lineage != each.lineage for _, each in self._standings)

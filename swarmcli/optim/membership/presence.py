@@ -16,19 +16,22 @@ import msgspec
 
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
-from swarmcli.events import PeerSeen
+from swarmcli.events import Gone, PeerSeen
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.network.transport import PeerInfo
 from swarmcli.optim.membership.doubts import Doubts
-from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, is_count
-from swarmcli.optim.membership.report import PeerKeys, PeerReport, Phase
+from swarmcli.optim.membership.hearing import Hearing
+from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, History, Standing, is_count, lineage_to_follow
+from swarmcli.optim.membership.report import PeerKeys, PeerReport, Phase, is_settled
 from swarmcli.optim.progress.board import Board
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
 
 ASKED_AT_ONCE = 16  # one answer usually settles the question
+RENEWAL = 10.0  # seconds after which a report that has not changed is said again: whom nobody hears lives by it
+APART = 10.0  # seconds for which a peer holds another lineage before people are told: most come back at once
 Surroundings = Literal[
     "alone",  # nobody on this lineage can be reached
     "company",  # somebody trains on it
@@ -58,11 +61,11 @@ class StandingReply(msgspec.Struct, frozen=True):
 
     @property
     def claim(self) -> Claim:
-        return Claim(Standing(self.epoch, self.samples, self.lineage), settled=self.phase != "joining")
+        return Claim(Standing(self.epoch, self.samples, self.lineage), settled=is_settled(self.phase))
 
 
 class Presence:
-    """Publishes this peer's report when it changes and at half its expiration; reads the others' in the background.
+    """Publishes this peer's report when it changes and every RENEWAL seconds; reads the others' in the background.
 
     `describe` makes the report. PeerSeen is emitted for every other peer that appears, changes or leaves.
     """
@@ -91,25 +94,36 @@ class Presence:
         self._doubts = Doubts()
         self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
+        self.out_of_reach: dict[PeerID, PeerReport] = {}  # who lived, but could not be asked, at the last survey
+        self.hearing = Hearing(node.endpoint, run_id, lambda: self.others)
+        self._history = History()
+        self._time: Callable[[], float] = float  # the loop's, for threads that have none
+        self._set_apart: set[PeerID] = set()
+        self._apart_since: dict[PeerID, float] = {}  # loop time since when a peer's reports tell of another lineage
         node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
 
     async def start(self) -> None:
         """Declares this peer first and then looks who else is there: of two that start at once, one sees the other."""
+        self._time = asyncio.get_running_loop().time
         self._endpoint.serve(self._method, StandingRequest, self._answer)
+        self._note_standing()
         await self._publish()
         await self.refresh()
+        await self.hearing.start()
         self._tasks.spawn(self._keep_publishing())
         self._tasks.spawn(self._keep_reading())
 
     async def shutdown(self) -> None:
         """Ends the background work and withdraws the report. Idempotent."""
         self._endpoint.withdraw(self._method)
+        await self.hearing.close()
         await self._tasks.close()
         with contextlib.suppress(SwarmError):  # a record that cannot be withdrawn expires by itself
             await self._board.withdraw()
 
-    def announce(self) -> None:
-        """The report has changed: it goes out soon."""
+    def announce(self, *, anew: bool = False) -> None:
+        """The report has changed: it goes out soon. `anew`: this peer has taken over another lineage."""
+        self._note_standing(anew=anew)
         self._changed.set()
 
     async def refresh(self) -> Mapping[PeerID, PeerReport]:
@@ -124,9 +138,11 @@ class Presence:
         for peer, report in self.others.items():
             self._endpoint.learn(PeerInfo(peer, tuple(report.addresses)))
             if before.get(peer) != report:
-                self._endpoint.events.emit(_seen(peer, report, left=False))
+                self.hearing.note_report(peer, report)
+                self._endpoint.events.emit(_seen(peer, report))
         for peer in before.keys() - self.others.keys():
-            self._endpoint.events.emit(_seen(peer, before[peer], left=True))
+            self._endpoint.events.emit(_seen(peer, before[peer], self._how_it_went(before[peer])))
+        self._note_lineages()
         return self.others
 
     def claims(self) -> list[Claim]:
@@ -175,9 +191,11 @@ class Presence:
         """Asks the holders of the leading lineages, a few at a time, until some of them answer.
 
         So records of peers that are gone, and claims that nobody stands by, count for nothing. Whoever reported more
-        than it now says is not asked for a while, unless nobody else is left.
+        than it now says is not asked for a while, unless nobody else is left. Where nobody answers who has settled,
+        `out_of_reach` are those who live all the same.
         """
         await self.refresh()
+        self.out_of_reach = {}
         holders = self._credible(self.holders()) or self.holders()
         claimed = {peer: self.others[peer].claim.standing for peer in holders}
         holders.sort(key=lambda peer: claimed[peer].order, reverse=True)
@@ -185,8 +203,12 @@ class Presence:
             asked = holders[begin : begin + ASKED_AT_ONCE]
             answers = {peer: answer.claim for peer, answer in (await self.ask(asked)).items()}
             self._claims = None
+            if not any(claim.settled for claim in answers.values()):
+                living = await self.hearing.find_living(peer for peer in asked if peer not in answers)
+                self.out_of_reach = {peer: self.others[peer] for peer in living if peer in self.others}
             for peer in asked:
-                if peer not in answers or claimed[peer].beats(answers[peer].standing):
+                answered = peer in answers and not claimed[peer].beats(answers[peer].standing)
+                if not answered and peer not in self.out_of_reach:
                     self._doubts.add(peer, asyncio.get_running_loop().time())
             if answers:
                 return answers
@@ -201,8 +223,72 @@ class Presence:
         if _judge(standing, [(r.claim, r.phase) for r in reports.values()]) == "company":
             return "company"
         await self.refresh()
-        answers = await self.ask(self.by_convenience(self.holders())[:ASKED_AT_ONCE])
-        return _judge(standing, [(answer.claim, answer.phase) for answer in answers.values()])
+        asked = self.by_convenience(self.holders())[:ASKED_AT_ONCE]
+        answers = await self.ask(asked)
+        judged = _judge(standing, [(answer.claim, answer.phase) for answer in answers.values()])
+        if judged == "alone":
+            # Two peers that cannot dial each other meet at somebody whom both can, an auxiliary for example, who
+            # needs a moment to find their lineage.
+            mates = [p for p in asked if p not in answers and self.others[p].claim.standing.lineage == standing.lineage]
+            return "followed" if await self.hearing.find_living(mates) else "alone"
+        return judged
+
+    def leads_out_of_reach(self, own: Claim) -> dict[PeerID, PeerReport]:
+        """Of those who live but could not be asked: who holds a lineage that this peer should be on by the rule.
+
+        Compared is where this peer stood when the report was made. So of two that part, one goes on and one waits,
+        however quickly their epochs pass and however late each reads of the other.
+        """
+        return {peer: report for peer, report in self.out_of_reach.items() if self._is_led_by(report, own)}
+
+    def lives_for_certain(self, peer: PeerID, seconds: float) -> bool:
+        """Whether it is heard of, or has renewed its report within the last so many seconds."""
+        report = self.others.get(peer)
+        renewed = report is not None and self._endpoint.clock.now() - report.time < seconds
+        return self.hearing.is_certain(peer) or renewed
+
+    def may_be_led_out_of_reach(self) -> bool:
+        """Whether, by the last reports, somebody leads who holds another lineage and cannot be called by this peer."""
+        if not self._apart_since:
+            return False
+        own = self._describe().claim
+        return any(
+            peer in self._apart_since
+            and not self._endpoint.can_reach(peer)
+            and self.hearing.answers(peer)
+            and self._is_led_by(self.others[peer], own)
+            for peer in self._credible(self.holders())
+        )
+
+    def _is_led_by(self, report: PeerReport, own: Claim) -> bool:
+        claim = report.claim
+        if not claim.settled or claim.standing in self._history:
+            return False
+        then = self._history.at(report.time) or own.standing
+        return lineage_to_follow(Claim(then, own.settled), [claim]) != then
+
+    def set_apart(self, peers: Iterable[PeerID]) -> None:
+        """They lead, and this peer goes on without them: for a while, longer each time, their reports count for
+        nothing but the alarm."""
+        self._set_apart = set(peers)
+        self.doubt(self._set_apart)
+
+    def apart(self) -> dict[PeerID, PeerReport]:
+        """Who lives and trains another model of this run than this peer, or waits since it cannot reach this one's.
+
+        Of those who train on, only after a while: who has missed a round usually comes back at once. For any thread.
+        """
+        now, since = self._time(), self._apart_since
+        return {
+            peer: report
+            for peer, report in dict(self.others).items()
+            if self.hearing.answers(peer)
+            and (
+                report.phase == "stranded"
+                or now - since.get(peer, now) >= APART
+                or (peer in self._set_apart and report.claim.standing not in self._history)
+            )
+        }
 
     async def anyone_behind(self, epoch: int) -> bool:
         """Whether a peer that holds a state and can be reached has not come to this epoch yet."""
@@ -237,6 +323,23 @@ class Presence:
             return not self._endpoint.is_connected(peer), busy, round_trip if round_trip is not None else 1.0
 
         return sorted(peers, key=cost)
+
+    def _note_standing(self, *, anew: bool = False) -> None:
+        self._history.note(self._describe().claim.standing, self._endpoint.clock.now(), anew=anew)
+
+    def _note_lineages(self) -> None:
+        """Since when whose reports tell of another lineage than this peer's at the same epoch."""
+        now, before = asyncio.get_running_loop().time(), self._apart_since
+        self._apart_since = {
+            peer: before.get(peer, now)
+            for peer, report in self.others.items()
+            if report.holds_state and report.claim.settled and self._history.differs(report.claim.standing)
+        }
+
+    def _how_it_went(self, report: PeerReport) -> Gone:
+        """A report that is withdrawn disappears before its time."""
+        expired = self._endpoint.clock.now() >= report.time + self._board.expiration - 1.0
+        return "lost" if expired else "left"
 
     def holders(self) -> list[PeerID]:
         """The peers of this run, and with its fingerprint, that hold a state and are believed to."""
@@ -289,7 +392,7 @@ class Presence:
     async def _keep_publishing(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._board.expiration / 2):
+                async with asyncio.timeout(min(RENEWAL, self._board.expiration / 2)):
                     await self._changed.wait()
             await self._publish()
 
@@ -314,7 +417,7 @@ def _judge(standing: Standing, others: Sequence[tuple[Claim, Phase]]) -> Surroun
     return "alone"
 
 
-def _seen(peer: PeerID, report: PeerReport, *, left: bool) -> PeerSeen:
+def _seen(peer: PeerID, report: PeerReport, gone: Gone = "") -> PeerSeen:
     return PeerSeen(
         peer=peer.text,
         name=report.name,
@@ -323,5 +426,5 @@ def _seen(peer: PeerID, report: PeerReport, *, left: bool) -> PeerSeen:
         samples=report.samples,
         samples_per_second=report.samples_per_second,
         client_mode=report.client_mode,
-        left=left,
+        gone=gone,
     )

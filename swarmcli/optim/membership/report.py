@@ -21,15 +21,22 @@ MAX_REASON = 200  # characters
 Role = Literal["trainer", "auxiliary", "monitor"]
 Phase = Literal[
     "joining",  # has not decided yet which lineage to train on
+    "stranded",  # waits: nobody whom it can reach holds the state of the lineage that leads
     "training",
     "following",  # takes part in every round with weight zero
     "assisting",  # reduces for others, holds no state
     "lingering",  # is done, and serves its state to those who are not
 ]
+_UNSETTLED = ("joining", "stranded")
 _Name = Annotated[str, Field(max_length=64)]
 _Address = Annotated[str, Field(max_length=256)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+
+
+def is_settled(phase: Phase) -> bool:
+    """Whether a peer has decided on the lineage that it holds."""
+    return phase not in _UNSETTLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class PeerReport(pydantic.BaseModel):
     def claim(self) -> Claim:
         """The lineage that this peer holds. Auxiliaries hold none, they only repeat what they read."""
         standing = Standing(self.epoch, self.samples_seen, bytes.fromhex(self.lineage))
-        return Claim(standing, settled=self.phase != "joining")
+        return Claim(standing, settled=is_settled(self.phase))
 
     @property
     def holds_state(self) -> bool:

@@ -12,6 +12,7 @@ from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+LONGEST_DRAWN = 15.0  # seconds; reports come every three while there is news, and are read every ten
 FUTURE_TOLERANCE = 5.0  # seconds: clocks are corrected, but not to the last second
 
 
@@ -117,6 +118,23 @@ def estimate_global_progress(
         eta_next_epoch=now + seconds_left,
         next_fetch_time=now + period,
     )
+
+
+def expected_samples(
+    report: LocalTrainingProgress, epoch: int, began: float, target_batch_size: int, now: float
+) -> float:
+    """How many samples of `epoch`, which began at `began`, this peer should have by now.
+
+    All who know a report expect the same, however long ago each has read it. A report of the epoch before was made
+    ahead of the step that everyone took together. No report is drawn out for longer than they take to come.
+    """
+    if report.epoch == epoch:
+        samples, since = report.samples_accumulated, report.time
+    elif report.epoch == epoch - 1:
+        samples, since = 0, began
+    else:
+        return 0.0
+    return min(target_batch_size, samples + min(max(0.0, now - since), LONGEST_DRAWN) * report.samples_per_second)
 
 
 def seconds_until(samples: float, samples_per_second: float) -> float:

@@ -13,7 +13,7 @@ import pydantic
 from swarmcli.dht import OwnedSubkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import SwarmError
-from swarmcli.network.identity import Identity
+from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.progress.progress import (
     GlobalTrainingProgress,
@@ -21,6 +21,7 @@ from swarmcli.optim.progress.progress import (
     PerformanceEMA,
     RefreshOptions,
     estimate_global_progress,
+    expected_samples,
     refresh_period,
 )
 from swarmcli.optim.progress.reports import Kind, ReportBoard
@@ -80,6 +81,8 @@ class ProgressTrackerCore:
         self._urgent = asyncio.Event()  # and others act on it: another epoch, or enough samples
         self._moved = asyncio.Event()  # the epoch is another: what was read of the others may be old
         self._tasks = TaskOwner()
+        self._reports = False  # whether this peer does
+        self._seen_epoch = 0, self._clock.now()  # the present one, and since when
         self._pauses = 0  # blocks of pause_updates that are open
         self.local_progress = self._describe(epoch=0, samples=0)
         self.global_progress = self._estimate()
@@ -88,6 +91,7 @@ class ProgressTrackerCore:
     async def start(self, *, report: bool = True) -> None:
         """Begins to read the others' reports and, unless `report` is off, to write this peer's."""
         self.performance_ema.resume(asyncio.get_running_loop().time())
+        self._reports = report
         if report:
             self._tasks.spawn(self._keep_reporting())
         self._tasks.spawn(self._keep_reading())
@@ -171,6 +175,22 @@ class ProgressTrackerCore:
     def reports(self) -> tuple[LocalTrainingProgress, ...]:
         """The others' reports as last read, signed and well formed."""
         return self._board.others
+
+    def expected(self) -> dict[PeerID, tuple[float, float]]:
+        """Peer → its samples towards the end of the present epoch, as they should be at this moment, and its samples
+        per second; this peer included if it reports. For people: rounds are begun by what is counted."""
+        epoch, now = self.global_epoch, self._clock.now()
+        if self._seen_epoch[0] != epoch:
+            self._seen_epoch = epoch, now
+        reports = [*self.reports, self.local_progress] if self._reports else self.reports
+        began = self._seen_epoch[1]
+        return {
+            PeerID(report.peer_id): (
+                expected_samples(report, epoch, began, self.target_batch_size, now),
+                report.samples_per_second,
+            )
+            for report in reports
+        }
 
     @property
     def dropped_reports(self) -> Mapping[Kind, int]:

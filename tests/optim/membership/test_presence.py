@@ -65,8 +65,8 @@ def test_changes_are_seen_and_leaving_too() -> None:
             await asyncio.sleep(10)
             await ended(peer)
             await asyncio.sleep(10)
-            about = [(e.name, e.epoch, e.left) for e in seen if e.peer == members[1].peer_id.text]
-            assert about == [("<b>Ada</b>", 0, False), ("<b>Ada</b>", 1, False), ("<b>Ada</b>", 1, True)]
+            about = [(e.name, e.epoch, e.gone) for e in seen if e.peer == members[1].peer_id.text]
+            assert about == [("<b>Ada</b>", 0, ""), ("<b>Ada</b>", 1, ""), ("<b>Ada</b>", 1, "left")]
             assert watcher.presence.others == {}
             await ended(watcher)
 

@@ -1,0 +1,177 @@
+"""Who cannot reach the state of its run waits for it and says so, instead of training another model."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from swarmcli.errors import NoDonorReachable
+from swarmcli.events import Noticed
+from swarmcli.network import virtual_time
+from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, digests, record, together, until
+
+
+@asynccontextmanager
+async def helped(swarm: Swarm):
+    """An auxiliary that everyone can dial."""
+    helper = await auxiliary(swarm)
+
+    async def assist() -> None:
+        while True:
+            await helper.step()
+
+    helping = asyncio.ensure_future(assist())
+    try:
+        yield helper
+    finally:
+        helping.cancel()
+        await asyncio.wait([helping])
+        await helper.shutdown()
+
+
+@asynccontextmanager
+async def training(*trainers: Trainer):
+    """They train beside the test."""
+    tasks = [asyncio.ensure_future(trainer.train(10**6)) for trainer in trainers]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("gap", [1.0, 8.0])
+@pytest.mark.parametrize("seed", [1, 2], ids=["equal starts", "unlike starts"])
+def test_behind_routers_the_second_waits_says_so_and_ends_in_time(gap: float, seed: int) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, helped(swarm):
+            first = await swarm.trainer(seed=1, client_mode=True)
+            async with training(first):
+                await asyncio.sleep(gap)
+                second = await swarm.trainer(seed=seed, client_mode=True, load_state_timeout=40.0)
+                warnings, began = record(second.node, Noticed), now()
+                waiting = asyncio.ensure_future(second.train(1000))
+                await until(lambda: second.node.peer_id in first.core.presence.apart())
+                assert now() - began < 15, "the first one's screen tells of it"
+                assert second.core.account.report().phase == "stranded"
+                with pytest.raises(NoDonorReachable, match="start `swarm monitor`"):
+                    await waiting
+                assert 40 <= now() - began < 60
+                assert second.epochs == [], "it has not trained"
+                [warning] = warnings
+                assert "waits instead of training another model" in warning.text and "epoch" in warning.text
+                epochs = first.epoch
+                await asyncio.sleep(5)
+                assert first.epoch >= epochs + 5, "whoever leads is not held up"
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_that_start_at_once_from_unlike_weights_one_trains(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm, helped(swarm):
+            pair = [await swarm.trainer(seed=n, client_mode=True, load_state_timeout=1e4) for n in (1, 2)]
+            async with training(*pair):
+                await asyncio.sleep(20)
+                before = [trainer.epoch for trainer in pair]
+                await asyncio.sleep(20)
+                moved = [trainer.epoch - epoch for trainer, epoch in zip(pair, before, strict=True)]
+                assert min(moved) == 0 and max(moved) > 10
+
+    virtual_time.run(main(), seed=seed, timeout=300)
+
+
+def test_of_two_that_start_at_once_from_equal_weights_both_train_by_way_of_the_auxiliary() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, helped(swarm):
+            pair = [await swarm.trainer(seed=1, client_mode=True) for _ in range(2)]
+            await together(*(trainer.train(20) for trainer in pair))
+            assert len(digests(pair)) == 1
+            assert min(len(trainer.used) for trainer in pair) > 10
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_monitor_that_comes_later_lets_the_waiting_one_in() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, helped(swarm):
+            first = await swarm.trainer(seed=1, client_mode=True)
+            async with training(first):
+                await asyncio.sleep(5)
+                second = await swarm.trainer(seed=2, client_mode=True)
+                async with training(second):
+                    await until(lambda: second.core.account.report().phase == "stranded")
+                    monitor = await swarm.trainer(seed=3, role="monitor")
+                    following = asyncio.ensure_future(monitor.follow(10**6))
+                    await until(lambda: len(second.used) > 3)
+                    assert min(second.used) > 5, "it took part in the run that there was"
+                    assert first.core.presence.apart() == {}
+                    following.cancel()
+                    await asyncio.wait([following])
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_told_to_proceed_alone_it_trains_on_and_raises_an_alarm() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, helped(swarm):
+            first = await swarm.trainer(seed=1, client_mode=True)
+            async with training(first):
+                await asyncio.sleep(5)
+                second = await swarm.trainer(seed=2, client_mode=True, proceed_alone=True)
+                said = record(second.node, Noticed)
+                await second.train(5)
+                assert any(each.level == "error" and "a model of its own" in each.text for each in said)
+                assert first.node.peer_id in second.core.presence.apart()
+                async with training(second):
+                    await until(lambda: second.node.peer_id in first.core.presence.apart())
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_one_that_waits_stops_when_it_is_told_to() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, helped(swarm):
+            first = await swarm.trainer(seed=1, client_mode=True)
+            async with training(first):
+                await asyncio.sleep(5)
+                second = await swarm.trainer(seed=2, client_mode=True)
+                stop = asyncio.Event()
+                second.core.give_up_when(stop.is_set)
+                asyncio.get_running_loop().call_later(10, stop.set)
+                with pytest.raises(NoDonorReachable, match="told to stop"):
+                    await second.core.join()
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("client_mode", [True, False])
+@pytest.mark.parametrize("witness", [True, False], ids=["with an auxiliary", "with a bare contact"])
+def test_a_sole_trainer_that_was_killed_is_no_reason_to_wait_for_its_successor(
+    client_mode: bool, witness: bool
+) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+
+            async def story() -> None:
+                gone = await swarm.trainer(seed=1, client_mode=client_mode)
+                await gone.train(3)
+                await swarm.kill(gone)
+                began = now()
+                back = await swarm.trainer(seed=1, client_mode=client_mode)
+                await back.train(1)
+                assert now() - began < (8 if witness else 25)
+
+            if witness:
+                async with helped(swarm):
+                    await story()
+            else:
+                await story()
+
+    virtual_time.run(main(), timeout=300)
