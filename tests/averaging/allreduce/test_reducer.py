@@ -230,7 +230,9 @@ def test_sums_of_values_at_either_end_of_the_range_stay_exact(weights: tuple[flo
 
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("codec", [NONE, BFloat16Compression(), Uniform8BitQuantization()], ids=str)
+@pytest.mark.parametrize(
+    "codec", [NONE, BFloat16Compression(), Uniform8BitQuantization()], ids=lambda codec: type(codec).__name__
+)
 def test_values_that_would_overflow_a_sum_are_refused_whoever_comes_first(
     first: int, dtype: torch.dtype, codec: CompressionBase
 ) -> None:
