@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
 from swarmcli.training.sources import SEGMENT_BYTES, Document, FileSource, HuggingFaceSource, Place, TextSource
 from swarmcli.training.task import Batch
@@ -52,6 +53,13 @@ def open_source(recipe: Recipe, dataset: FilesDataset | StdlibDataset | HuggingF
         text_column=dataset.text_column,
         streaming=dataset.streaming,
     )
+
+
+def _open_item(recipe: Recipe, index: int) -> TextSource:
+    try:
+        return open_source(recipe, recipe.datasets[index])
+    except DataError as error:
+        raise RecipeError(f"{recipe.origin('datasets', index, 'path')}: datasets.{index}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -103,16 +111,23 @@ def pack(
     """Cuts the stream of tokens into sequences (sequence_len,), each with where the stream is behind it, and the
     sources' passes where it ends.
 
-    Documents follow each other behind an end-of-text. `documents` begin at `where.before`.
+    Documents follow each other behind an end-of-text. `documents` begin at `where.before`. Raises DataError when all
+    text together is shorter than one sequence.
     """
     end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype=np.int32)
     rest, before, skipped = np.array(where.rest, dtype=np.int32), where.before, where.behind
+    short = not where.before.drawn  # until a sequence was filled, as far as is known
     for document, behind in documents:
+        if short and min(behind.passes) > 0:
+            raise DataError(
+                f"all the text is shorter than one sequence of {sequence_len} tokens; lower sequence_len, or add text"
+            )
         first, count = tuple(rest.tolist()), 0
         pieces = (document.text[cut : cut + SEGMENT_BYTES] for cut in range(0, len(document.text), SEGMENT_BYTES))
         for tokens in chain(map(tokenizer.encode, pieces), [end] if document.ends else []):
             rest = np.concatenate([rest, tokens])
             whole = len(rest) - len(rest) % sequence_len
+            short = short and not whole
             for sequence in rest[:whole].reshape(-1, sequence_len):
                 count += 1
                 if count > skipped:
@@ -237,7 +252,7 @@ def text_batches(
     `position` of other data."""
     block = min(recipe.local.shuffle_buffer_size, max(LEAST_BLOCK, BLOCK_TOKENS // recipe.sequence_len))
     return TextStream(
-        [open_source(recipe, dataset) for dataset in recipe.datasets],
+        [_open_item(recipe, index) for index in range(len(recipe.datasets))],
         [dataset.weight for dataset in recipe.datasets],
         tokenizer,
         seed=seed,

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from swarmcli.cli.validate import validate
-from swarmcli.errors import DataError, RecipeError
+from swarmcli.errors import RecipeError
 
 RECIPE = """\
 run_id: small
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:
         run(recipe, "--set", "sede=9")
     with pytest.raises(RecipeError, match="has no field 'n_layers'"):
         run(recipe, "--set", "base_model.n_layers=9")
-    with pytest.raises(DataError, match="gone does not exist"):
+    with pytest.raises(RecipeError, match=r"datasets\.0: .*gone does not exist"):
         run(recipe, "--set", "datasets.0.path=gone")
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.errors import DataError
+from swarmcli.errors import DataError, RecipeError
 from swarmcli.training import ByteTokenizer, stream_seed
 from swarmcli.training.data import Mixed, Packed, TextStream, mix, open_source, pack, text_batches
 from swarmcli.training.sources import Document, FileSource, HuggingFaceSource, Place
@@ -216,8 +216,20 @@ def test_the_batches_of_a_recipe_have_its_shapes(tmp_path: Path) -> None:
 
 def test_missing_files_are_told_before_the_first_batch(tmp_path: Path) -> None:
     recipe = small(tmp_path, "datasets.0.path=gone")
-    with pytest.raises(DataError, match="gone does not exist"):
+    with pytest.raises(RecipeError, match=r"datasets\.0\.path=gone: datasets\.0: .*gone does not exist"):
         text_batches(recipe, ByteTokenizer(), 0)
+
+
+@pytest.mark.parametrize(("length", "enough"), [(63, True), (62, False), (5, False)])
+def test_text_shorter_than_a_sequence_is_refused(tmp_path: Path, length: int, enough: bool) -> None:
+    recipe = small(tmp_path, "datasets.0.path=short.txt", "sequence_len=64")
+    (tmp_path / "short.txt").write_text("a" * length)  # and an end-of-text
+    batches = text_batches(recipe, ByteTokenizer(), 0)
+    if enough:
+        assert next(batches)["input_ids"].shape[1] == 64
+    else:
+        with pytest.raises(DataError, match="shorter than one sequence of 64 tokens; lower sequence_len"):
+            next(batches)
 
 
 def test_each_kind_of_dataset_has_its_source(tmp_path: Path) -> None:
