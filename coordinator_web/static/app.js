@@ -189,7 +189,7 @@ function drawEpochs() {
   const losses = pick("loss");
   lossChart.show(losses);
   rateChart.show(pick("samples_per_second"));
-  const last = epochs.at(-1);
+  const last = epochs.findLast((row) => row.seconds !== null); // of one that was taken over nobody knows
   write($("last-epoch"), last ? duration(last.seconds) : "–");
   write($("last-epoch-sub"), last && last.averaging_seconds !== null ? `${duration(last.averaging_seconds)} of it averaging` : "\u00a0");
   write($("loss-sub"), losses.length > 1 ? `from ${decimal(losses[0].value)} at epoch ${losses[0].epoch}` : "\u00a0");

@@ -46,7 +46,9 @@ def epoch_line(record: EpochRecord) -> str:
         parts.append(f"loss {number(record.loss)}")
     if record.samples:
         parts.append(f"{plural(record.samples, 'sample')} of {plural(record.peers, 'peer')}")
-    parts.append(f"{duration(record.seconds)}, {duration(record.averaging_seconds)} of it averaging")
+        parts.append(f"{duration(record.seconds)}, {duration(record.averaging_seconds)} of it averaging")
+    else:
+        parts.append("taken over from another peer")
     return "  ".join(parts)
 
 

@@ -122,7 +122,8 @@ class LiveView:
         return ending, shown
 
     def _note(self, record: EpochRecord) -> None:
-        self._last_epoch = record
+        if record.samples:  # otherwise its state was another peer's, and nobody knows how long it took
+            self._last_epoch = record
         loss = record.loss if record.loss is not None else mean_loss(self._status())
         if loss is not None:
             self._losses.append(loss)

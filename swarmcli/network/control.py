@@ -92,11 +92,6 @@ class ControlChannel:
         return bool(self._calls.waiting)
 
     @property
-    def silence(self) -> float:
-        """Seconds since a byte came from the other end, on any connection; to a keepalive interval."""
-        return self._liveness.silence
-
-    @property
     def calls_waiting(self) -> int:
         return len(self._calls.waiting)
 

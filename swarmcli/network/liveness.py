@@ -23,8 +23,7 @@ class Liveness:
         self._limits = limits
         self._heard = connection.bytes_received  # at the last tick
         self._said = connection.bytes_sent
-        self._quiet = 0  # ticks without a byte from there …
-        self._silent = 0  # … the same, but counted anew from the first ping that waits for an answer …
+        self._silent = 0  # ticks without a byte from there, counted anew from the first ping that waits for an answer …
         self._mute = 0  # … and from here
         self._listened = 0  # ticks with bytes from there since the last one with bytes from here
         self._pinged = 0  # pings sent so far; each has its number
@@ -38,16 +37,10 @@ class Liveness:
         received = connection.bytes_received + elsewhere
         heard, said = received != self._heard, connection.bytes_sent != self._said
         self._heard, self._said = received, connection.bytes_sent
-        self._quiet = 0 if heard else self._quiet + 1
         self._silent = 0 if heard else self._silent + 1
         self._mute = 0 if said else self._mute + 1
         self._listened = 0 if said else self._listened + heard
         return self._unanswered > 0 and self._seconds(self._silent) >= self._limits.keepalive_timeout
-
-    @property
-    def silence(self) -> float:
-        """Seconds since a byte came from there, to the tick."""
-        return self._seconds(self._quiet)
 
     def ping_due(self, watched: bool) -> int | None:
         """The number of the ping to send now, if one is due."""

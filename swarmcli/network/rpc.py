@@ -193,14 +193,13 @@ class Endpoint:
         """
         return self._connections.lost(peer)
 
-    def silence(self, peer: PeerID) -> float | None:
-        """Seconds since anything came from this peer, counted in keepalive intervals; None: there is no connection.
+    def received(self, peer: PeerID) -> int | None:
+        """Bytes that have come from this peer on the connections that stand now; None: there is no control connection.
 
-        A peer that lives is never silent for long: while someone waits for `lost`, each second of silence is asked
-        about. So four seconds tell of a process that is stopped, or of a cable.
+        They grow as long as the peer lives: while someone waits for `lost`, each second of silence is asked about.
         """
         channel = self._connections.current(peer)
-        return channel.silence if channel is not None else None
+        return channel.connection.bytes_received + self._pool.received_from(peer) if channel is not None else None
 
     def round_trip(self, peer: PeerID) -> float | None:
         """Smoothed seconds from a question to its answer, without the time spent in handlers. None: not known."""

@@ -97,6 +97,7 @@ class AuxiliaryCore:
     async def step(self) -> bool:
         """Waits (at most `idle_wait`) for a round to begin and brings it to its end; whether one was committed."""
         await self._follow_reports()
+        self.account.look(anyone_computes=self.presence.anyone_computes(self._group.members))
         if self._group.standing is None:
             await asyncio.sleep(self.config.idle_wait)
             return False
@@ -134,6 +135,8 @@ class AuxiliaryCore:
             return  # the round meanwhile, of this lineage after all
         await self._group.close()
         if now is not None and (now.beats(self.standing) or self._astray):
+            if self.standing != _NOWHERE:
+                self.account.begin()  # when this epoch began is not known here
             self.standing, self._confirmed = now, _now()
             self.presence.announce()
 

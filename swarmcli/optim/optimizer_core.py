@@ -197,6 +197,8 @@ class OptimizerCore:
                 return True
             if batch_size:
                 await self._take_in(batch_size, scale)
+            elif not self._work.samples:
+                self.account.look(anyone_computes=self.presence.anyone_computes(self._group.members))
             # After that, so that companions' steps and this one are together in what is gathered for it.
             if not self._ending and await self._keeper.apply() and self.modes.timing is Timing.AT_ONCE:
                 await self.replica.publish()
@@ -219,6 +221,8 @@ class OptimizerCore:
         await self._ending.over()
         changed = await self._join()
         self._last_seen = self.standing
+        if not self.account.ledger.samples:
+            self.account.begin()  # whoever joins before its first batch computes from here on
         return changed
 
     async def _join(self) -> bool:
@@ -229,7 +233,9 @@ class OptimizerCore:
             self._end.left_behind = False
             began = _now()
             changed = await self._lineage.catch_up(reason)
-            if _now() - began > STRANDED_AFTER:  # it computed nothing meanwhile
+            waited = _now() - began
+            self.account.ledger.leave_out(waited)
+            if waited > STRANDED_AFTER:  # it computed nothing meanwhile
                 self.tracker.performance_ema.resume(_now())
             self.account.phase = "following" if self.config.description.role == "monitor" else "training"
             if changed:

@@ -156,8 +156,8 @@ def _epoch_row(record: EpochRecord, reported: SwarmLoss | None) -> EpochRow:
         own_loss=own,
         samples=record.samples,
         peers=record.peers,
-        seconds=record.seconds,
-        averaging_seconds=record.averaging_seconds,
+        seconds=record.seconds if record.samples else None,
+        averaging_seconds=record.averaging_seconds if record.samples else None,
         samples_per_second=record.samples / record.seconds if record.samples > 0 and record.seconds > 0 else None,
     )
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from swarmcli.roles.peer import RunPeer
 
 
+MOST_NAMED = 4  # peers in an alarm
 RECENT_EPOCHS = 10  # by which the run's end is estimated
 
 
@@ -101,9 +102,10 @@ class RunWatch:
         counted = [expected.get(PeerID.parse(each.peer_id), (0.0, 0.0)) for each in peers if _counts(each)]
         samples = min(float(recipe.target_batch_size), sum(done for done, _ in counted))
         eta = seconds_until(recipe.target_batch_size - samples, sum(rate for _, rate in counted))
+        state = self._state(optimizer, peers)
         return LiveStatus(
             run_id=recipe.run_id,
-            state=self._state(optimizer, peers),
+            state=state,
             peer_id=peer.peer_id.text,
             role=peer.role,
             epoch=epoch,
@@ -111,7 +113,7 @@ class RunWatch:
             target=recipe.target_batch_size,
             name=peer.description.name,
             eta_seconds=eta if math.isfinite(eta) else None,
-            run_eta_seconds=self._run_eta(epoch, eta),
+            run_eta_seconds=self._run_eta(epoch, eta) if state in ("training", "averaging") else None,
             alarm=alarm(optimizer),
             max_epochs=recipe.max_epochs,
             lineage=optimizer.report().lineage,
@@ -135,15 +137,17 @@ class RunWatch:
         return "averaging" if optimizer.is_averaging else "training"
 
     def _run_eta(self, epoch: int, eta: float) -> float | None:
-        """By what the latest epochs took; None while none is known, or the run has no end."""
+        """By what the latest epochs took; None while none is known, nobody computes, or the run has no end."""
         last = self._peer.recipe.max_epochs
-        if last is None or not self._lengths:
+        if last is None or epoch >= last or not self._lengths or not math.isfinite(eta):
             return None
         usual = statistics.median(self._lengths)
-        return max(0, last - epoch - 1) * usual + min(eta, usual) if epoch < last else None
+        return (last - epoch - 1) * usual + min(eta, usual)
 
     def _self(self, optimizer: Optimizer, expected: Mapping[PeerID, tuple[float, float]]) -> LivePeer:
-        return self._row(self._peer.peer_id, optimizer.report(), expected)
+        report = optimizer.report()
+        row = self._row(self._peer.peer_id, report, expected)
+        return replace(row, apart="waiting") if report.phase == "stranded" else row
 
     def _others(self, optimizer: Optimizer, expected: Mapping[PeerID, tuple[float, float]]) -> list[LivePeer]:
         apart = optimizer.peers_apart()
@@ -188,7 +192,11 @@ def alarm(optimizer: Optimizer) -> str:
     """One run, two models, or a peer that cannot get at the one there is: who is where, and what helps. "": neither."""
     apart, own = optimizer.peers_apart(), optimizer.report()
     if own.phase == "stranded":
-        return f"This peer waits: nobody whom it can reach holds the state of this run. {REMEDY}"
+        holders = [report for report in optimizer.peers().values() if report.phase in ("training", "following")]
+        if not holders:
+            return f"This peer waits: nobody whom it can reach holds the state of this run. {REMEDY}"
+        holds = "holds" if len(holders) == 1 else "hold"
+        return f"This peer waits: {_named(holders)} {holds} the state of this run, out of its reach. {REMEDY}"
     if not apart:
         return ""
     here = [report for peer, report in optimizer.peers().items() if peer not in apart and report.role != "auxiliary"]
@@ -199,13 +207,18 @@ def alarm(optimizer: Optimizer) -> str:
     if training:
         told.append(f"Two models are being trained: one by {with_us}, another by {_named(training)}.")
     if waiting:
-        told.append(f"{_named(waiting)} cannot join: nobody in its reach holds the state that {with_us} has.")
+        verb = "waits" if len(waiting) == 1 else "wait"
+        told.append(f"{_named(waiting, epoch=False)} {verb} to join, but cannot reach the model of {with_us}.")
     return " ".join([*told, REMEDY])
 
 
-def _named(reports: Sequence[PeerReport]) -> str:
-    names = [f"{report.name or report.role} (epoch {report.epoch})" for report in reports]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def _named(reports: Sequence[PeerReport], *, epoch: bool = True) -> str:
+    """For example "Ada, Bob and Cem (epoch 12)"."""
+    names = [report.name or report.role for report in reports]
+    if len(names) > MOST_NAMED:
+        names = [*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more"]
+    named = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{named} (epoch {max(report.epoch for report in reports)})" if epoch else named
 
 
 REMEDY = "Start `swarm monitor` on a computer that all of them can dial: it hands the state from one to the other."

@@ -41,8 +41,12 @@ class Account:
         return self._node.peer_id
 
     def begin(self) -> None:
-        """The first epoch begins; calls after the first do nothing."""
+        """The present epoch begins for this peer: what it did before was waiting."""
         self.ledger.begin(_now())
+
+    def look(self, *, anyone_computes: bool) -> None:
+        """See Ledger.look."""
+        self.ledger.look(_now(), anyone_computes=anyone_computes)
 
     def report(self) -> PeerReport:
         """What this peer says about itself under `{run_id}_peers`."""

@@ -1,6 +1,6 @@
 """When each peer of a run was last heard of: on a connection, from somebody who has one, or by its own report.
 
-connected with it          every second of silence is asked about, so a peer that lives is heard of at least
+connected with it          every second or so of silence is asked about, so a peer that lives is heard of at least
                            every two seconds, and one that was killed or stopped is known within five
 not connected with it      peers in client mode cannot dial each other: whoever listens, and so is connected with
                            both (a monitor, an auxiliary), is asked whom it hears
@@ -22,9 +22,13 @@ from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.membership.report import PeerReport
 
 LOOK_PERIOD = 0.5  # seconds between two looks at the connections
+LATEST_LOOK = 2 * LOOK_PERIOD
 ASK_PERIOD = 1.5  # seconds between two questions to witnesses, and between two attempts to connect
 ANSWER_TIMEOUT = 3.0
-STOPPED = 3.0  # seconds without a byte on a connection that stands; they are counted up to two seconds late
+# Seconds without a byte on a connection that stands. A process that was stopped has to be known within five: looks
+# count up to half a second late, and screens draw up to half a second later. A healthy peer may be silent for 1.5 s
+# until it is asked; 4 s leave its loop 2.5 s to come to the answer, on a machine that is busy with other things.
+STOPPED = 4.0
 SILENT = 4.5  # seconds without a word of a peer that is connected with us or with a witness
 REPORT_SILENT = 15.0  # the same where only its reports tell: they come every ten seconds, and are read every three
 MOST_WATCHED = 32  # peers with whom a connection is kept and watched
@@ -56,6 +60,8 @@ class Hearing:
         self._method = f"{run_id}.heard"
         self._reports = reports
         self._heard: dict[PeerID, float] = {}
+        self._received: dict[PeerID, tuple[int, int]] = {}  # bytes by the last look, and the looks since they grew
+        self._looked = 0.0  # loop time of the last look
         self._told: set[PeerID] = set()  # of whom a connection told, here or at a witness, since their last report
         self._watches: dict[PeerID, asyncio.Future[str]] = {}
         self._dialed: dict[PeerID, float] = {}  # when, last
@@ -65,6 +71,7 @@ class Hearing:
 
     async def start(self) -> None:
         self._time = asyncio.get_running_loop().time
+        self._looked = self._time()
         self._endpoint.serve(self._method, HeardRequest, self._answer)
         self._tasks.spawn(self._keep_looking())
         self._tasks.spawn(self._keep_asking())
@@ -80,7 +87,10 @@ class Hearing:
     def age(self, peer: PeerID) -> float:
         """Seconds since this peer was last heard of; infinite if it never was."""
         heard = self._heard.get(peer)
-        return self._time() - heard if heard is not None else float("inf")
+        if heard is None:
+            return float("inf")
+        # A loop that was held up has not listened meanwhile: its own pause is nobody's silence.
+        return max(0.0, min(self._time(), self._looked + LATEST_LOOK) - heard)
 
     def answers(self, peer: PeerID) -> bool:
         """Whether it can be taken for alive: false within five seconds where a connection tells."""
@@ -122,9 +132,10 @@ class Hearing:
             await asyncio.sleep(LOOK_PERIOD)
 
     def _look(self) -> None:
+        self._looked = self._time()
         reports = self._reports()
         for peer, report in reports.items():
-            silence = self._endpoint.silence(peer)
+            silence = self._silence(peer)
             if silence is not None:
                 self._told.add(peer)
                 self._note(peer, silence)
@@ -132,6 +143,18 @@ class Hearing:
             self._tell(peer, report)
         for peer in self._heard.keys() - reports.keys():
             self._forget(peer)
+
+    def _silence(self, peer: PeerID) -> float | None:
+        """Seconds without a byte from this peer; None without a connection. Looks are counted, not time: a machine that
+        slept or was too busy to look has not been waiting."""
+        received = self._endpoint.received(peer)
+        if received is None:
+            self._received.pop(peer, None)
+            return None
+        before, looks = self._received.get(peer, (-1, 0))
+        looks = 0 if received > before else looks + 1
+        self._received[peer] = received, looks
+        return looks * LOOK_PERIOD
 
     def _watch(self, peer: PeerID) -> None:
         watch = self._watches.get(peer)
@@ -150,6 +173,7 @@ class Hearing:
         if watch := self._watches.pop(peer, None):
             watch.cancel()
         del self._heard[peer]
+        self._received.pop(peer, None)
         self._dialed.pop(peer, None)
         self._told.discard(peer)
         self._silent.discard(peer)
@@ -214,5 +238,4 @@ class Hearing:
 
     async def _answer(self, peer: PeerID, request: HeardRequest) -> HeardReply:
         asked = [PeerID(each) for each in request.peers[:MOST_ASKED] if len(each) == PEER_ID_BYTES]
-        silences = [self._endpoint.silence(each) for each in asked]
-        return HeardReply([UNHEARD if silence is None else silence for silence in silences])
+        return HeardReply([max(0.0, self.age(each)) if each in self._received else UNHEARD for each in asked])

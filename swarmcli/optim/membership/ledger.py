@@ -30,12 +30,26 @@ class Ledger:
         self.last_reason = ""
         self._loss_sum = 0.0
         self._loss_samples = 0
-        self._epoch_began: float | None = None
+        self._epoch_began: float | None = None  # moved on by what was left out
+        self._alone_at: float | None = None  # the last look at which nobody computed; None: somebody did
 
     def begin(self, moment: float) -> None:
-        """The first epoch begins; calls after the first do nothing."""
-        if self._epoch_began is None:
-            self._epoch_began = moment
+        """The present epoch begins here: what came before was waiting."""
+        self._epoch_began, self._alone_at = moment, None
+
+    def leave_out(self, seconds: float) -> None:
+        """For so long this peer waited for others: that is no part of the present epoch's length."""
+        if self._epoch_began is not None:
+            self._epoch_began += seconds
+
+    def look(self, moment: float, *, anyone_computes: bool) -> None:
+        """What a peer that computes nothing itself sees now and then: between two looks at nobody nothing was done.
+
+        Whoever comes between two looks counts from the first of them, so that no epoch seems shorter than it was.
+        """
+        if self._alone_at is not None and not anyone_computes:
+            self.leave_out(moment - self._alone_at)
+        self._alone_at = None if anyone_computes else moment
 
     def note_loss(self, loss: float, samples: int) -> None:
         """`loss` is the mean over `samples` of the present epoch. One that is not finite is left out."""
@@ -58,5 +72,6 @@ class Ledger:
             self.last_loss = loss
             self.recent.append(EpochLoss(epoch, loss, self.samples))
         self.forget_losses()
-        began, self._epoch_began = self._epoch_began, moment
-        return loss, moment - began if began is not None else 0.0
+        began = self._epoch_began
+        self.begin(moment)
+        return loss, max(0.0, moment - began) if began is not None else 0.0

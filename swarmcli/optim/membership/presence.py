@@ -159,6 +159,14 @@ class Presence:
             self._at_work = [peer for peer, report in alike if report.phase != "lingering"]
         return self._at_work
 
+    def anyone_computes(self, members: Iterable[PeerID]) -> bool:
+        """Whether a trainer is there that answers; by the reports, which are read every few seconds, or because one of
+        the `members` of this peer's group, which forms at once, is somebody without a report so far."""
+        trainers = [peer for peer in self.at_work() if self.others[peer].role == "trainer"]
+        return any(self.hearing.answers(peer) and self.others[peer].phase != "stranded" for peer in trainers) or any(
+            peer not in self.others and peer != self._node.peer_id for peer in members
+        )
+
     async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, StandingReply]:
         """What these peers say right now; who does not answer is missing."""
         asked = list(peers)

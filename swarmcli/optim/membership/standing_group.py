@@ -131,6 +131,12 @@ class StandingGroup:
         return bool(self.undecided) or (self.begun and self._time() > self._begun_at + seconds)
 
     @property
+    def members(self) -> list[PeerID]:
+        """Of the group that this peer is in at present, itself among them."""
+        group = self._control.group if self._control is not None else None
+        return [member.peer_id for member in group.members] if group is not None else []
+
+    @property
     def gathered(self) -> dict[PeerID, bytes]:
         """What the members of the round that has begun handed to `gather`, encoded: strangers' words. Empty before."""
         group = self._control.group if self._control is not None and self.begun else None

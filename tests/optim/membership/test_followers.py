@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from swarmcli.events import RoundFinished
+from swarmcli.events import EpochAdvanced, RoundFinished
 from swarmcli.network import virtual_time
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
-from tests.optim.optim_swarm import TARGET, Swarm, auxiliary, digests, record, together
+from tests.optim.optim_swarm import TARGET, Swarm, auxiliary, digests, record, together, until
 
 
 async def assist(helper: AuxiliaryCore, until: int) -> None:
@@ -140,3 +140,32 @@ def test_a_client_mode_trainer_beside_a_listening_one() -> None:
             assert len(client.used) == 10
 
     virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("pace", [0.1, 2.0])
+def test_an_epoch_is_as_long_as_somebody_computed(pace: float) -> None:
+    """Neither the time before the first trainer counts, nor that between two of them."""
+
+    async def main() -> None:
+        async with Swarm() as swarm, helping(swarm) as helper:
+            advanced = record(helper.node, EpochAdvanced)
+            monitor = await swarm.trainer(seed=1, role="monitor", target=TARGET)
+            async with asyncio.TaskGroup() as group:
+                watching = [group.create_task(assist(helper, 10**6)), group.create_task(monitor.follow(10**6))]
+                for came in range(2):
+                    await asyncio.sleep(40)
+                    trainer = await swarm.trainer(seed=1, pace=pace)
+                    await trainer.train(3 * came + 3)
+                    await until(lambda: min(monitor.epoch, helper.standing.epoch) >= 3 * came + 3)  # noqa: B023
+                    await trainer.core.shutdown()
+                for watcher in watching:
+                    watcher.cancel()
+            usual = TARGET / trainer.batch_size * pace
+            for who, epochs in (("trainer", trainer.epochs), ("monitor", monitor.epochs), ("auxiliary", advanced)):
+                computed = [epoch for epoch in epochs if epoch.samples]
+                assert len(computed) >= 3
+                for epoch in computed:
+                    # These trainers join with their first batch. Who has left is known within five seconds.
+                    assert usual - pace - 1 < epoch.seconds < usual + 6, f"{who}, epoch {epoch.epoch}"
+
+    virtual_time.run(main(), timeout=600)

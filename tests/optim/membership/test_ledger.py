@@ -48,3 +48,25 @@ def test_only_the_latest_epochs_are_kept() -> None:
         ledger.note_loss(1.0, 1)
         ledger.end_epoch(float(epoch), epoch)
     assert [each.epoch for each in ledger.recent] == list(range(5, MAX_RECENT + 5))
+
+
+def test_waiting_is_no_part_of_an_epoch() -> None:
+    ledger = Ledger()
+    ledger.begin(0.0)
+    for moment in (0.0, 1.0, 2.0):
+        ledger.look(moment, anyone_computes=False)
+    for moment in (3.0, 4.0):
+        ledger.look(moment, anyone_computes=True)
+    assert ledger.end_epoch(5.0, 1) == (None, 3.0), "somebody may have begun right after the last look at nobody"
+    ledger.leave_out(10.0)
+    assert ledger.end_epoch(17.0, 2) == (None, 2.0)
+
+
+def test_an_epoch_that_ends_between_two_looks_takes_nothing_from_the_next() -> None:
+    ledger = Ledger()
+    ledger.begin(0.0)
+    ledger.look(0.0, anyone_computes=False)
+    assert ledger.end_epoch(0.5, 1) == (None, 0.5)
+    ledger.look(1.0, anyone_computes=False)
+    ledger.look(2.0, anyone_computes=True)
+    assert ledger.end_epoch(2.5, 2) == (None, 2.0)
