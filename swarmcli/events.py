@@ -97,7 +97,7 @@ class EpochAdvanced(Event):
     own_samples: int  # of which this peer's
     peers: int  # whose tensors were in the average
     loss: float | None  # this peer's mean loss over the epoch that ended
-    seconds: float  # since this peer's previous epoch
+    seconds: float  # since the epoch before, without waiting for the run to begin or for a state
     averaging_seconds: float  # of which averaging and stepping
 
 

@@ -2,7 +2,7 @@
 
 import { Chart } from "/static/chart.js";
 import { bytes, clock, count, decimal, duration, percent, plural, rate, roughly } from "/static/format.js";
-import { hiddenPeers, roundsNote, showEvents, showPeers, showRounds, write } from "/static/lists.js";
+import { GONE, hiddenPeers, roundsNote, showEvents, showPeers, showRounds, write } from "/static/lists.js";
 
 const MOST_EPOCHS = 1200; // points kept for the curves; beyond that every other one goes
 const MOST_ROUNDS = 60;
@@ -19,7 +19,6 @@ const STATES = {
   finished: "Finished",
   stopping: "Stopping",
 };
-const GONE = ["not answering", "left", "lost"];
 const ROLES = ["trainer", "auxiliary", "monitor"];
 
 const $ = (id) => document.getElementById(id);

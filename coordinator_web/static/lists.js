@@ -2,6 +2,7 @@
 
 import { ago, bytes, clock, count, day, decimal, duration, percent, plural, rate, tiny } from "/static/format.js";
 
+export const GONE = ["not answering", "left", "lost"]; // they add nothing at this moment
 const MOST_PEERS = 200; // rows of peers that are drawn; the heading tells of the others
 
 export function element(tag, className = "", ...children) {
@@ -77,7 +78,7 @@ function updatePeer(node, peer, now) {
   write(at(".health"), peer.health);
   at(".health").title = peer.trouble;
   const computes = peer.role === "trainer";
-  write(at(".rate"), computes && peer.health !== "not answering" ? rate(peer.samples_per_second) : "–");
+  write(at(".rate"), computes && !GONE.includes(peer.health) ? rate(peer.samples_per_second) : "–");
   write(at(".share .value"), computes ? percent(peer.share) : "–");
   at(".meter").hidden = !computes;
   at(".meter span").style.transform = `scaleX(${computes ? Math.min(1, peer.share ?? 0) : 0})`;

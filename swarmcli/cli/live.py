@@ -140,6 +140,8 @@ class LiveView:
             return
         if status.alarm:
             self._print(self._clock(), f"error: {status.alarm}")
+        if status.state == "stranded":  # how far the others are is no progress of this peer
+            return
         rate = total_rate(status)
         eta = "" if status.eta_seconds is None else f", about {remaining(status.eta_seconds)} left"
         if status.run_eta_seconds is not None:

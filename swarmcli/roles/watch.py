@@ -112,7 +112,7 @@ class RunWatch:
             samples=int(samples),
             target=recipe.target_batch_size,
             name=peer.description.name,
-            eta_seconds=eta if math.isfinite(eta) else None,
+            eta_seconds=eta if math.isfinite(eta) and state != "stranded" else None,
             run_eta_seconds=self._run_eta(epoch, eta) if state in ("training", "averaging") else None,
             alarm=alarm(optimizer),
             max_epochs=recipe.max_epochs,
@@ -200,7 +200,7 @@ def alarm(optimizer: Optimizer) -> str:
     if not apart:
         return ""
     here = [report for peer, report in optimizer.peers().items() if peer not in apart and report.role != "auxiliary"]
-    with_us = _named([own, *(report for report in here if report.phase in ("training", "following"))])
+    with_us = _named([each for each in (own, *here) if each.phase in ("training", "following")] or [own])
     training = [report for report in apart.values() if report.phase != "stranded"]
     waiting = [report for report in apart.values() if report.phase == "stranded"]
     told = []

@@ -30,7 +30,8 @@ def test_plurals() -> None:
 
 
 def test_an_epoch_without_loss_or_samples_says_what_it_knows() -> None:
-    assert epoch_line(replace(EPOCH, loss=None, samples=0)) == "epoch 3  8.0 s, 0.2 s of it averaging"
+    line = epoch_line(replace(EPOCH, loss=None, samples=0))
+    assert line == "epoch 3  taken over from another peer", "nobody here knows how long it took"
 
 
 def test_a_round_says_who_was_in_it_and_why_it_failed() -> None:

@@ -59,6 +59,41 @@ def test_a_frame_tells_the_mode_and_how_far_peers_are_from_each_other() -> None:
     assert [line[column : column + 6].strip() for line in lines[-3:]] == ["0", "3e-07", "–"]
 
 
+def test_a_frame_tells_when_the_run_will_have_ended() -> None:
+    lines = drawn(Frame("x", replace(STATUS, run_eta_seconds=5400.0), None, []))
+    assert "3 s left, about 90 min to the last epoch" in lines
+
+
+def test_a_frame_says_in_one_red_line_what_a_person_has_to_mend() -> None:
+    where, file = console(terminal=True)
+    text = "Two models are being trained: one by alice (epoch 7), another by bob (epoch 4)."
+    where.print(Frame("x", replace(STATUS, alarm=text), None, []))
+    assert f"\x1b[1;31m{text}" in file.getvalue()
+    assert "Two models" not in drawn(Frame("x", STATUS, None, []))
+
+
+def test_who_does_not_answer_or_trains_another_model_is_named_and_not_counted() -> None:
+    peers = (
+        PEERS[0],
+        replace(PEERS[1], answers=False, seen_seconds_ago=12.0),
+        replace(PEERS[1], peer_id="d" * 52, name="dora", apart="another model", seen_seconds_ago=1.0),
+        replace(PEERS[1], peer_id="e" * 52, name="eve", apart="waiting", seen_seconds_ago=1.0),
+    )
+    lines = drawn(Frame("x", replace(STATUS, peers=peers), None, [])).splitlines()
+    rows = {name: next(line for line in lines if line.startswith(name)) for name in ("bob", "dora", "eve")}
+    assert rows["bob"].rstrip().endswith("not answering, 12 s")
+    assert rows["dora"].rstrip().endswith("another model") and rows["eve"].rstrip().endswith("waiting")
+    assert any("300.0 samples/s" in line for line in lines), "alice's alone"
+
+
+def test_of_a_state_that_was_taken_over_no_length_is_told() -> None:
+    where, file = console()
+    events = Events()
+    with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
+        events.emit(EpochAdvanced(41, "ab" * 32, 0, 0, 0, None, 61.0, 0.0))
+    assert file.getvalue().splitlines()[0][10:] == "epoch 41  taken over from another peer"
+
+
 # ---- without a terminal
 
 

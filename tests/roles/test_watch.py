@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from swarmcli.events import Events, PeerSeen
+from swarmcli.events import EpochAdvanced, Events, PeerSeen
 from swarmcli.journal import ReportRecord
-from swarmcli.network.identity import Identity
+from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.membership.report import ReportedLoss
-from swarmcli.roles.watch import RunWatch, mode_in_words
+from swarmcli.roles.watch import RunWatch, alarm, mode_in_words
 from tests.recipe.recipes import small
 
 TRAINER = Identity.from_seed(1).peer_id
@@ -66,3 +66,115 @@ def test_every_epoch_is_recorded_once_though_reports_are_read_seldom() -> None:
 
 def test_only_trainers_have_losses() -> None:
     assert recorded(report(1, role="monitor")) == []
+
+
+class FakeOptimizer:
+    """Of a trainer that stands at `epoch`, of which half is done at 64 samples per second."""
+
+    def __init__(self, target: int, epoch: int = 0) -> None:
+        self.target, self.rate, self.phase, self.local_epoch = target, 64.0, "training", epoch
+        self.others: dict[PeerID, SimpleNamespace] = {}
+        self.apart: dict[PeerID, SimpleNamespace] = {}
+        self.is_averaging = False
+
+    @property
+    def global_progress(self) -> SimpleNamespace:
+        return SimpleNamespace(epoch=self.local_epoch)
+
+    def report(self) -> SimpleNamespace:
+        return told("me", self.local_epoch, self.phase, rate=self.rate)
+
+    def peers(self) -> dict[PeerID, SimpleNamespace]:
+        return self.others
+
+    def peers_apart(self) -> dict[PeerID, SimpleNamespace]:
+        return self.apart
+
+    def expected_samples(self) -> dict[PeerID, tuple[float, float]]:
+        return {TRAINER: (self.target / 2, self.rate)}
+
+    def seconds_since_heard(self, peer: PeerID) -> float:
+        return 1.0
+
+    def answers(self, peer: PeerID) -> bool:
+        return True
+
+
+def told(name: str, epoch: int, phase: str = "training", *, rate: float = 10.0, role: str = "trainer") -> Any:
+    return SimpleNamespace(
+        role=role, name=name, epoch=epoch, phase=phase, samples_per_second=rate, recent=[], loss=2.0, lineage="aa",
+        device="cpu", client_mode=True, drift=None, last_outcome="committed", last_reason="", time=0.0,
+    )  # fmt: skip
+
+
+def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 20) -> RunWatch:
+    """Of a run whose epochs took so many seconds so far."""
+    recipe = small(f"max_epochs={'null' if max_epochs is None else max_epochs}", "lr_scheduler.name=constant")
+    optimizer.target = recipe.target_batch_size
+    optimizer.rate = recipe.target_batch_size / 8
+    events = Events()
+    clock = SimpleNamespace(now=lambda: 1.0)
+    watch = RunWatch(
+        cast(
+            Any,
+            SimpleNamespace(
+                events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="",
+                journal=SimpleNamespace(report=lambda row: None),
+                description=SimpleNamespace(name="me"), dht=SimpleNamespace(clock=clock),
+            ),
+        )
+    )  # fmt: skip
+    watch.follow(cast(Any, optimizer))
+    for seconds in epochs:
+        events.emit(EpochAdvanced(1, "aa", 128, 64, 2, 2.0, seconds, 0.1))
+    return watch
+
+
+def test_the_end_of_a_run_is_estimated_from_what_its_latest_epochs_took() -> None:
+    status = watching(FakeOptimizer(0, epoch=10), *[500.0] * 5, *[10.0] * 6, 90.0, *[12.0] * 3).status()
+    assert status.eta_seconds == pytest.approx(4.0)
+    # The median of the last ten, of which one was slow: nine whole epochs remain, and the rest of the present one.
+    assert status.run_eta_seconds == pytest.approx(9 * 10.0 + 4.0)
+
+
+def test_the_present_epoch_counts_for_no_more_than_a_usual_one() -> None:
+    assert watching(FakeOptimizer(0, epoch=19), 3.0).status().run_eta_seconds == pytest.approx(3.0)
+
+
+def test_an_epoch_that_was_taken_over_tells_nothing_of_how_long_they_take() -> None:
+    watch = watching(FakeOptimizer(0, epoch=10))
+    watch._note(EpochAdvanced(1, "aa", 0, 0, 0, None, 1000.0, 0.0))
+    assert watch.status().run_eta_seconds is None
+
+
+def test_nothing_is_promised_where_nothing_is_known() -> None:
+    assert watching(FakeOptimizer(0, epoch=10)).status().run_eta_seconds is None, "no epoch has ended yet"
+    assert watching(FakeOptimizer(0), 5.0, max_epochs=None).status().run_eta_seconds is None, "there is no last one"
+    assert watching(FakeOptimizer(0, epoch=20), 5.0).status().run_eta_seconds is None, "it is over"
+    idle = FakeOptimizer(0, epoch=10)
+    watch = watching(idle, 5.0)
+    idle.rate = 0.0
+    assert watch.status().run_eta_seconds is None, "nobody computes"
+    waits = FakeOptimizer(0, epoch=10)
+    waits.phase = "stranded"
+    status = watching(waits, 5.0).status()
+    assert (status.state, status.peers[0].apart) == ("stranded", "waiting")
+    assert status.run_eta_seconds is None and status.eta_seconds is None
+
+
+def test_the_alarm_says_who_holds_which_model_and_what_to_do() -> None:
+    optimizer = FakeOptimizer(128, epoch=41)
+    other = [Identity.from_seed(number).peer_id for number in range(2, 6)]
+    optimizer.others = {other[0]: told("ada", 40), other[1]: told("garage", 38), other[2]: told("fra", 0, "assisting")}
+    assert alarm(cast(Any, optimizer)) == ""
+    optimizer.apart = {other[1]: optimizer.others[other[1]]}
+    text = alarm(cast(Any, optimizer))
+    assert text.startswith("Two models are being trained: one by me and ada (epoch 41), another by garage (epoch 38).")
+    assert text.endswith("it hands the state from one to the other.") and "Start `swarm monitor`" in text
+    optimizer.apart = {other[1]: told("garage", 38, "stranded")}
+    assert "garage waits to join, but cannot reach the model of me and ada (epoch 41)." in alarm(cast(Any, optimizer))
+    optimizer.phase = "stranded"
+    waits = "This peer waits: ada and garage (epoch 40) hold the state of this run"
+    assert alarm(cast(Any, optimizer)).startswith(waits)
+    optimizer.phase = "assisting"  # an auxiliary holds no model
+    assert "the model of ada (epoch 40)" in alarm(cast(Any, optimizer))

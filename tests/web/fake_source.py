@@ -71,6 +71,7 @@ class FakeRun:
     with_own: bool = False
     alarm: str = ""
     max_epochs: int | None = 200
+    run_eta: float | None = 14_000.0
     mode: str = "synchronous"
     result: str = ""
     people: list[PeerRow] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
@@ -105,7 +106,7 @@ class FakeRun:
             samples=samples,
             target=TARGET,
             eta_seconds=(TARGET - samples) / rate if rate else None,
-            run_eta_seconds=(self.max_epochs - self.finished_epochs) * 90.0 if self.max_epochs else None,
+            run_eta_seconds=self.run_eta,
             alarm=self.alarm,
             samples_per_second=rate,
             loss=rows[-1].loss if rows else None,

@@ -306,3 +306,60 @@ def test_a_journal_that_cannot_be_written_is_told(serve: Serve, open_page: Open)
 
     page = open_page(serve(Full()).url)
     expect_text(page, "#notice", "The journal cannot be written (disk full).")
+
+
+ALARM = (
+    "Two models are being trained: one by monitor and attic-3090 (epoch 41), another by garage (epoch 38). "
+    "Start `swarm monitor` on a computer that all of them can dial: it hands the state from one to the other."
+)
+COLOUR = "node => getComputedStyle(node).color"
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_two_models_of_one_run_are_a_red_alarm(serve: Serve, open_page: Open, width: int, scheme: str) -> None:
+    run = FakeRun(finished_epochs=41)
+    page = open_page(serve(run).url, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    assert page.locator("#alarm").is_hidden()
+    run.alarm = ALARM
+    run.people[2] = replace(run.people[2], health="another model")
+    expect_text(page, "#alarm", ALARM)
+    expect_text(page, "#peers tr:nth-child(4) .health", "another model")
+    red = "rgb(168, 35, 26)" if scheme == "light" else "rgb(245, 154, 144)"
+    assert page.locator("#alarm").evaluate(COLOUR) == red
+    assert page.locator("#peers tr:nth-child(4) .health").evaluate(COLOUR) == red
+    assert page.locator("#peers tr:nth-child(2) .health").evaluate(COLOUR) != red
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    run.alarm = ""
+    page.wait_for_selector("#alarm", state="hidden")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_peer_that_waits_says_so_and_promises_nothing(serve: Serve, open_page: Open, width: int) -> None:
+    me = replace(TRAINERS[2], me=True, health="waiting")
+    run = FakeRun(state="stranded", part=0.0, alarm="This peer waits.", run_eta=None, people=[me, OTHERS[0]])
+    page = open_page(serve(run).url, viewport={"width": width, "height": 900})
+    expect_text(page, "#state", "Waiting, out of reach")
+    expect_text(page, "#eta", "waiting for somebody who can hand over the state…")
+    expect_text(page, "#run-eta", "")
+    expect_text(page, "#peers tr:nth-child(1) .health", "waiting")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_lost_is_another_word_than_left_and_not_answering_comes_before_it(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=41)
+    for index, health in enumerate(("not answering", "lost", "left")):
+        run.people[index] = replace(run.people[index], health=health, samples_per_second=0.0)
+    page = open_page(serve(run).url)
+    expect_text(page, "#peer-count", "3")
+    words = page.locator("#peers .health").all_inner_texts()
+    assert words == ["in step", "not answering", "lost", "left", "in step", "in step"]
+    assert page.locator("#peers .rate").all_inner_texts()[1:4] == ["–", "–", "–"]
+
+
+def test_the_page_tells_when_the_run_will_have_ended(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=41, run_eta=5400.0)
+    page = open_page(serve(run).url)
+    expect_text(page, "#run-eta", "about 90 min to the last epoch")
+    run.run_eta = None
+    expect_text(page, "#run-eta", "")

@@ -156,9 +156,9 @@ def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
     epoch = max(report.epoch for report in leading.values())
     holds = "holds" if len(names) == 1 else "hold"
     return (
-        f"{named} {holds} the state of this run (epoch {epoch}), and this peer reaches nobody who could hand it over. "
-        "Peers behind routers need a monitor for that, on a computer that all of them can dial: start `swarm monitor` "
-        "there (an auxiliary holds no state). Or set averaging.proceed_alone to train apart from the others"
+        f"{named} {holds} the state of this run (epoch {epoch}), and this peer reaches nobody who could hand it over: "
+        "start `swarm monitor` on a computer that all can dial (an auxiliary holds no state), or set "
+        "averaging.proceed_alone to train apart"
     )
 
 

@@ -45,7 +45,7 @@ class Ledger:
     def look(self, moment: float, *, anyone_computes: bool) -> None:
         """What a peer that computes nothing itself sees now and then: between two looks at nobody nothing was done.
 
-        Whoever comes between two looks counts from the first of them, so that no epoch seems shorter than it was.
+        Whoever comes between two looks counts from the first of them: an epoch should not seem shorter than it was.
         """
         if self._alone_at is not None and not anyone_computes:
             self.leave_out(moment - self._alone_at)

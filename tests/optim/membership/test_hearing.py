@@ -110,3 +110,48 @@ def test_all_expect_the_same_progress() -> None:
                     assert max(bars) - min(bars) <= 1.2 * rate, "more than a second apart"
 
     virtual_time.run(main(), timeout=300)
+
+
+def test_a_loop_that_was_held_up_takes_nobody_for_silent() -> None:
+    """Other threads ask while it hangs; and when it goes on, it looks before it has read what came meanwhile."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            pair = [await swarm.trainer(seed=1) for _ in range(2)]
+            hearing, peer = pair[0].core.presence.hearing, pair[1].node.peer_id
+            async with training(*pair):
+                await asyncio.sleep(10)
+                assert hearing.answers(peer)
+                loop = asyncio.get_running_loop()
+                hearing._time = lambda: loop.time() + 30  # as another thread sees it in the middle of the pause
+                assert hearing.answers(peer) and hearing.age(peer) < 5
+                hearing._look()
+                assert hearing.answers(peer) and hearing.age(peer) < 5
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("pause", [2.4, 4.6])
+def test_a_pause_of_two_seconds_is_no_silence_and_one_that_lasts_is(pause: float) -> None:
+    """At any moment between two questions."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        nodes = [await make_node(network, 0)]
+        nodes.append(await make_node(network, 1, nodes[0]))
+        watcher, peer = Peer(nodes[0]), Peer(nodes[1])
+        await started(watcher, peer)
+        await asyncio.sleep(10)
+        silent = record(nodes[0], PeerSilent)
+        for _ in range(8):
+            network.freeze(nodes[1].peer_id)
+            await asyncio.sleep(pause)
+            assert watcher.presence.hearing.answers(nodes[1].peer_id) == (pause < 4)
+            network.thaw(nodes[1].peer_id)
+            await asyncio.sleep(5.13)
+        assert bool(silent) == (pause > 4)
+        await ended(peer, watcher)
+        for node in reversed(nodes):
+            await node.shutdown()
+
+    virtual_time.run(main(), timeout=300)
