@@ -238,4 +238,7 @@ class Hearing:
 
     async def _answer(self, peer: PeerID, request: HeardRequest) -> HeardReply:
         asked = [PeerID(each) for each in request.peers[:MOST_ASKED] if len(each) == PEER_ID_BYTES]
-        return HeardReply([max(0.0, self.age(each)) if each in self._received else UNHEARD for each in asked])
+        # Who is connected has just come where no look has counted yet: its report is read only every few seconds.
+        ages = [self.age(each) if each in self._received else 0.0 for each in asked]
+        connected = [self._endpoint.is_connected(each) for each in asked]
+        return HeardReply([age if here else UNHEARD for age, here in zip(ages, connected, strict=True)])
