@@ -87,7 +87,8 @@ def test_a_data_directory_without_files_is_named(swarm: MakeSwarm) -> None:
     run = swarm(1000)
     (run.directory / "text" / "lines.txt").unlink()
     peer = run.start("join", "peer")
-    run.wait_for_end(peer, 1)
+    run.wait_for_end(peer, 2)
+    assert "recipe.yaml:" in peer.last_words()
     assert str(run.directory / "text") in peer.last_words()
     assert "Traceback" not in peer.last_words(60)
 

@@ -107,7 +107,7 @@ def test_what_no_new_start_would_change_is_told_once(swarm: MakeSwarm) -> None:
     run = swarm(1000)
     (run.directory / "text" / "lines.txt").unlink()
     site = run.start("join", "site", "--nproc", "2")
-    run.wait_for_end(site, 1)
+    run.wait_for_end(site, 2)
     said = site.log.read_text()
     assert said.count("swarm: ") == 1 and str(run.directory / "text") in said, said
     assert "Traceback" not in said and "elastic" not in said

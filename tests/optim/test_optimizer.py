@@ -93,7 +93,7 @@ def test_alone_with_a_closure() -> None:
         assert opt.local_epoch == 5
         assert losses[-1] < losses[0]
         assert opt.report().loss == pytest.approx(losses[-1])
-        assert opt.samples_in_epoch() == {dht.peer_id: 0}
+        assert opt.local_progress.samples_accumulated == 0
         assert opt.is_synchronized_with_peers()
         assert not opt.load_state_from_peers()
         opt.shutdown()

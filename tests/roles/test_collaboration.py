@@ -65,6 +65,7 @@ def test_every_mode_reaches_the_optimizer() -> None:
     assert averager_options(small("averaging.part_size_bytes=4096", "local.bandwidth=0")) == {
         "part_size_bytes": 4096,
         "bandwidth": 0,
+        "proceed_alone": False,
     }
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from swarmcli.errors import DataError, TrainingError
+from swarmcli.errors import RecipeError, TrainingError
 from swarmcli.training import EpochReport, LoopSettings, StepReport, TrainingLoop, build_task
 from swarmcli.training.loop import MAX_BAD_STEPS
 
@@ -144,7 +144,7 @@ def test_errors_of_the_optimizer_and_the_data_go_to_the_caller(tmp_path: Path) -
     task = build_task(small(tmp_path, "datasets.0.path=gone"))
     model = task.build_model()
     solo = SoloOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 8)
-    with pytest.raises(DataError):
+    with pytest.raises(RecipeError, match="gone does not exist"):
         TrainingLoop(task, model, solo, LoopSettings(1)).run(threading.Event())
 
 

@@ -163,9 +163,10 @@ class EpochEnd:
         if others and not self._said_alone:
             self._said_alone = True
             self._account.warn(
-                f"this peer steps by itself: {others} in this run by their last reports, but none is there to "
-                "average with. Peers that cannot be dialed reach each other through one that can: an auxiliary, or a "
-                "monitor"
+                "this peer steps by itself: "
+                + ("another peer has" if others == 1 else f"{others} other peers have")
+                + " reported lately, but cannot be averaged with now. They may be starting, or gone; if it stays so, "
+                "neither side can dial the other, and an auxiliary or a monitor that both can dial brings them together"
             )
 
     async def _hand_in(self, resume: Callable[[], None]) -> int:

@@ -105,7 +105,7 @@ def test_whoever_is_killed_between_its_parts_counts_in_no_phase(
                 begun_again.append(after)
                 assert dead.peer_id not in results[0].contributors and dead.peer_id in results[0].left_out
 
-    for after in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3):
+    for after in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8):
         run(main(after))
     assert begun_again
 
