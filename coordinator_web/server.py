@@ -37,11 +37,14 @@ class _Server(uvicorn.Server):
 class DashboardServer:
     """One listening port for one app. Serves once: `bind`, then `serve` on a loop or `start_in_thread`, then `stop`."""
 
-    def __init__(self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, listening: socket.socket | None = None
+    ) -> None:
+        """`listening`: a socket from `listen`, for a port that was taken before."""
         self._app = app
         self._host = host
         self._port = port
-        self._socket: socket.socket | None = None
+        self._socket = listening
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._server = _Server(
@@ -69,8 +72,8 @@ class DashboardServer:
     def bind(self) -> str:
         """Takes the port (0: any free one) and returns the url. Raises ListenError that names host, port and fix."""
         if self._socket is None:
-            self._socket = _listen(self._host, self._port)
-            self._port = self._socket.getsockname()[1]
+            self._socket = listen(self._host, self._port)
+        self._port = self._socket.getsockname()[1]
         return self.url
 
     async def serve(self) -> None:
@@ -116,7 +119,8 @@ class DashboardServer:
         self._server.should_exit = True
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Takes the port (0: any free one). Raises ListenError that names host, port and the fix."""
     if not 0 <= port <= 65535:
         raise ListenError(f"the dashboard cannot listen on {host}:{port}: a port is a number from 0 to 65535")
     try:

@@ -53,5 +53,5 @@ def join(
     from swarmcli.cli.session import Session
     from swarmcli.roles.trainer import run_trainer
 
-    with Session("trainer", recipe, settings, peer, home, verbose=verbose) as session:
-        run_trainer(session.peer, session.show(web, web_host), session.stop, resume=resume)
+    with Session("trainer", recipe, settings, peer, home, verbose=verbose, web_port=web, web_host=web_host) as session:
+        run_trainer(session.peer, session.show(), session.stop, resume=resume)

@@ -36,6 +36,9 @@ def monitor(
 
     choices = options.LocalChoices(name, host, port, announce, client_mode)
     settings = [*overrides, *choices.overrides()]
-    with Session("monitor", recipe, settings, peer, home, default_port=DEFAULT_PORT, verbose=verbose) as session:
-        watch = session.show(web, web_host)
+    with Session(
+        "monitor", recipe, settings, peer, home,
+        default_port=DEFAULT_PORT, verbose=verbose, web_port=web, web_host=web_host,
+    ) as session:  # fmt: skip
+        watch = session.show()
         run_monitor(session.peer, watch, session.stop, resume=resume, leave_when_done=leave_when_done)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -57,9 +58,12 @@ class Session:
         *,
         default_port: int = 0,
         verbose: bool = False,
+        web_port: int | None = None,
+        web_host: str = "127.0.0.1",
         process: SiteProcess | None = None,
     ) -> None:
-        """`process`: this one is rank 0 of a site, and asked to stop as such."""
+        """`web_port`: where the dashboard is served; None: nowhere. `process`: this one is rank 0 of a site, and asked
+        to stop as such."""
         self._role = role
         self._recipe_path = recipe
         self._overrides = overrides
@@ -67,6 +71,9 @@ class Session:
         self._home = home
         self._default_port = default_port
         self._verbose = verbose
+        self._web_port = web_port
+        self._web_host = web_host
+        self._web: socket.socket | None = None
         self._process = process
         self._interrupted = False
         self._watch: RunWatch | None = None
@@ -81,6 +88,7 @@ class Session:
         for contact in self._contacts:
             parse_address(contact)
         with ExitStack() as undo:
+            self._reserve_web(undo)  # before anybody can meet a peer that would leave at once for want of the port
             home = undo.enter_context(self._claim_home(recipe))
             err.print(f"joining the run {recipe.run_id} as {self._as_what(recipe)}; my files are in {home.path}")
             self.peer = RunPeer(recipe, self._role, home, contacts=self._contacts, listener=self._say_at_start)
@@ -95,6 +103,14 @@ class Session:
                 undo.enter_context(stop_on_signals(self.stop, on_first=self._first_signal))
             self._exit = undo.pop_all()
         return self
+
+    def _reserve_web(self, undo: ExitStack) -> None:
+        if self._web_port is None:
+            return
+        from coordinator_web.server import listen
+
+        with _naming("--web"):
+            self._web = undo.enter_context(closing(listen(self._web_host, self._web_port)))
 
     def _claim_home(self, recipe: Recipe) -> Home:
         """A site that was started anew takes up the home of its life before, and with it the peer's identity."""
@@ -122,14 +138,13 @@ class Session:
         self.peer.outcome = "stopped by Ctrl-C" if self._interrupted else "asked to stop"
         err.print("stopping after the current step; once more to stop at once")
 
-    def show(self, web_port: int | None = None, web_host: str = "127.0.0.1") -> RunWatch:
-        """Shows the run: on the terminal, and on a dashboard if a port is given. How to join it goes to stdout."""
+    def show(self) -> RunWatch:
+        """Shows the run: on the terminal, and on a dashboard if it has a port. How to join it goes to stdout."""
         watch = self._watch = RunWatch(self.peer, self._join_line())
         self._exit.callback(watch.close)
         address = ""
-        if web_port is not None:
-            with _naming("--web"):
-                address = self._exit.enter_context(dashboard(self.peer, watch, web_host, web_port))
+        if self._web is not None:
+            address = self._exit.enter_context(dashboard(self.peer, watch, self._web_host, self._web))
             out.print(f"dashboard: {address}", soft_wrap=True)
         if not self.peer.dht.client_mode:
             out.print(f"join with: {watch.join_line}", soft_wrap=True)

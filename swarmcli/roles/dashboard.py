@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,15 +12,17 @@ from swarmcli.roles.watch import RunWatch
 
 
 @contextmanager
-def dashboard(peer: RunPeer, watch: RunWatch, host: str, port: int) -> Iterator[str]:
-    """Serves the dashboard while the block lasts; gives its address. Raises ListenError when the port is taken.
+def dashboard(peer: RunPeer, watch: RunWatch, host: str, listening: socket.socket) -> Iterator[str]:
+    """Serves the dashboard on a socket that listens at `host` while the block lasts; gives its address.
 
     On another interface than loopback the page is open to whoever reaches it: it changes nothing.
     """
     from coordinator_web.app import create_app
     from coordinator_web.server import DashboardServer
 
-    server = DashboardServer(create_app(JournalSource(peer.journal, watch.status), hosts=[host]), host=host, port=port)
+    server = DashboardServer(
+        create_app(JournalSource(peer.journal, watch.status), hosts=[host]), host=host, listening=listening
+    )
     url = server.start_in_thread()
     try:
         yield url

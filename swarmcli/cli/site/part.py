@@ -65,11 +65,19 @@ def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, com
         settings.append(f"local.port={known.port}")  # others may have been told of it
     with (
         Session(
-            "trainer", part.recipe, settings, contacts, part.home, verbose=part.verbose, process=process
-        ) as session,
+            "trainer",
+            part.recipe,
+            settings,
+            contacts,
+            part.home,
+            verbose=part.verbose,
+            web_port=part.web,
+            web_host=part.web_host,
+            process=process,
+        ) as session,  # fmt: skip
         process.telling(),
     ):
-        peer, watch = session.peer, session.show(part.web, part.web_host)
+        peer, watch = session.peer, session.show()
         peer.summary.samples = process.past.samples
 
         def note(epoch: int) -> None:
