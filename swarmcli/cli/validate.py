@@ -68,6 +68,7 @@ def site_in_words(site: SiteSettings) -> str:
 
 def _try_out(recipe: Recipe) -> dict[str, str]:
     """What only the model and the data themselves can tell; raises what joining would raise."""
+    from swarmcli.errors import DataError, RecipeError
     from swarmcli.training import build_task, choose_compute
     from swarmcli.training.memory import check_memory
 
@@ -75,7 +76,10 @@ def _try_out(recipe: Recipe) -> dict[str, str]:
     task = build_task(recipe)
     memory = check_memory(recipe, task, "trainer", compute, now=False)
     model = task.build_model()
-    batch = next(task.batches(recipe.seed))
+    try:
+        batch = next(task.batches(recipe.seed))
+    except DataError as error:
+        raise RecipeError(f"{recipe.origin('datasets')}: {error}") from error
     return {
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         "first batch": ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items()),

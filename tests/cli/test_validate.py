@@ -75,6 +75,8 @@ def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:
         run(recipe, "--set", "base_model.n_layers=9")
     with pytest.raises(RecipeError, match=r"datasets\.0: .*gone does not exist"):
         run(recipe, "--set", "datasets.0.path=gone")
+    with pytest.raises(RecipeError, match=r"\.yaml:\d+: all the text is shorter than one sequence of 65536 tokens"):
+        run(recipe, "--set", "sequence_len=65536", "--set", "local.check_memory=false")
 
 
 def test_checking_the_file_alone_needs_no_torch(recipe: Path) -> None:
