@@ -285,7 +285,7 @@ def test_stepping_alone_beside_peers_that_do_not_answer_is_said_once() -> None:
 
     virtual_time.run(main())
     assert story.told.count("average alone") == 3
-    assert len(story.warnings) == 1 and "2 in this run by their last reports" in story.warnings[0]
+    assert len(story.warnings) == 1 and "2 other peers have reported lately" in story.warnings[0]
 
 
 def test_who_is_alone_needs_no_warning() -> None:
