@@ -72,6 +72,12 @@ def check_site(recipe: Recipe) -> None:
             "without local updates the processes of a site never differ, so there is nothing to average in levels; "
             "remove hierarchy, or join a run with local_updates.enabled: true",
         )
+    if site.hierarchy and site.zero:
+        raise Conflict(
+            "local.site.zero",
+            "with a hierarchy each process steps a model of its own and needs all statistics for it, so there are no "
+            "shares; remove zero, or hierarchy",
+        )
     if site.hierarchy and recipe.local.offload_optimizer:
         raise Conflict(
             "local.offload_optimizer",

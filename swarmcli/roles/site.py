@@ -84,13 +84,10 @@ def run_site_leader(
     desk = OrderDesk(site)
     collaboration, mode = _collaborate(peer, site, desk, compute)
     optimizer = collaboration.optimizer
-    state = SiteState(collaboration, mode.site, mode.desk)
+    state = SiteState(collaboration, site, desk)
     optimizer.give_up_when(stop.is_set)
     watch.follow(optimizer)
-    with (
-        SiteLeader(site, desk, optimizer, collaboration.model, mode.gradients, wants_to_stop=stop) as leader,
-        mode.crew,
-    ):
+    with SiteLeader(site, desk, optimizer, collaboration.model, mode.gradients, wants_to_stop=stop) as leader:
         try:
             state.load(place, restarted=restarted)
             result = _lead(collaboration, leader, mode, state, watch, on_epoch)
@@ -165,7 +162,6 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
         sharing_processors(recipe, "trainer", home) as processors,
         closing(mode.shards) if mode.shards else nullcontext(),
         SiteMember(site, model, mode.gradients, mode.handlers, wants_to_stop=stop) as member,
-        mode.crew,
     ):
         settings = LoopSettings(
             seed,

@@ -1,6 +1,6 @@
 """Ranks of a site that learn by themselves: each steps its own model, and the site averages its models by levels.
 
-every step            each rank steps with the gradients of its own batch (or each crew with those of its ranks)
+every step            each rank steps with the gradients of its own batch
 at a level's period   the ranks of each group of that level average their parameters
 the swarm's epochs    the parameters of all ranks become their mean at rank 0, before that averages its state in the
                       swarm and before such an average comes in; then all ranks get rank 0's
@@ -17,14 +17,15 @@ import torch
 
 from swarmcli.network import wire
 from swarmcli.optim import Optimizer
+from swarmcli.optim.grad_scaler import all_finite
 from swarmcli.optim.gradients.accumulator import sum_type
 from swarmcli.optim.state.plain_values import fit, to_plain
 from swarmcli.sharding.levels.plan import read_plan
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
+from swarmcli.sharding.zero.consolidation import receive_share, send_share
 from swarmcli.sharding.zero.local_state import settings_of
-from swarmcli.sites.crew import Crew
+from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.gradients import sum_over_ranks
-from swarmcli.sites.learners import Learner, LoneLearner, give_statistics
 from swarmcli.sites.links import named, receive_bytes, send_bytes
 from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.pace import Report, Verdict
@@ -48,14 +49,10 @@ class Settings(msgspec.Struct, frozen=True):
 class SiteLevels:
     """One rank's part in averaging models within the site. All ranks take the same steps with it."""
 
-    def __init__(
-        self, site: Site, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int], *, crews: bool = False
-    ) -> None:
-        """`crews`: the groups of the first level are crews, whose ranks have the same parameters always. Raises
-        ValueError for a hierarchy that does not fit the site."""
+    def __init__(self, site: Site, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]) -> None:
+        """Raises ValueError for a hierarchy that does not fit the site."""
         self._plan = read_plan(hierarchy, 0)
         self._whole = len(self._plan) - 1
-        self._lowest = 1 if crews else 0
         with named("the groups of this site's hierarchy did not come together"):
             self._backend = ProcessGroupLevels(self._plan, site.pace, timeout=site.timeout)
         self._parameters = list(parameters)
@@ -81,8 +78,6 @@ class SiteLevels:
 
     def average(self, level: int) -> None:
         """Raises SiteError."""
-        if level < self._lowest:
-            return
         with named("the models of this site were not averaged"):
             self._backend.average(level, self._parameters, self._step)
 
@@ -93,15 +88,10 @@ class LeaderLevels:
     generation = 0
 
     def __init__(
-        self,
-        site: Site,
-        desk: OrderDesk,
-        parameters: Sequence[torch.Tensor],
-        hierarchy: Mapping[int, int],
-        crew: Crew | None = None,
+        self, site: Site, desk: OrderDesk, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]
     ) -> None:
-        """`parameters`: those that the optimizer steps, in its order; with a `crew` it is a SiteOptimizer of that."""
-        self._site, self._desk, self._crew = site, desk, crew
+        """`parameters`: those that the optimizer steps, in its order."""
+        self._site, self._desk = site, desk
         self._parameters = list(parameters)
         self._hierarchy = hierarchy
         self._led: tuple[Optimizer, SiteLevels] | None = None
@@ -111,11 +101,13 @@ class LeaderLevels:
 
     def lead(self, optimizer: Optimizer) -> None:
         """To be told once of the Optimizer that was made with this as its companions, while the other ranks make their
-        MemberLevels. Raises ValueError for one that steps other parameters than the model's."""
+        MemberLevels. Raises ValueError for one that steps other parameters than the model's, or whose statistics are
+        shared out."""
+        check_unsharded(optimizer.opt)
         stepped = [parameter for group in optimizer.opt.param_groups for parameter in group["params"]]
         if list(map(id, stepped)) != list(map(id, self._parameters)):
             raise ValueError("hierarchy: the optimizer has to step the parameters of the model, not copies (offload)")
-        self._led = optimizer, SiteLevels(self._site, self._parameters, self._hierarchy, crews=self._crew is not None)
+        self._led = optimizer, SiteLevels(self._site, self._parameters, self._hierarchy)
 
     def rest(self) -> None:
         """To be told when no rank takes a further step, though none of them was told to stop: the epochs are over."""
@@ -138,8 +130,7 @@ class LeaderLevels:
 
     def take(self, samples: int, reports: Sequence[Report]) -> int:
         self.at_rest = True
-        own = samples if self._crew is None else self._crew.take(self._parameters, samples, reports)
-        if not own:
+        if not samples:
             for parameter in self._parameters:
                 parameter.grad = None  # others have samples, and this rank would step with gradients that are zero
         return samples + sum(each.samples for each in reports)
@@ -155,8 +146,6 @@ class LeaderLevels:
         level = levels.due(verdict)
         if level is not None:
             optimizer.alone_with_parameters(lambda: levels.average(level))
-            if isinstance(optimizer.opt, SiteOptimizer):
-                optimizer.opt.shared.note_equal()  # in its crew, whose ranks were in the same groups
         self._gathered = self._replaced = False
         self.at_rest = verdict.stop
 
@@ -165,13 +154,11 @@ class LeaderLevels:
         news = wire.encode(Settings(groups, self._replaced))
         for rank in self._site.others:
             send_bytes(self._site.pace, news, rank)
-        if not self._replaced:
-            return
-        if isinstance(optimizer, SiteOptimizer):
-            assert self._crew is not None, "a SiteOptimizer is that of a crew"
-            self._crew.give_statistics(optimizer.zero)
-        else:
-            give_statistics(self._site, self._site.others, optimizer.state_dict()["state"])
+        if self._replaced:
+            statistics = optimizer.state_dict()["state"]
+            for rank in self._site.others:
+                with named(f"rank {rank} did not take the optimizer's statistics"):
+                    send_share(statistics, rank, self._site.pace)
 
 
 class MemberLevels:
@@ -179,12 +166,13 @@ class MemberLevels:
 
     generation = 0
 
-    def __init__(self, site: Site, learner: Learner | torch.optim.Optimizer, hierarchy: Mapping[int, int]) -> None:
-        """`learner`: an optimizer with the parameters in the same order as rank 0's, or a CrewLearner."""
-        self._site = site
-        self._learner: Learner = LoneLearner(site, learner) if isinstance(learner, torch.optim.Optimizer) else learner
-        self._parameters = [parameter for group in self._learner.groups for parameter in group["params"]]
-        self._levels = SiteLevels(site, self._parameters, hierarchy, crews=self._learner.in_crew)
+    def __init__(self, site: Site, optimizer: torch.optim.Optimizer, hierarchy: Mapping[int, int]) -> None:
+        """`optimizer` has the parameters in the same order as rank 0's. Raises ValueError if its statistics are shared
+        out over ranks."""
+        check_unsharded(optimizer)
+        self._site, self._optimizer = site, optimizer
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._levels = SiteLevels(site, self._parameters, hierarchy)
         self._lock = threading.Lock()  # the main thread changes parameters, the Follower reads them
 
     @property
@@ -192,11 +180,13 @@ class MemberLevels:
         return {GatherParameters: self._hand_over}
 
     def prepare(self, samples: int) -> None:
-        with self._lock:
-            self._learner.prepare(samples)
+        gradients = (parameter.grad for parameter in self._parameters if parameter.grad is not None)
+        if samples and all_finite(gradients):
+            with self._lock:
+                self._optimizer.step()
 
     def contribute(self, samples: int) -> None:
-        self._learner.contribute(samples)
+        """The step is taken; rank 0 takes what it has learned when the swarm wants it."""
 
     def finish(self, verdict: Verdict) -> None:
         if self._levels.is_news(verdict):
@@ -208,15 +198,26 @@ class MemberLevels:
 
     def _hear(self) -> None:
         news = wire.decode(Settings, receive_bytes(self._site.pace, 0))
-        for position, (group, settings) in enumerate(zip(self._learner.groups, news.groups, strict=True)):
+        for position, (group, settings) in enumerate(zip(self._optimizer.param_groups, news.groups, strict=True)):
             own = settings_of(group)  # schedulers leave notes of their own at rank 0
             group.update(fit(own, {name: settings[name] for name in own if name in settings}, f"groups[{position}]"))
         if news.statistics:
-            self._learner.take_statistics()
+            with named("rank 0 did not send the optimizer's statistics"):
+                statistics = receive_share(0, self._site.pace, range(len(self._parameters)))
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": statistics})
 
     def _hand_over(self, order: GatherParameters) -> None:
         with self._lock:
             mean_at_leader(self._site, self._parameters)
+
+
+def check_unsharded(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError for an optimizer whose statistics lie on several ranks."""
+    if isinstance(optimizer, SiteOptimizer | ZeroRedundancyOptimizer):
+        raise ValueError(
+            f"hierarchy: a {type(optimizer).__name__} shares its statistics out over ranks that step as one, but in a "
+            "hierarchy each rank steps by itself: give an optimizer of torch, or leave hierarchy out"
+        )
 
 
 @torch.no_grad()

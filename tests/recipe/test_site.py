@@ -15,8 +15,9 @@ def test_left_alone_a_trainer_is_one_process() -> None:
 
 
 def test_a_site_as_one_writes_it() -> None:
-    site = small(LOCAL, "local.site={processes: 4, zero: yes, hierarchy: {8: 4, 2: 2}}").local.site
+    site = small("local.site={processes: 4, zero: yes}").local.site
     assert (site.processes, site.zero) == (4, True)
+    site = small(LOCAL, "local.site={processes: 4, hierarchy: {8: 4, 2: 2}}").local.site
     assert list(site.hierarchy.items()) == [(2, 2), (8, 4)]
 
 
@@ -43,6 +44,7 @@ def test_what_a_volunteer_does_with_a_site_is_not_compared_with_others() -> None
             [FOUR, LOCAL, "local.site.hierarchy={2: 4}", "local.offload_optimizer=yes"],
             "each process steps the model itself",
         ),
+        ([FOUR, LOCAL, LEVEL, "local.site.zero=yes"], "each process steps a model of its own and needs all statistics"),
         ([FOUR, "delay.grad_averaging=yes", "local.site.zero=yes"], "zero leaves no whole optimizer that delay could"),
         ([FOUR, "local.offload_optimizer=yes", "local.site.zero=yes"], "remove zero, or offload_optimizer"),
         ([FOUR, "local.device=cuda:1"], "cuda:1 is one device, and the site has 4 processes; write cuda"),

@@ -115,7 +115,6 @@ MODES = {
     "local updates": [LOCAL],
     "local updates, zero": [LOCAL, ZERO],
     "hierarchy": [LOCAL, LEVELS],
-    "hierarchy, zero": [LOCAL, LEVELS, ZERO],
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,14 +14,10 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
-from swarmcli.sharding import ZeroRedundancyOptimizer
-from swarmcli.sites.crew import Crew, CrewLearner
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
 from swarmcli.sites.leader import SiteLeader
 from swarmcli.sites.member import SiteMember
 from swarmcli.sites.orders import OrderDesk
-from swarmcli.sites.pace import SharedModel
-from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from tests.sites.site_training import OPTIMIZERS, loss_of, model, rows, schedule, weights
 
@@ -64,7 +60,6 @@ def site_rank(
     *,
     target: int,
     kind: str = "momentum",
-    zero: bool = False,
     timeout: float = 10.0,
     contacts: Sequence[str] = (),
     wants_to_stop: threading.Event | None = None,
@@ -72,28 +67,19 @@ def site_rank(
 ) -> Iterator[Rank]:
     """This process's part of a site; `options` are the Optimizer's."""
     net = model(0 if dist.get_rank() == 0 else 7)
-    with Site.form(timeout=timeout) as site, ExitStack() as last:
-        crew = Crew.form(site, next(iter(hierarchy.values()))) if zero else None
+    with Site.form(timeout=timeout) as site:
         if dist.get_rank() == 0:
-            made = partial(_sharded, site, net, kind, crew) if crew else _whole(kind)
-            options |= {"params": list(net.parameters()), "optimizer": made, "target_batch_size": target}
-            with _leader(site, net, hierarchy, crew, contacts, wants_to_stop, options) as rank:
-                if crew is not None:
-                    last.enter_context(crew)
+            options |= {"params": list(net.parameters()), "optimizer": _whole(kind), "target_batch_size": target}
+            with _leader(site, net, hierarchy, contacts, wants_to_stop, options) as rank:
                 yield rank
-                last.close()
         else:
-            optimizer = _share(crew, net, kind) if crew else _whole(kind)(net.parameters())
-            learner = CrewLearner(crew, optimizer) if crew else optimizer
-            levels = MemberLevels(site, learner, hierarchy)
+            optimizer = _whole(kind)(net.parameters())
+            levels = MemberLevels(site, optimizer, hierarchy)
             with SiteMember(site, net, levels, wants_to_stop=wants_to_stop) as member:
-                if crew is not None:
-                    last.enter_context(crew)
                 rank = Rank(net, member, optimizer)
                 member.load_state_from_peers()
                 _write_down(levels, rank)
                 yield rank
-                last.close()
 
 
 def _whole(kind: str) -> Any:
@@ -101,31 +87,17 @@ def _whole(kind: str) -> Any:
     return partial(made, **settings)
 
 
-def _sharded(site: Site, net: torch.nn.Module, kind: str, crew: Crew, params: Any) -> SiteOptimizer:
-    made, settings = OPTIMIZERS[kind]
-    assert crew.site is not None and crew.desk is not None
-    return SiteOptimizer(params, made, site=crew.site, desk=crew.desk, shared=SharedModel(site, net), **settings)
-
-
-def _share(crew: Crew, net: torch.nn.Module, kind: str) -> ShareOfOptimizer | ZeroRedundancyOptimizer:
-    made, settings = OPTIMIZERS[kind]
-    if crew.site is not None:
-        return ShareOfOptimizer(net.parameters(), made, site=crew.site, **settings)
-    return ZeroRedundancyOptimizer(net.parameters(), made, process_group=crew.pace, **settings)
-
-
 @contextmanager
 def _leader(
     site: Site,
     net: torch.nn.Module,
     hierarchy: Mapping[int, int],
-    crew: Crew | None,
     contacts: Sequence[str],
     wants_to_stop: threading.Event | None,
     options: Mapping[str, Any],
 ) -> Iterator[Rank]:
     desk = OrderDesk(site)
-    levels = LeaderLevels(site, desk, list(net.parameters()), hierarchy, crew)
+    levels = LeaderLevels(site, desk, list(net.parameters()), hierarchy)
     with DHT(contacts, start=True, host="127.0.0.1") as dht:
         optimizer = Optimizer(
             dht=dht,
@@ -158,10 +130,9 @@ def _write_down(levels: Any, rank: Rank) -> None:
 
 
 def done_over(
-    logs: Sequence[Sequence[Entry]], sizes: Sequence[int], hierarchy: Mapping[int, int], kind: str, crew: int = 1
+    logs: Sequence[Sequence[Entry]], sizes: Sequence[int], hierarchy: Mapping[int, int], kind: str
 ) -> list[torch.Tensor]:
-    """The weights of all ranks after the same steps in one process, of a site that is alone in its swarm. `crew`: so
-    many ranks step as one."""
+    """The weights of all ranks after the same steps in one process, of a site that is alone in its swarm."""
     nets = [model() for _ in sizes]
     optimizers = [_whole(kind)(net.parameters()) for net in nets]
     schedulers = [schedule(optimizer) for optimizer in optimizers]
@@ -169,11 +140,9 @@ def done_over(
     for step, entries in enumerate(zip(*logs, strict=True)):
         assert not any(given for _, _, given in entries)
         for who in range(len(nets)):
-            mates = range(who // crew * crew, who // crew * crew + crew)
-            batches = [rows(mate, *entries[mate][0], sizes[mate]) for mate in mates if entries[mate][0] is not None]
-            if batches:
+            if entries[who][0] is not None:
                 optimizers[who].zero_grad()
-                loss_of(nets[who], torch.cat(batches)).backward()
+                loss_of(nets[who], rows(who, *entries[who][0], sizes[who])).backward()
                 optimizers[who].step()
         group = next((hierarchy[period] for period in reversed(hierarchy) if step % period == 0), 1)
         if entries[0][1] != epoch:

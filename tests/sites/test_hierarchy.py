@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
-from swarmcli.sites.crew import Crew
-from swarmcli.sites.hierarchy import LeaderLevels
+from swarmcli.sharding import ZeroRedundancyOptimizer
+from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
 from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.site import Site
 from tests.sharding.processes import World, Worlds
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.processes
 UNEQUAL = {2: (3, 5), 4: (3, 5, 1, 2)}
 
 
-def train_alone(levels: list[list[int]], sizes: list[int], kind: str, zero: bool = False) -> list[Any]:
+def train_alone(levels: list[list[int]], sizes: list[int], kind: str) -> list[Any]:
     own, turns = dist.get_rank(), 5
-    with site_rank(dict(levels), target=turns * sum(sizes), kind=kind, zero=zero) as rank:
+    with site_rank(dict(levels), target=turns * sum(sizes), kind=kind) as rank:
         rank.train(sizes[own], epochs=3, turns=turns)
     return [rank.log, weights(rank.net)]
 
@@ -49,17 +49,6 @@ def test_alone_it_is_the_same_computation_in_one_process(
         torch.testing.assert_close(result, wanted, **TIGHT)
         assert torch.equal(result, results[0][1])  # an epoch has just ended
     assert not torch.equal(results[0][1], weights(model()))
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize(("size", "levels"), [(2, [[2, 2]]), (4, [[2, 2], [3, 4]]), (4, [[1, 4]])])
-def test_crews_step_as_one(worlds: Worlds, size: int, levels: list[list[int]], kind: str) -> None:
-    sizes = UNEQUAL[size]
-    results = worlds(size).run(train_alone, levels, list(sizes), kind, True)
-    expected = done_over([log for log, _ in results], sizes, dict(levels), kind, crew=levels[0][1])
-    for (_, result), wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(result, wanted, **TIGHT)
-        assert torch.equal(result, results[0][1])
 
 
 # A loss that is linear in the weights has the same gradient everywhere, so what each rank learns is known beforehand.
@@ -92,13 +81,13 @@ def learned(who: float, epochs: int, turns: int) -> torch.Tensor:
 
 
 def learn_beside_a_plain_peer(
-    levels: list[list[int]], zero: bool, delay: bool, told: bool, epochs: int, turns: int
+    levels: list[list[int]], delay: bool, told: bool, epochs: int, turns: int
 ) -> list[torch.Tensor]:
     """At rank 0: the site's weights and the plain peer's. Each of the two computes half of the samples of an epoch, so
     that states are averaged with equal weights. `told`: the site ends since it is told to, else since all is done."""
     ranks, size, own, stop = dist.get_world_size(), 2, dist.get_rank(), threading.Event()
     work = {"epochs": epochs, "turns": turns, "size": size}
-    options: dict[str, Any] = {"target": 2 * turns * ranks * size, "wants_to_stop": stop, "zero": zero}
+    options: dict[str, Any] = {"target": 2 * turns * ranks * size, "wants_to_stop": stop}
     if own:
         with site_rank(dict(levels), **options) as rank:
             learn(rank.steps, rank.net, own, **work)
@@ -144,15 +133,13 @@ def shut_down_afterwards(optimizer: Optimizer) -> Iterator[None]:
     ("delay", "told"), [(False, True), (True, True), (True, False)], ids=["at once", "delayed", "delayed, done"]
 )
 @pytest.mark.parametrize(
-    ("size", "levels", "zero"),
-    [(2, [[100, 2]], False), (2, [[1, 2]], False), (4, [[2, 2], [3, 4]], False), (4, [[1, 2], [100, 4]], True)],
-    ids=["seldom", "always", "two levels", "crews"],
+    ("size", "levels"),
+    [(2, [[100, 2]]), (2, [[1, 2]]), (4, [[2, 2], [3, 4]])],
+    ids=["seldom", "always", "two levels"],
 )
-def test_nothing_learned_is_lost(
-    worlds: Worlds, size: int, levels: list[list[int]], zero: bool, delay: bool, told: bool
-) -> None:
+def test_nothing_learned_is_lost(worlds: Worlds, size: int, levels: list[list[int]], delay: bool, told: bool) -> None:
     epochs, turns = 4, 3
-    results = worlds(size).run(learn_beside_a_plain_peer, levels, zero, delay, told, epochs, turns)
+    results = worlds(size).run(learn_beside_a_plain_peer, levels, delay, told, epochs, turns)
     site, plain = results[0]
     of_site = sum(learned(rank, epochs, turns) for rank in range(size)) / size
     expected = weights(model()) + (of_site + learned(PLAIN, epochs, turns)) / 2
@@ -162,20 +149,16 @@ def test_nothing_learned_is_lost(
 
 
 def state_of(optimizer: Any) -> dict[str, torch.Tensor]:
-    """Of its parameters' first moments, those that are here, by index."""
-    state = optimizer.zero.local_state() if hasattr(optimizer, "zero") else None
-    state = optimizer.local_state() if hasattr(optimizer, "local_state") else state
-    state = optimizer.state_dict()["state"] if state is None else state
-    return {str(index): values["exp_avg"] for index, values in state.items()}
+    """Its parameters' first moments by index."""
+    return {str(index): values["exp_avg"] for index, values in optimizer.state_dict()["state"].items()}
 
 
-def join_a_running_swarm(levels: list[list[int]], zero: bool) -> list[Any]:
+def join_a_running_swarm(levels: list[list[int]]) -> list[Any]:
     """What each rank holds when it begins, and at rank 0 what the peer has that was there before."""
-    options: dict[str, Any] = {"target": 8, "kind": "adamw", "zero": zero}
+    options: dict[str, Any] = {"target": 8, "kind": "adamw"}
     if dist.get_rank():
         with site_rank(dict(levels), **options) as rank:
-            rate = getattr(rank.optimizer, "zero", rank.optimizer).param_groups[0]["lr"]
-            return [weights(rank.net), state_of(rank.optimizer), rate]
+            return [weights(rank.net), state_of(rank.optimizer), rank.optimizer.param_groups[0]["lr"]]
     net, (made, settings) = model(), OPTIMIZERS["adamw"]
     with DHT(start=True, host="127.0.0.1") as dht:
         peer = Optimizer(
@@ -193,20 +176,13 @@ def join_a_running_swarm(levels: list[list[int]], zero: bool) -> list[Any]:
             return [*found, weights(net), state_of(peer.opt), peer.param_groups[0]["lr"]]
 
 
-@pytest.mark.parametrize(
-    ("size", "levels", "zero"), [(2, [[2, 2]], False), (4, [[2, 2], [4, 4]], False), (4, [[2, 2], [4, 4]], True)]
-)
-def test_all_ranks_of_a_newcomer_begin_where_the_swarm_is(
-    worlds: Worlds, size: int, levels: list[list[int]], zero: bool
-) -> None:
-    results = worlds(size).run(join_a_running_swarm, levels, zero)
+def test_all_ranks_of_a_newcomer_begin_where_the_swarm_is(worlds: Worlds) -> None:
+    results = worlds(2).run(join_a_running_swarm, [[2, 2]])
     swarms, moments, rate = results[0][3:]
     for found, own, own_rate in [result[:3] for result in results]:
         assert torch.equal(found, swarms)
         assert own_rate == rate == OPTIMIZERS["adamw"][1]["lr"] / 4
-        assert own and all(torch.equal(own[index], moments[index]) for index in own)
-    for first in range(0, size, crew := 2 if zero else 1):
-        assert set().union(*(results[rank][1] for rank in range(first, first + crew))) == set(moments)
+        assert own.keys() == moments.keys() and all(torch.equal(own[index], moments[index]) for index in own)
 
 
 def train_unequal(counts: list[int]) -> list[Any]:
@@ -235,12 +211,12 @@ def test_ranks_whose_data_ends_sooner_wait_unchanged_and_share_in_the_end(worlds
 
 def refused() -> None:
     with Site.form(timeout=10.0) as site:
-        for size in (1, 3):
-            with pytest.raises(ValueError, match=f"crews of {size} in a site of 2"):
-                Crew.form(site, size)
-        if dist.get_rank():
-            return
         net = model()
+        shared_out = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, process_group=site.pace, lr=0.1)
+        if dist.get_rank():
+            with pytest.raises(ValueError, match="a ZeroRedundancyOptimizer shares its statistics out"):
+                MemberLevels(site, shared_out, {2: 2})
+            return
         levels = LeaderLevels(site, OrderDesk(site), list(net.parameters()), {2: 2})
         with DHT(start=True, host="127.0.0.1") as dht:
             optimizer = Optimizer(
@@ -261,19 +237,18 @@ def test_what_does_not_fit(worlds: Worlds) -> None:
     worlds(2).run(refused)
 
 
-def lose_a_rank(levels: list[list[int]], zero: bool, lost: int) -> None:
+def lose_a_rank(levels: list[list[int]], lost: int) -> None:
     """The site's patience is longer than the test's: who waits for a dead rank, or for one that does, fails it."""
-    with site_rank(dict(levels), target=10**6, zero=zero, timeout=100.0) as rank:
+    with site_rank(dict(levels), target=10**6, timeout=100.0) as rank:
         for turn in range(10):
             if turn == 3 and dist.get_rank() == lost:
                 os.kill(os.getpid(), signal.SIGKILL)
             rank.step((0, turn), 2)
 
 
-@pytest.mark.parametrize(("zero", "lost"), [(False, 3), (True, 1), (True, 3)])
-def test_a_rank_that_dies_ends_the_site_with_errors(zero: bool, lost: int) -> None:
-    world = World(4)
-    outcomes = world.outcomes(lose_a_rank, [[2, 2], [3, 4]], zero, lost)
+def test_a_rank_that_dies_ends_the_site_with_errors() -> None:
+    world, lost = World(4), 3
+    outcomes = world.outcomes(lose_a_rank, [[2, 2], [3, 4]], lost)
     world.close()
     assert "ended with -9" in str(outcomes[lost].error)
     for rank, outcome in enumerate(outcomes):
