@@ -9,10 +9,17 @@ from typing import Any
 
 import msgspec
 
-from swarmcli.dht.keys import OwnedSubkey, Subkey, decode_subkey, encode_subkey
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import TOMBSTONE, Record, encode_value
-from swarmcli.dht.signature import sign_record
+from swarmcli.dht.records import (
+    SIGNING_PURPOSE,
+    TOMBSTONE,
+    OwnedSubkey,
+    Record,
+    Subkey,
+    decode_subkey,
+    encode_subkey,
+    encode_value,
+)
 from swarmcli.network.identity import Identity
 
 _REMEMBERED = 1 << 14
@@ -107,3 +114,12 @@ def _checked_key(key: str, limits: DHTLimits) -> str:
 def _check_expiration(expiration: float) -> None:
     if math.isnan(expiration):
         raise ValueError("expiration_time is a time in seconds, got nan")
+
+
+def sign_record(identity: Identity, record: Record) -> Record:
+    """The same record with the signature of `identity`, who must own its subkey (else ValueError)."""
+    subkey = decode_subkey(record.subkey)
+    if not isinstance(subkey, OwnedSubkey) or subkey.owner != identity.peer_id:
+        raise ValueError(f"{identity.peer_id.short} cannot sign for the subkey {subkey!r}")
+    signature = identity.sign(SIGNING_PURPOSE, *record.signed_fields())
+    return msgspec.structs.replace(record, signature=signature)

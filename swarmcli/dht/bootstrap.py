@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from swarmcli.dht.calls import Calls
+from swarmcli.dht.client import DHTClient
 from swarmcli.dht.core import NodeCore
 from swarmcli.errors import BootstrapError, CallTimeout, OwnAddressError, SwarmError, WrongPeerError
 from swarmcli.events import Noticed
@@ -17,7 +17,7 @@ _LONGEST_PAUSE = 1.0
 
 
 async def find_first_contact(
-    core: NodeCore, calls: Calls, addresses: Sequence[str], timeout: float
+    core: NodeCore, client: DHTClient, addresses: Sequence[str], timeout: float
 ) -> dict[str, PeerID | None]:
     """Returns, as soon as one address answered, whom each address led to so far (None: nobody yet).
 
@@ -29,15 +29,15 @@ async def find_first_contact(
     others = [address for address, peer in found.items() if peer != core.endpoint.peer_id]
     if not others:
         return found
-    search = _Search(core, calls, found, timeout)
+    search = _Search(core, client, found, timeout)
     await search.run(others)
     return found
 
 
 class _Search:
-    def __init__(self, core: NodeCore, calls: Calls, found: dict[str, PeerID | None], timeout: float) -> None:
+    def __init__(self, core: NodeCore, client: DHTClient, found: dict[str, PeerID | None], timeout: float) -> None:
         self._core = core
-        self._calls = calls
+        self._client = client
         self._found = found
         self._timeout = timeout
         self._deadline = core.loop_time() + timeout
@@ -83,7 +83,7 @@ class _Search:
         endpoint = self._core.endpoint
         peer = await endpoint.connect(address, timeout=self._core.limits.call_timeout)
         self._found[address] = peer
-        await self._calls.ping(peer)
+        await self._client.ping(peer)
 
     def _failed(self, address: str, error: SwarmError) -> None:
         first = address not in self._attempts

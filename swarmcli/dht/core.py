@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarmcli.dht.contacts import Contacts
-from swarmcli.dht.keys import key_id
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.lookup import Lookup
-from swarmcli.dht.records import Record
-from swarmcli.dht.routing import Contact
+from swarmcli.dht.records import Record, key_id
+from swarmcli.dht.routing import Contact, Contacts
 from swarmcli.dht.storage import Storage, Verdict
 from swarmcli.dht.validation import RecordChecker, RecordValidator
 from swarmcli.errors import ValidationError

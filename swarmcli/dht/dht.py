@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from swarmcli.clock import Clock, set_default_clock
-from swarmcli.dht.follower import Follower
-from swarmcli.dht.keys import OwnedSubkey, Subkey
 from swarmcli.dht.node import DHTNode
-from swarmcli.dht.records import ValueWithExpiration
+from swarmcli.dht.reading import Follower
+from swarmcli.dht.records import OwnedSubkey, Subkey, ValueWithExpiration
 from swarmcli.dht.validation import RecordValidator
 from swarmcli.errors import SwarmError
 from swarmcli.events import Events

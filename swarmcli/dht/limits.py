@@ -1,9 +1,8 @@
-"""Bounds of one node, and the meter that counts what each peer may still write."""
+"""Bounds of one node."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +36,3 @@ class DHTLimits:
     sync_interval: float = 120.0  # between comparisons of what the replicas of a key hold
     sync_delay: float = 0.5  # after a change among the replicas, for others that follow at once
     max_evicted: int = 256  # lost contacts that are remembered
-
-
-@dataclass(slots=True)
-class _Budget:
-    records: float
-    bytes: float
-    updated: float
-
-
-@dataclass(slots=True)
-class WriteMeter:
-    """Token buckets per peer. Bounded: the peers that were quiet longest are forgotten first."""
-
-    limits: DHTLimits
-    max_peers: int = 4096
-    _budgets: OrderedDict[bytes, _Budget] = field(default_factory=OrderedDict)
-
-    def allow(self, peer: bytes, size: int, now: float) -> bool:
-        """Whether `peer` may write one more record of `size` bytes at loop time `now`; counts it if so."""
-        budget = self._budget(peer, now)
-        if budget.records < 1 or budget.bytes < size:
-            return False
-        budget.records -= 1
-        budget.bytes -= size
-        return True
-
-    def _budget(self, peer: bytes, now: float) -> _Budget:
-        limits = self.limits
-        budget = self._budgets.get(peer)
-        if budget is None:
-            budget = self._budgets[peer] = _Budget(limits.write_burst, limits.bytes_burst, now)
-            if len(self._budgets) > self.max_peers:
-                self._budgets.popitem(last=False)
-            return budget
-        self._budgets.move_to_end(peer)
-        passed = max(0.0, now - budget.updated)
-        budget.records = min(limits.write_burst, budget.records + passed * limits.writes_per_second)
-        budget.bytes = min(limits.bytes_burst, budget.bytes + passed * limits.bytes_per_second)
-        budget.updated = now
-        return budget

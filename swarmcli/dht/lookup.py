@@ -1,17 +1,19 @@
-"""One iterative search for the nodes nearest to an id, as a state machine without I/O (Kademlia, section 2.3).
+"""Iterative searches for the nodes nearest to an id (Kademlia, section 2.3).
 
-The driver in `traversal` asks whom `due` names and reports back; `reference_lookup` is the slow, obvious version
-that tests compare it with.
+`Lookup` is one search, a state machine without I/O. `traverse` drives several at once, so that one message to a peer
+serves all that want to ask it. `reference_lookup` is the slow, obvious version that tests compare `Lookup` with.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from enum import Enum
+from typing import Any, TypeAlias, TypeVar
 
 from swarmcli.dht.routing import Contact
-from swarmcli.errors import NetworkError
+from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network.identity import PeerID
 
 
@@ -133,3 +135,97 @@ def reference_lookup(
             continue
         answered.add(unasked[0].peer_id)
         candidates.update({other.peer_id: other for other in found})
+
+
+T = TypeVar("T")
+
+Ask: TypeAlias = Callable[[Contact, Sequence[Lookup]], Awaitable[Iterable[Contact]]]
+
+
+async def traverse(lookups: Sequence[Lookup], ask: Ask, *, parallel: int, slow_after: float) -> None:
+    """Runs the lookups to their ends.
+
+    `ask` sends one message for the named lookups and returns the contacts from the answer. A NetworkError or
+    DHTError from it counts as no answer. Whoever takes longer than `slow_after` seconds is waited for no more than
+    others: somebody else is asked too. DHTClient that are still under way when all lookups have ended are cancelled.
+    """
+    await _Traversal(lookups, ask, parallel, slow_after).run()
+
+
+class _Traversal:
+    def __init__(self, lookups: Sequence[Lookup], ask: Ask, parallel: int, slow_after: float) -> None:
+        self._lookups = lookups
+        self._ask = ask
+        self._parallel = parallel
+        self._slow_after = slow_after
+        self._loop = asyncio.get_running_loop()
+        self._client: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._advance()
+            await self._ended.wait()
+            for call in self._client:
+                call.cancel()
+
+    def _advance(self) -> None:
+        """Sends what is due now; sets the event when nothing is left to do."""
+        if self._ended.is_set():
+            return
+        asked: dict[PeerID, tuple[Contact, list[Lookup]]] = {}
+        for lookup in self._lookups:
+            for contact in lookup.due(self._parallel):
+                asked.setdefault(contact.peer_id, (contact, []))[1].append(lookup)
+        if all(lookup.finished for lookup in self._lookups):
+            self._ended.set()
+            return
+        for contact, reasons in asked.values():
+            self._send(contact, reasons)
+
+    def _send(self, contact: Contact, reasons: list[Lookup]) -> None:
+        known = set(map(id, reasons))
+        sharing = [lookup for lookup in self._lookups if id(lookup) not in known and lookup.wants(contact.peer_id)]
+        everyone = reasons + sharing
+        for lookup in everyone:
+            lookup.asking(contact.peer_id)
+        call = self._group.create_task(self._call(contact, everyone))
+        self._client.add(call)
+        call.add_done_callback(self._client.discard)
+
+    async def _call(self, contact: Contact, lookups: Sequence[Lookup]) -> None:
+        patience = self._loop.call_later(self._slow_after, self._grow_impatient, contact.peer_id, lookups)
+        try:
+            found = list(await self._ask(contact, lookups))
+        except (NetworkError, DHTError):
+            for lookup in lookups:
+                lookup.failed(contact.peer_id)
+        else:
+            for lookup in lookups:
+                lookup.answered(contact.peer_id)
+                lookup.offer(found)
+        finally:
+            patience.cancel()
+        self._advance()
+
+    def _grow_impatient(self, peer: PeerID, lookups: Sequence[Lookup]) -> None:
+        for lookup in lookups:
+            lookup.slow(peer)
+        self._advance()
+
+
+async def gather_answers(
+    questions: Sequence[Coroutine[Any, Any, T]], failures: tuple[type[Exception], ...]
+) -> list[T | None]:
+    """Awaits all side by side; None for those that ended with one of the expected failures."""
+
+    async def ask(question: Coroutine[Any, Any, T]) -> T | None:
+        try:
+            return await question
+        except failures:
+            return None
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(question)) for question in questions]
+    return [task.result() for task in tasks]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from swarmcli.dht.calls import Calls
+from swarmcli.dht.client import DHTClient
 from swarmcli.dht.core import NodeCore
-from swarmcli.dht.keys import ID_BITS, node_id
+from swarmcli.dht.lookup import gather_answers
+from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.dht.routing import Contact
-from swarmcli.dht.traversal import gather_answers
 from swarmcli.dht.writing import Writer
 from swarmcli.errors import DHTError, NetworkError, OwnAddressError
 from swarmcli.events import Event, PeerDisconnected
@@ -28,9 +28,9 @@ _BREATHER = 1.0  # seconds between two rounds of probes, at the least
 class Maintenance:
     """`run` works until it is cancelled."""
 
-    def __init__(self, core: NodeCore, calls: Calls, writer: Writer) -> None:
+    def __init__(self, core: NodeCore, client: DHTClient, writer: Writer) -> None:
         self._core = core
-        self._calls = calls
+        self._client = client
         self._writer = writer
         self._first_contacts: dict[str, PeerID | None] = {}
         self._first_contacts_due = float("-inf")  # loop time
@@ -49,9 +49,6 @@ class Maintenance:
             for contact in self._core.contacts.table.nearest(own, self._core.options.bucket_size):
                 if contact.peer_id.text == event.peer:
                     self._ping_soon(contact.peer_id)
-
-    def contact_appeared(self, contact: Contact) -> None:
-        """Nothing to do: it has just shown that it lives."""
 
     def contact_lost(self, contact: Contact) -> None:
         self._somebody_lost.set()
@@ -108,7 +105,7 @@ class Maintenance:
 
     async def _ping(self, peers: Sequence[PeerID]) -> list[Contact]:
         """Those that answered; the others have left the table."""
-        answers = await gather_answers([self._calls.ping(peer) for peer in peers], (NetworkError, DHTError))
+        answers = await gather_answers([self._client.ping(peer) for peer in peers], (NetworkError, DHTError))
         return [contact for contact in answers if contact is not None]
 
     async def _probe(self) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from swarmcli.dht.keys import ID_BYTES
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import Record
+from swarmcli.dht.records import ID_BYTES, Record
 from swarmcli.dht.routing import Contact
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import PeerID

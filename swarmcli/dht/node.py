@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from swarmcli.dht.authoring import Author
 from swarmcli.dht.bootstrap import find_first_contact
-from swarmcli.dht.cache import ReadCache
-from swarmcli.dht.calls import Calls
+from swarmcli.dht.client import DHTClient
 from swarmcli.dht.core import NodeCore, NodeOptions
-from swarmcli.dht.follower import Follower
-from swarmcli.dht.keys import OwnedSubkey, Subkey, encode_subkey, key_id, node_id
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.maintenance import Maintenance
-from swarmcli.dht.reading import KeyRead, Reader
-from swarmcli.dht.records import Record, ValueWithExpiration, read_records
+from swarmcli.dht.reading import Follower, KeyRead, Reader
+from swarmcli.dht.records import (
+    OwnedSubkey,
+    Record,
+    Subkey,
+    ValueWithExpiration,
+    encode_subkey,
+    key_id,
+    merge_all,
+    node_id,
+    read_records,
+)
 from swarmcli.dht.replication import Replicator
 from swarmcli.dht.service import DHTService
 from swarmcli.dht.validation import RecordValidator
@@ -26,6 +34,69 @@ from swarmcli.dht.writing import Fate, Writer
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import Identity
 from swarmcli.network.rpc import Endpoint
+
+
+@dataclass(slots=True)
+class _Cached:
+    records: dict[bytes, Record]
+    read_at: float  # loop time
+
+
+class ReadCache:
+    """Bounded by entries, by bytes (a quarter of the storage's bound) and by age. Keys are ids."""
+
+    def __init__(self, limits: DHTLimits) -> None:
+        self._limits = limits
+        self._entries: OrderedDict[int, _Cached] = OrderedDict()
+        self._size = 0
+
+    def replace(self, number: int, records: dict[bytes, Record], loop_time: float) -> None:
+        """What all replicas together hold has been read."""
+        self.drop(number)
+        self._entries[number] = _Cached(dict(records), loop_time)
+        self._size += _size(records.values())
+        self._shrink()
+
+    def amend(self, number: int, records: Iterable[Record]) -> None:
+        """This node has stored something: readers of the cached rest see it too. Nothing is cached anew."""
+        cached = self._entries.get(number)
+        if cached is not None:
+            self._size -= _size(cached.records.values())
+            merge_all(cached.records, records)
+            self._size += _size(cached.records.values())
+            self._shrink()
+
+    def get(self, number: int, now: float, loop_time: float) -> list[Record] | None:
+        """The cached records if they are young and at least one of them is alive at swarm time `now`."""
+        cached = self._entries.get(number)
+        if cached is None:
+            return None
+        if loop_time - cached.read_at > self._limits.cache_age:
+            self.drop(number)
+            return None
+        self._entries.move_to_end(number)
+        records = list(cached.records.values())
+        return records if any(record.expiration > now for record in records) else None
+
+    def drop(self, number: int) -> None:
+        cached = self._entries.pop(number, None)
+        if cached is not None:
+            self._size -= _size(cached.records.values())
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._size = 0
+
+    def _shrink(self) -> None:
+        while self._entries and (
+            len(self._entries) > self._limits.cache_entries or self._size > self._limits.max_storage // 4
+        ):
+            self.drop(next(iter(self._entries)))
+
+
+def _size(records: Iterable[Record]) -> int:
+    return sum(record.size for record in records)
+
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +123,14 @@ class DHTNode:
         self.peer_id = endpoint.peer_id
         self.client_mode = endpoint.client_mode
         self._core = NodeCore(endpoint, options, validators)
-        self._calls = Calls(self._core)
-        self._reader = Reader(self._core, self._calls)
-        self._writer = Writer(self._core, self._calls)
+        self._client = DHTClient(self._core)
+        self._reader = Reader(self._core, self._client)
+        self._writer = Writer(self._core, self._client)
         self._author = Author(endpoint.identity, options.limits)
         self._cache = ReadCache(options.limits)
-        self._maintenance = Maintenance(self._core, self._calls, self._writer)
+        self._maintenance = Maintenance(self._core, self._client, self._writer)
         self._service = DHTService(self._core)
-        self._replicator = Replicator(self._core, self._calls, self._writer)
+        self._replicator = Replicator(self._core, self._client, self._writer)
         self._work: asyncio.Task[None] | None = None
         self._owns_endpoint = True
 
@@ -207,15 +278,18 @@ class DHTNode:
             await self.endpoint.close()
 
     def _start(self) -> None:
-        self._core.contacts.listeners.append(self._maintenance)
+        contacts = self._core.contacts
+        contacts.on_lost.append(self._maintenance.contact_lost)
+        contacts.on_doubtful.append(self._maintenance.contact_doubtful)
         if not self.client_mode:
-            self._core.contacts.listeners.append(self._replicator)
+            contacts.on_appeared.append(self._replicator.contact_appeared)
+            contacts.on_lost.append(self._replicator.contact_lost)
             self._service.start()
         self._unsubscribe = self.endpoint.events.subscribe(self._maintenance.on_event)
 
     async def _join(self, initial_peers: Sequence[str], timeout: float) -> None:
         if initial_peers:
-            first = await find_first_contact(self._core, self._calls, initial_peers, timeout)
+            first = await find_first_contact(self._core, self._client, initial_peers, timeout)
             self._maintenance.remember(first)
             await self._maintenance.explore(node_id(self.peer_id))
         self._work = asyncio.create_task(self._run(), name=f"dht {self.peer_id.short}")

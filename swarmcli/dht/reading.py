@@ -1,19 +1,28 @@
-"""Reading keys: what the replicas hold, checked and merged."""
+"""Reading keys: what the replicas hold, checked and merged, once (`Reader`) or again and again (`Follower`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarmcli.dht.calls import Calls
+from swarmcli.dht.client import DHTClient
 from swarmcli.dht.core import NodeCore
-from swarmcli.dht.keys import id_to_bytes
-from swarmcli.dht.lookup import Lookup
+from swarmcli.dht.lookup import Lookup, gather_answers, traverse
 from swarmcli.dht.messages import Answer, Question
-from swarmcli.dht.records import Record, merge_record
+from swarmcli.dht.records import (
+    NO_SUBKEY,
+    TOMBSTONE,
+    Record,
+    Subkey,
+    ValueWithExpiration,
+    decode_subkey,
+    decode_value,
+    id_to_bytes,
+    key_id,
+    merge_record,
+)
 from swarmcli.dht.routing import Contact
-from swarmcli.dht.traversal import traverse
-from swarmcli.errors import ValidationError
+from swarmcli.errors import DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 
 
@@ -51,9 +60,9 @@ class KeyRead:
 class Reader:
     """Reads many keys in one traversal."""
 
-    def __init__(self, core: NodeCore, calls: Calls) -> None:
+    def __init__(self, core: NodeCore, client: DHTClient) -> None:
         self._core = core
-        self._calls = calls
+        self._client = client
 
     async def read(self, reads: Sequence[KeyRead], *, latest: bool) -> list[Lookup]:
         """Fills in the records of each key from its replicas; returns how each search went.
@@ -102,7 +111,7 @@ class Reader:
         while left:
             now_reading = left[: self._core.limits.max_targets]
             questions = [read.question(contact.peer_id) for read in now_reading]
-            reply, neighbours = await self._calls.find(contact, questions, contacts=contacts, values=True)
+            reply, neighbours = await self._client.find(contact, questions, contacts=contacts, values=True)
             found.extend(neighbours)
             unfinished: list[KeyRead] = []
             for read, answer in zip(now_reading, reply.answers, strict=True):
@@ -111,7 +120,7 @@ class Reader:
                 if answer.more:
                     unfinished.append(read)
             if room < 0 or (unfinished and not any(answer.records for answer in reply.answers)):
-                raise self._calls.malformed(contact.peer_id, "an answer without an end")
+                raise self._client.malformed(contact.peer_id, "an answer without an end")
             left = unfinished + left[len(now_reading) :]
             contacts = 0 if unfinished else contacts
         return found
@@ -119,3 +128,67 @@ class Reader:
     async def _take(self, read: KeyRead, peer: PeerID, instance: int, answer: Answer) -> None:
         read.take(await self._core.checked(answer.records, read.target, peer))
         read.cursors[peer] = Cursor(instance, answer.cursor)
+
+
+_SEARCH_INTERVAL = 15.0  # seconds after which the replicas are looked up anew: nearer nodes may have come
+
+
+class Follower:
+    """The dictionary under a key, kept up to date by `refresh`.
+
+    Each replica is asked only for what it has stored since it was last read. A replica that restarted counts anew,
+    which its reply shows; then all of it is read again. Concurrent refreshes do no harm, but each asks for itself.
+    """
+
+    def __init__(self, core: NodeCore, reader: Reader, key: str) -> None:
+        self.key = key
+        self._core = core
+        self._reader = reader
+        self._read = KeyRead(key_id(key))
+        self._replicas: Sequence[Contact] = ()
+        self._search_at = float("-inf")  # loop time
+        self._seen: dict[bytes, tuple[Record, Subkey, ValueWithExpiration]] = {}
+        self.refused = core.checker.watch(key)  # rule → how many records under the key did not pass it here
+
+    @property
+    def outdated(self) -> int:
+        """How often a replica told of a record whose owner had replaced it: it lags, or repeats old ones on purpose."""
+        return self._read.outdated
+
+    async def refresh(self) -> dict[Subkey, ValueWithExpiration]:
+        """Subkey → value, as of now. Replicas that do not answer are left out; nothing is raised for them."""
+        if self._core.loop_time() >= self._search_at or not await self._read_replicas():
+            await self._search()
+        self._update(self._core.now())
+        return {subkey: value for _, subkey, value in self._seen.values()}
+
+    async def _search(self) -> None:
+        (lookup,) = await self._reader.read([self._read], latest=True)
+        self._search_at = self._core.loop_time() + _SEARCH_INTERVAL
+        self._replicas = lookup.nearest()
+        current = {contact.peer_id for contact in self._replicas} | {self._core.endpoint.peer_id}
+        self._read.cursors = {peer: cursor for peer, cursor in self._read.cursors.items() if peer in current}
+
+    async def _read_replicas(self) -> bool:
+        """Whether all of them answered."""
+        self._reader.read_own(self._read)
+        others = [contact for contact in self._replicas if contact.peer_id != self._core.endpoint.peer_id]
+        answers = await gather_answers(
+            [self._reader.read_replica(contact, [self._read]) for contact in others], (NetworkError, DHTError)
+        )
+        return bool(self._replicas) and all(answer is not None for answer in answers)
+
+    def _update(self, now: float) -> None:
+        """Decodes what is new and drops what has ended."""
+        for name, record in list(self._read.records.items()):
+            if record.expiration <= now:
+                # Whatever it had replaced has expired too, or would come back as news of some replica.
+                del self._read.records[name]
+            elif name != NO_SUBKEY and record.value != TOMBSTONE:
+                seen = self._seen.get(name)
+                if seen is None or seen[0] is not record:
+                    value = ValueWithExpiration(decode_value(record.value), record.expiration)
+                    self._seen[name] = (record, decode_subkey(name), value)
+        for name, seen in list(self._seen.items()):
+            if self._read.records.get(name) is not seen[0]:
+                del self._seen[name]

@@ -1,22 +1,135 @@
-"""Records and how they merge.
-
-Of two records under the same key and subkey one is the newer, whoever compares them and in whatever order they
-arrive; so replicas that have seen the same records hold the same. A key's plain value and its dictionary of
-subkeys are merged record by record.
-"""
+"""Keys, subkeys and records: what lies under a key, how it is encoded, and which of two records wins."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from swarmcli.dht.keys import NO_SUBKEY, Subkey, decode_subkey
 from swarmcli.errors import ValidationError
 from swarmcli.network import wire
+from swarmcli.network.identity import PEER_ID_BYTES, PeerID
 
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+ID_BITS = 256
+ID_BYTES = ID_BITS // 8
+NO_SUBKEY = b"\xc0"  # msgpack nil: the record is the key's plain value
+_OWNED_EXTENSION = 1  # msgpack extension type of an owned subkey
+
+
+class OwnedSubkey(msgspec.Struct, frozen=True, order=True):
+    """A subkey that only `owner` can write: a record under it counts only with the owner's signature.
+
+    It is a type of its own, on the wire too, and not merely bytes that look like a peer id. `name` tells several
+    subkeys of one owner apart.
+    """
+
+    owner: PeerID
+    name: bytes = b""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """So that a pydantic model may say `dict[OwnedSubkey, …]`."""
+        from pydantic_core import core_schema
+
+        return core_schema.is_instance_schema(cls)
+
+    @classmethod
+    def __get_validators__(cls) -> Iterator[Callable[[Any], Any]]:
+        """The same for models of pydantic.v1."""
+        yield cls._checked
+
+    @classmethod
+    def _checked(cls, value: Any) -> OwnedSubkey:
+        if not isinstance(value, cls):
+            raise TypeError("expected an owned subkey")
+        return value
+
+
+Subkey: TypeAlias = str | bytes | int | OwnedSubkey | None
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def node_id(peer_id: PeerID) -> int:
+    """Where a peer sits: SHA-256 of its id, so that nobody can choose a place without looking for a key to it."""
+    return int.from_bytes(hashlib.sha256(peer_id).digest(), "big")
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def key_id(key: str) -> int:
+    """Where a key lives: SHA-256 of its UTF-8 bytes."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest(), "big")
+
+
+def id_to_bytes(number: int) -> bytes:
+    """The 32 bytes in which an id travels."""
+    return number.to_bytes(ID_BYTES, "big")
+
+
+def id_from_bytes(data: bytes) -> int:
+    """Reads an id; ValidationError if it has another length than 32 bytes."""
+    if len(data) != ID_BYTES:
+        raise ValidationError(f"an id has {ID_BYTES} bytes, got {len(data)}")
+    return int.from_bytes(data, "big")
+
+
+def encode_subkey(subkey: Subkey) -> bytes:
+    """The one spelling of a subkey. Raises TypeError for what cannot be one, ValueError for an int beyond 64 bits."""
+    if subkey is None:
+        return NO_SUBKEY
+    if isinstance(subkey, OwnedSubkey):
+        return msgspec.msgpack.encode(msgspec.msgpack.Ext(_OWNED_EXTENSION, bytes(subkey.owner) + subkey.name))
+    if isinstance(subkey, bool) or not isinstance(subkey, str | bytes | int):
+        raise TypeError(f"a subkey is str, bytes, int or OwnedSubkey, got {type(subkey).__name__}")
+    if isinstance(subkey, bytes):
+        return msgspec.msgpack.encode(bytes(subkey))
+    try:
+        return msgspec.msgpack.encode(subkey)
+    except OverflowError as error:
+        raise ValueError(f"a subkey that is a number has at most 64 bits, got {subkey}") from error
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def decode_subkey(data: bytes) -> Subkey:
+    """Reads a subkey. Raises ValidationError unless `data` is exactly what `encode_subkey` writes.
+
+    A second spelling of the same subkey would let a stranger hold a place beside its owner's record.
+    """
+    try:
+        value = msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValidationError("the subkey is not readable msgpack") from error
+    if isinstance(value, msgspec.msgpack.Ext):
+        value = _decode_owned(value)
+    try:
+        canonical = encode_subkey(value) == data
+    except TypeError as error:
+        raise ValidationError(f"the subkey is of a kind that none may be: {type(value).__name__}") from error
+    if not canonical:
+        raise ValidationError("the subkey is not spelled in the one way that counts")
+    return value
+
+
+def is_owned(subkey: bytes) -> bool:
+    """Whether this encoded (and checked) subkey belongs to somebody."""
+    return isinstance(decode_subkey(subkey), OwnedSubkey)
+
+
+def _decode_owned(extension: msgspec.msgpack.Ext) -> OwnedSubkey:
+    data = bytes(extension.data)
+    if extension.code != _OWNED_EXTENSION or len(data) < PEER_ID_BYTES:
+        raise ValidationError(f"the subkey is of an unknown kind: extension {extension.code}, {len(data)} bytes")
+    return OwnedSubkey(PeerID(data[:PEER_ID_BYTES]), data[PEER_ID_BYTES:])
+
+
+SIGNING_PURPOSE = "dht record"
 TOMBSTONE = b""  # no msgpack value is empty
 
 
@@ -50,6 +163,11 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     def size(self) -> int:
         """Bytes that this record is charged for, bookkeeping included."""
         return len(self.key) + len(self.subkey) + len(self.value) + len(self.signature) + 128
+
+    def signed_fields(self) -> tuple[bytes, ...]:
+        """What the owner's signature covers."""
+        numbers = struct.pack(">Qd", self.sequence, self.expiration)
+        return self.key.encode(), self.subkey, self.value, numbers
 
     def fingerprint(self) -> int:
         """64 bits that differ for different records; replicas compare sets of records by them."""

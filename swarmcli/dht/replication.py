@@ -11,9 +11,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from swarmcli.dht.calls import Calls
+from swarmcli.dht.client import DHTClient
 from swarmcli.dht.core import NodeCore
-from swarmcli.dht.keys import id_to_bytes
+from swarmcli.dht.records import id_to_bytes
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.writing import Writer
 from swarmcli.errors import DHTError, NetworkError
@@ -26,9 +26,9 @@ _JITTER = 0.25  # periods differ by up to this fraction, so that nodes started t
 class Replicator:
     """Listens to changes in the routing table; `run` does the work until it is cancelled."""
 
-    def __init__(self, core: NodeCore, calls: Calls, writer: Writer) -> None:
+    def __init__(self, core: NodeCore, client: DHTClient, writer: Writer) -> None:
         self._core = core
-        self._calls = calls
+        self._client = client
         self._writer = writer
         self._appeared: dict[PeerID, Contact] = {}
         self._lost: dict[PeerID, Contact] = {}
@@ -43,9 +43,6 @@ class Replicator:
         self._appeared.pop(contact.peer_id, None)
         self._lost[contact.peer_id] = contact
         self._news.set()
-
-    def contact_doubtful(self, contact: Contact) -> None:
-        """Nothing is lost yet."""
 
     async def run(self) -> None:
         """Waits for news or for the next general comparison."""
@@ -119,7 +116,7 @@ class Replicator:
         most = self._core.limits.max_records
         for start in range(0, len(targets), most):
             digests = list(self._digests(targets[start : start + most]))
-            wanted = await self._calls.sync(contact, digests)
+            wanted = await self._client.sync(contact, digests)
             for number, _ in digests:
                 if number in wanted:
                     records = list(self._core.storage.records(int.from_bytes(number, "big")))

@@ -1,17 +1,14 @@
-"""The routing table of Kademlia (Maymounkov and Mazières 2002, sections 2.2 and 2.4).
-
-Contacts sit in buckets by the highest bit in which their id differs from the node's own: bucket i holds distances
-in [2^i, 2^(i+1)). That is the tree of the paper, whose only leaf that ever splits is the one with the own id. A
-full bucket keeps its old contacts, since who was there long tends to stay; newcomers wait in a replacement cache.
-"""
+"""Whom a node knows (Kademlia, section 2.2), who has stopped answering, and who wants to hear of either."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from swarmcli.dht.keys import ID_BITS, node_id
+from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.network.identity import PeerID
 
 
@@ -147,3 +144,95 @@ class RoutingTable:
             lowest = farther & -farther
             yield lowest.bit_length() - 1
             farther ^= lowest
+
+
+_FIRST_PAUSE = 2.0  # seconds until a lost contact is probed: it may only have been busy. Grows with each failure
+_LONGEST_PAUSE = 600.0
+_BAN = 300.0  # seconds
+
+
+@dataclass(slots=True)
+class _Lost:
+    contact: Contact
+    next_probe: float  # loop time
+    pause: float
+
+
+class Contacts:
+    """The routing table with a memory for those who left it. Times are the loop's, handed in."""
+
+    def __init__(self, own: PeerID, bucket_size: int, limits: DHTLimits, learn: Callable[[Contact], None]) -> None:
+        """`learn` takes every first-hand address to the endpoint's address book."""
+        self.table = RoutingTable(own, bucket_size)
+        self.on_appeared: list[Callable[[Contact], None]] = []  # it is new in the table
+        self.on_lost: list[Callable[[Contact], None]] = []  # it has left the table
+        self.on_doubtful: list[Callable[[Contact], None]] = []  # not heard of for long, and a newcomer waits
+        self._own = own
+        self._limits = limits
+        self._learn = learn
+        self._lost: OrderedDict[PeerID, _Lost] = OrderedDict()
+        self._banned: OrderedDict[PeerID, float] = OrderedDict()  # until when, in loop time
+
+    def heard_from(self, contact: Contact, now: float) -> None:
+        """A listening peer has called or answered, and this is where it says it is."""
+        if contact.peer_id == self._own or not contact.addresses or self.is_banned(contact.peer_id, now):
+            return
+        if self.table.get(contact.peer_id) != contact:
+            self._learn(contact)
+        self._lost.pop(contact.peer_id, None)
+        appeared, questionable = self.table.seen(contact)
+        if appeared:
+            _tell(self.on_appeared, contact)
+        if questionable is not None:
+            _tell(self.on_doubtful, questionable)
+
+    def gone(self, peer: PeerID, now: float) -> None:
+        """It does not answer: out of the table, and remembered for probes."""
+        lost, successor = self.table.failed(peer)
+        if lost is None:
+            self._postpone(peer, now)
+            return
+        self._lost[peer] = _Lost(lost, now + _FIRST_PAUSE, _FIRST_PAUSE)
+        if len(self._lost) > self._limits.max_evicted:
+            self._lost.popitem(last=False)
+        _tell(self.on_lost, lost)
+        if successor is not None:
+            _tell(self.on_appeared, successor)
+
+    def ban(self, peer: PeerID, now: float) -> None:
+        """It has sent what no honest node sends: out of the table and nobody to ask for a while."""
+        self.gone(peer, now)
+        self._lost.pop(peer, None)
+        self._banned[peer] = now + _BAN
+        if len(self._banned) > self._limits.max_evicted:
+            self._banned.popitem(last=False)
+
+    def is_banned(self, peer: PeerID, now: float) -> bool:
+        until = self._banned.get(peer)
+        if until is not None and until <= now:
+            del self._banned[peer]
+        return peer in self._banned
+
+    def lost_contacts(self, now: float, count: int) -> list[Contact]:
+        """At most `count` lost contacts whose next probe is due."""
+        due = [lost.contact for lost in self._lost.values() if lost.next_probe <= now]
+        return due[:count]
+
+    def next_probe(self) -> float:
+        """The loop time at which the next of them is due; infinity if none is lost."""
+        return min((lost.next_probe for lost in self._lost.values()), default=math.inf)
+
+    def last_resort(self, count: int) -> list[Contact]:
+        """Those lost most recently, for when the table is empty: then all of them may be there again."""
+        return [lost.contact for lost in list(self._lost.values())[-count:]]
+
+    def _postpone(self, peer: PeerID, now: float) -> None:
+        lost = self._lost.get(peer)
+        if lost is not None:
+            lost.pause = min(4 * lost.pause, _LONGEST_PAUSE)
+            lost.next_probe = now + lost.pause
+
+
+def _tell(listeners: Iterable[Callable[[Contact], None]], contact: Contact) -> None:
+    for listener in listeners:
+        listener(contact)

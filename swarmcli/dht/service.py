@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import BREATH, NodeCore
-from swarmcli.dht.keys import id_from_bytes, is_owned, key_id
-from swarmcli.dht.limits import WriteMeter
+from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.messages import Answer, Neighbour, Outcome
-from swarmcli.dht.records import Record
+from swarmcli.dht.records import Record, id_from_bytes, is_owned, key_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import Verdict
 from swarmcli.errors import CallRefused, ValidationError
@@ -139,3 +140,43 @@ class DHTService:
     def _refuse(self, peer: PeerID, reason: str) -> NoReturn:
         self._core.impossible(peer, reason)
         raise CallRefused("malformed", reason)
+
+
+@dataclass(slots=True)
+class _Budget:
+    records: float
+    bytes: float
+    updated: float
+
+
+@dataclass(slots=True)
+class WriteMeter:
+    """Token buckets per peer. Bounded: the peers that were quiet longest are forgotten first."""
+
+    limits: DHTLimits
+    max_peers: int = 4096
+    _budgets: OrderedDict[bytes, _Budget] = field(default_factory=OrderedDict)
+
+    def allow(self, peer: bytes, size: int, now: float) -> bool:
+        """Whether `peer` may write one more record of `size` bytes at loop time `now`; counts it if so."""
+        budget = self._budget(peer, now)
+        if budget.records < 1 or budget.bytes < size:
+            return False
+        budget.records -= 1
+        budget.bytes -= size
+        return True
+
+    def _budget(self, peer: bytes, now: float) -> _Budget:
+        limits = self.limits
+        budget = self._budgets.get(peer)
+        if budget is None:
+            budget = self._budgets[peer] = _Budget(limits.write_burst, limits.bytes_burst, now)
+            if len(self._budgets) > self.max_peers:
+                self._budgets.popitem(last=False)
+            return budget
+        self._budgets.move_to_end(peer)
+        passed = max(0.0, now - budget.updated)
+        budget.records = min(limits.write_burst, budget.records + passed * limits.writes_per_second)
+        budget.bytes = min(limits.bytes_burst, budget.bytes + passed * limits.bytes_per_second)
+        budget.updated = now
+        return budget

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from swarmcli.dht.keys import NO_SUBKEY, is_owned, key_id
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import Record
+from swarmcli.dht.records import NO_SUBKEY, Record, is_owned, key_id
 
 
 class Verdict(IntEnum):

@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from swarmcli.dht.keys import decode_subkey
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import TOMBSTONE, Record, decode_value
-from swarmcli.dht.schema import SchemaValidator
-from swarmcli.dht.signature import SignatureValidator
+from swarmcli.dht.records import TOMBSTONE, Record, decode_subkey, decode_value
+from swarmcli.dht.schema import SchemaValidator, SignatureValidator
 from swarmcli.errors import ValidationError
 
 

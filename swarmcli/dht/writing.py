@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from swarmcli.dht.calls import Calls, batches
+from swarmcli.dht.client import DHTClient, batches
 from swarmcli.dht.core import NodeCore
-from swarmcli.dht.keys import key_id
-from swarmcli.dht.lookup import Lookup
-from swarmcli.dht.records import Record
+from swarmcli.dht.lookup import Ask, Lookup, traverse
+from swarmcli.dht.records import Record, key_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import Verdict
-from swarmcli.dht.traversal import Ask, traverse
 from swarmcli.errors import DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 
@@ -62,9 +60,9 @@ class _Job:
 class Writer:
     """Writes many records in one traversal, with at most one message to each node where all replicas are known."""
 
-    def __init__(self, core: NodeCore, calls: Calls) -> None:
+    def __init__(self, core: NodeCore, client: DHTClient) -> None:
         self._core = core
-        self._calls = calls
+        self._client = client
 
     async def write(self, records: Sequence[Record]) -> list[Fate]:
         """One fate per record. A node that fails is replaced by the next nearest that answers."""
@@ -75,7 +73,7 @@ class Writer:
 
         async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
             unknown = [lookup for lookup in asking if lookup.target not in known]
-            found = await self._calls.find_nodes(contact, unknown, self._core.breadth(unknown))
+            found = await self._client.find_nodes(contact, unknown, self._core.breadth(unknown))
             indices = [index for lookup in asking if lookup.target in known for index in job.indices[lookup.target]]
             return found + await self._store_at(contact, job, indices)
 
@@ -95,7 +93,7 @@ class Writer:
         count = min(width, self._core.options.bucket_size)
 
         async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            return await self._calls.find_nodes(contact, asking, count)
+            return await self._client.find_nodes(contact, asking, count)
 
         await self._traverse(lookups, ask)
         return lookups
@@ -111,7 +109,7 @@ class Writer:
         found: list[Contact] = []
         limits = self._core.limits
         for batch in batches(records, limits.max_reply, limits.max_records):
-            outcomes, neighbours = await self._calls.store(contact, batch, contacts=contacts)
+            outcomes, neighbours = await self._client.store(contact, batch, contacts=contacts)
             found.extend(neighbours)
             for record, outcome in zip(batch, outcomes, strict=True):
                 fates.append(self._fate(record, outcome.verdict, outcome.current, contact))

@@ -6,10 +6,9 @@ import pytest
 
 from swarmcli.dht import authoring
 from swarmcli.dht.authoring import Author
-from swarmcli.dht.keys import OwnedSubkey
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import TOMBSTONE
-from swarmcli.dht.signature import SignatureValidator
+from swarmcli.dht.records import TOMBSTONE, OwnedSubkey
+from swarmcli.dht.schema import SignatureValidator
 from swarmcli.network.identity import Identity
 
 OWNER = Identity.from_seed(b"author")

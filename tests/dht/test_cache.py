@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from swarmcli.dht.cache import ReadCache
-from swarmcli.dht.keys import encode_subkey
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import Record, encode_value
+from swarmcli.dht.node import ReadCache
+from swarmcli.dht.records import Record, encode_subkey, encode_value
 
 
 def record(subkey: str, expiration: float = 100.0, value: object = 1) -> Record:

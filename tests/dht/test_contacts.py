@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
-from swarmcli.dht.contacts import Contacts
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.routing import Contact
+from swarmcli.dht.routing import Contact, Contacts
 from swarmcli.network.identity import PeerID
 
 
@@ -19,21 +19,16 @@ class Listener:
     def __init__(self) -> None:
         self.heard: list[tuple[str, Contact]] = []
 
-    def contact_appeared(self, contact: Contact) -> None:
-        self.heard.append(("appeared", contact))
-
-    def contact_lost(self, contact: Contact) -> None:
-        self.heard.append(("lost", contact))
-
-    def contact_doubtful(self, contact: Contact) -> None:
-        self.heard.append(("doubtful", contact))
+    def hear(self, change: str, contact: Contact) -> None:
+        self.heard.append((change, contact))
 
 
 def made(bucket_size: int = 20, **limits: int) -> tuple[Contacts, Listener, list[Contact]]:
     learned: list[Contact] = []
     contacts = Contacts(contact(0).peer_id, bucket_size, DHTLimits(**limits), learned.append)
     listener = Listener()
-    contacts.listeners.append(listener)
+    for change in ("appeared", "lost", "doubtful"):
+        getattr(contacts, f"on_{change}").append(partial(listener.hear, change))
     return contacts, listener, learned
 
 

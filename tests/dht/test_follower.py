@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from swarmcli.dht import DHTLimits, DHTNode, Follower
-from swarmcli.dht.keys import key_id
+from swarmcli.dht.records import key_id
 from swarmcli.dht.storage import Storage
 from swarmcli.network.virtual_time import run
 

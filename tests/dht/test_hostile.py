@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from swarmcli.dht import DHTLimits, DHTNode, messages
-from swarmcli.dht.keys import OwnedSubkey, encode_subkey, id_to_bytes, key_id, node_id
+from swarmcli.dht.authoring import sign_record
 from swarmcli.dht.messages import Answer, FindReply, FindRequest, Neighbour, Outcome, StoreReply
-from swarmcli.dht.records import Record, encode_value
-from swarmcli.dht.signature import sign_record
+from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value, id_to_bytes, key_id, node_id
 from swarmcli.dht.storage import Verdict
 from swarmcli.errors import CallRefused
 from swarmcli.events import PeerRefused

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.dht.keys import (
+from swarmcli.dht.records import (
     OwnedSubkey,
     decode_subkey,
     encode_subkey,

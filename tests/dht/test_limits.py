@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from swarmcli.dht.limits import DHTLimits, WriteMeter
+from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.service import WriteMeter
 
 LIMITS = DHTLimits(writes_per_second=2.0, write_burst=4.0, bytes_per_second=100.0, bytes_burst=1000.0)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from swarmcli.dht.keys import ID_BITS
 from swarmcli.dht.lookup import Lookup, reference_lookup
+from swarmcli.dht.records import ID_BITS
 from swarmcli.dht.routing import Contact, RoutingTable
 from swarmcli.errors import CallTimeout
 from swarmcli.network.identity import PeerID

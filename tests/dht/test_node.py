@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarmcli.dht import DHTLimits, DHTNode, OwnedSubkey, ValueWithExpiration
-from swarmcli.dht.keys import encode_subkey
+from swarmcli.dht.records import encode_subkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.events import Event, PeerRefused
 from swarmcli.network.address import parse_address

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.dht.keys import NO_SUBKEY, encode_subkey
 from swarmcli.dht.records import (
+    NO_SUBKEY,
     TOMBSTONE,
     Record,
     ValueWithExpiration,
     decode_value,
+    encode_subkey,
     encode_value,
     merge_all,
     merge_record,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.dht import DHTLimits, DHTNode
-from swarmcli.dht.keys import key_id
+from swarmcli.dht.records import key_id
 from swarmcli.dht.storage import Storage
 from swarmcli.network.virtual_time import run
 

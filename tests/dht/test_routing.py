@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from swarmcli.dht.keys import ID_BITS, node_id
+from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.dht.routing import Contact, RoutingTable
 from swarmcli.network.identity import PeerID
 

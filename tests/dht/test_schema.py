@@ -6,9 +6,8 @@ import pydantic
 import pytest
 from pydantic import v1
 
-from swarmcli.dht.keys import OwnedSubkey, Subkey, encode_subkey
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import TOMBSTONE, Record, encode_value
+from swarmcli.dht.records import TOMBSTONE, OwnedSubkey, Record, Subkey, encode_subkey, encode_value
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.dht.validation import RecordChecker
 from swarmcli.errors import ValidationError

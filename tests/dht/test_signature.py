@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarmcli.dht.keys import OwnedSubkey, encode_subkey
-from swarmcli.dht.records import TOMBSTONE, Record, encode_value
-from swarmcli.dht.signature import SignatureValidator, sign_record
+from swarmcli.dht.authoring import sign_record
+from swarmcli.dht.records import TOMBSTONE, OwnedSubkey, Record, encode_subkey, encode_value
+from swarmcli.dht.schema import SignatureValidator
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import Identity
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.dht.keys import NO_SUBKEY, OwnedSubkey, Subkey, encode_subkey, key_id
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import Record, encode_value, merge_all
+from swarmcli.dht.records import NO_SUBKEY, OwnedSubkey, Record, Subkey, encode_subkey, encode_value, key_id, merge_all
 from swarmcli.dht.storage import Storage, Verdict
 from swarmcli.network.identity import Identity
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarmcli.dht.lookup import Lookup
+from swarmcli.dht.lookup import Lookup, gather_answers, traverse
 from swarmcli.dht.routing import Contact
-from swarmcli.dht.traversal import gather_answers, traverse
 from swarmcli.errors import CallTimeout, ValidationError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.virtual_time import run

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarmcli.dht.keys import OwnedSubkey, encode_subkey
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import Record, encode_value
+from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.dht.validation import RecordChecker
 from swarmcli.errors import ValidationError

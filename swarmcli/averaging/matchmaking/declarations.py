@@ -14,9 +14,9 @@ import msgspec
 
 from swarmcli.averaging.matchmaking.bits import group_key
 from swarmcli.averaging.matchmaking.candidates import LIFETIME, Candidate
-from swarmcli.dht.follower import Follower
-from swarmcli.dht.keys import OwnedSubkey
 from swarmcli.dht.node import DHTNode
+from swarmcli.dht.reading import Follower
+from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network import wire
 

@@ -22,8 +22,8 @@ from swarmcli.averaging.group import MAX_TAG_BYTES
 from swarmcli.averaging.state.donor import StateDonor
 from swarmcli.averaging.state.download import DownloadedState, download_state
 from swarmcli.averaging.state.snapshot import Snapshot
-from swarmcli.dht.keys import OwnedSubkey
 from swarmcli.dht.node import DHTNode
+from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import DHTError, NetworkError, StateDownloadError
 from swarmcli.events import StateDonated, StateDownloaded
 from swarmcli.network import wire

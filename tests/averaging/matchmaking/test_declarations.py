@@ -8,7 +8,7 @@ import pytest
 
 from swarmcli.averaging.matchmaking.candidates import Candidate, search_id
 from swarmcli.averaging.matchmaking.declarations import Board
-from swarmcli.dht.keys import OwnedSubkey
+from swarmcli.dht.records import OwnedSubkey
 from swarmcli.network import virtual_time, wire
 from swarmcli.network.identity import PeerID
 from tests.averaging.averagers import Averagers, Peer

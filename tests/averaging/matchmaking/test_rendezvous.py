@@ -24,7 +24,7 @@ from swarmcli.averaging.matchmaking.meeting import (
     Reply,
 )
 from swarmcli.averaging.matchmaking.post import method_name
-from swarmcli.dht.keys import OwnedSubkey
+from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import CallError, CallRefused, ConnectionLost
 from swarmcli.network import Endpoint, PeerID, virtual_time, wire
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_one_group

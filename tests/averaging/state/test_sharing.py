@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmcli.averaging.state.sharing import StateOffer
-from swarmcli.dht.keys import OwnedSubkey
+from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import StateDonated, StateDownloaded
 from swarmcli.network import virtual_time, wire

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from swarmcli.dht import DHTNode
-from swarmcli.dht.keys import encode_subkey, key_id
-from swarmcli.dht.records import Record
+from swarmcli.dht.records import Record, encode_subkey, key_id
 from swarmcli.network import virtual_time
 from swarmcli.network.identity import Identity
 from swarmcli.optim.progress.tracker import ProgressTrackerCore

@@ -9,10 +9,9 @@ import msgspec
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore
-from swarmcli.dht.keys import id_to_bytes
 from swarmcli.dht.lookup import Lookup
 from swarmcli.dht.messages import FindReply, FindRequest, PingReply, PingRequest, Question
-from swarmcli.dht.records import Record
+from swarmcli.dht.records import Record, id_to_bytes
 from swarmcli.dht.routing import Contact
 from swarmcli.errors import CallRefused, ConnectionLost, NetworkError, ProtocolViolation, RemoteError, ValidationError
 from swarmcli.network.identity import PeerID
@@ -24,7 +23,7 @@ _SLOW_LINK = 64 << 10  # bytes per second
 _SHORTEST_TIMEOUT = 2.0  # seconds; a busy machine is not a dead one
 
 
-class Calls:
+class DHTClient:
     """All raise NetworkError when there is no answer and ValidationError when there is an impossible one.
 
     Either way the contact has left the routing table by then, unless it only said no.
