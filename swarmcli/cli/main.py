@@ -17,6 +17,7 @@ from swarmcli.cli.failures import ExitCode, exit_code, words
 from swarmcli.cli.join import join
 from swarmcli.cli.log import log
 from swarmcli.cli.monitor import monitor
+from swarmcli.cli.parent import end_with_parent_of_environment
 from swarmcli.cli.validate import validate
 from swarmcli.errors import SwarmError
 
@@ -89,6 +90,7 @@ def let_threads_sleep() -> None:
 
 def main() -> None:
     """Runs a verb; errors of this project end in a line on stderr and an exit code, others in a traceback."""
+    end_with_parent_of_environment()
     let_threads_sleep()
     try:
         app()

@@ -6,28 +6,34 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
+
+from swarmcli.cli.parent import VARIABLE
 
 GRACE_SECONDS = 20.0  # between asking a process to stop and stopping it
 
 
 class Child:
-    """One `swarm …` process whose output goes to a file."""
+    """One `swarm …` process whose output goes to a file. It ends with the thread that started it, even if that was
+    killed."""
 
     def __init__(
         self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], launcher: Sequence[str]
     ) -> None:
         self.name = name
         self.log = log
+        parent = {} if launcher else {VARIABLE: str(os.getpid())}  # a launcher is the parent of what it starts
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, *launcher, "-m", "swarmcli", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
+                env={**os.environ, **parent, **environment},
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its children
             )
 
@@ -63,10 +69,11 @@ class Child:
 
 
 class Children:
-    """A block at whose end, however it ends, no started process is left."""
+    """A block at whose end, however it ends, no started process is left. In the main thread SIGTERM ends the block."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []
+        self._before: Any = None  # the handler of SIGTERM
 
     def start(
         self,
@@ -82,6 +89,8 @@ class Children:
         return child
 
     def __enter__(self) -> Children:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, _end)
         return self
 
     def __exit__(
@@ -92,3 +101,9 @@ class Children:
             child.ask_to_stop()
         for child in running:
             child.wait(GRACE_SECONDS)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # as a shell shows it

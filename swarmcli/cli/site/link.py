@@ -6,19 +6,18 @@ process however that ends: so a process learns that its launcher is gone, even i
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
+from swarmcli.cli.parent import end_with
+
 VARIABLE = "SWARM_SITE"  # in the environment of a process: its Start, as JSON
-PR_SET_PDEATHSIG = 1  # of Linux, see prctl(2)
 
 
 class Network(msgspec.Struct, frozen=True):
@@ -156,34 +155,3 @@ class Link:
             if self.asked is None:
                 self.asked = number
                 self._on_stop(number)
-
-
-def end_with(launcher: int) -> None:
-    """Has the kernel kill this process when the launcher's main thread ends: also one that is stopped, or stuck where
-    no thread of Python's runs. Only Linux can; elsewhere the link has to do. A launcher that was gone before the
-    kernel was told is found out by the link as well."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != launcher:
-            os._exit(1)
-
-
-@contextmanager
-def ends_with_parent(*, end_process: Callable[[int], object] = os._exit, every: float = 0.5) -> Iterator[None]:
-    """Within this block the process ends when its parent is gone, whatever it does. For one that torchrun started:
-    there is no link, so that it looks `every` so many seconds."""
-    parent, over = os.getppid(), threading.Event()
-
-    def watch() -> None:
-        while not over.wait(every):
-            if os.getppid() != parent:
-                end_process(1)
-                return
-
-    thread = threading.Thread(target=watch, name="swarm-parent-watch")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

@@ -16,7 +16,8 @@ import typer
 
 from swarmcli.cli.failures import ExitCode, exit_code, words
 from swarmcli.cli.interrupt import stop_on_signals
-from swarmcli.cli.site.link import Failed, Link, Network, Past, ends_with_parent
+from swarmcli.cli.parent import ends_with_parent
+from swarmcli.cli.site.link import Failed, Link, Network, Past
 from swarmcli.cli.site.place import Place, place_of_process
 from swarmcli.errors import BootstrapError, ListenError, SiteError, SwarmError
 
