@@ -21,8 +21,6 @@ if TYPE_CHECKING:
         PowerEFGradientAverager,
         PowerSGDGradientAverager,
         ProgressTracker,
-        TrainingAverager,
-        TrainingStateAverager,
     )
     from swarmcli.sharding import HierarchicalModelAverager, ZeroRedundancyOptimizer
 
@@ -40,8 +38,6 @@ _HOMES = {
     "PowerEFGradientAverager": "swarmcli.optim",
     "PowerSGDGradientAverager": "swarmcli.optim",
     "ProgressTracker": "swarmcli.optim",
-    "TrainingAverager": "swarmcli.optim",
-    "TrainingStateAverager": "swarmcli.optim",
     "ZeroRedundancyOptimizer": "swarmcli.sharding",
     "get_dht_time": "swarmcli.clock",
 }
@@ -59,8 +55,6 @@ __all__ = [
     "PowerEFGradientAverager",
     "PowerSGDGradientAverager",
     "ProgressTracker",
-    "TrainingAverager",
-    "TrainingStateAverager",
     "ZeroRedundancyOptimizer",
     "__version__",
     "get_dht_time",

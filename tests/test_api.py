@@ -72,21 +72,6 @@ GRADIENT_AVERAGER = {
     "warn": True,
     "averaged_grads": None,
 }
-STATE_STEP = {
-    "wait_for_delayed_updates": None,
-    "apply_delayed_updates": True,
-    "increment_epoch": False,
-    "optimizer_step": False,
-    "zero_grad": False,
-    "delay_optimizer_step": False,
-    "averaging_round": False,
-    "delay_averaging": None,
-    "averaging_control": None,
-    "wait_for_trigger": None,
-    "grad_scaler": None,
-    "set_to_none": False,
-    "averaging_opts": None,
-}
 CONTRACTS = {
     "Optimizer": OPTIMIZER,
     "Optimizer.step": {"closure": None, "batch_size": None, "grad_scaler": None},
@@ -108,7 +93,6 @@ CONTRACTS = {
     },
     "PowerSGDGradientAverager": {"parameters": REQUIRED, "averager_rank": REQUIRED, "min_compression_ratio": 0.5},
     "PowerEFGradientAverager": {"parameters": REQUIRED, "averager_rank": REQUIRED},
-    "TrainingStateAverager.step": STATE_STEP,
     "HierarchicalModelAverager": {"period_group_size_dict": None, "warmup_steps": 0, "process_group": None},
     "HierarchicalModelAverager.average_parameters": {"params": REQUIRED},
     "ZeroRedundancyOptimizer": {
@@ -131,7 +115,6 @@ MEMBERS = {
     "reset_accumulated_grads_ notify_used_averaged_gradients local_samples_accumulated local_times_accumulated "
     "get_factory",
     "GradScaler": "unscale_ step update scale are_grads_finite running_global_step",
-    "TrainingAverager": "step",
     "ZeroRedundancyOptimizer": "step add_param_group consolidate_state_dict state_dict load_state_dict join_hook "
     "join_device join_process_group",
 }

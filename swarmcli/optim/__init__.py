@@ -12,8 +12,6 @@ from swarmcli.optim.optimizer import Optimizer
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.progress.progress_tracker import ProgressTracker
-from swarmcli.optim.state.state_averager import TrainingStateAverager
-from swarmcli.optim.state.training_averager import TrainingAverager
 
 __all__ = [
     "AuxiliaryCore",
@@ -29,6 +27,4 @@ __all__ = [
     "PowerEFGradientAverager",
     "PowerSGDGradientAverager",
     "ProgressTracker",
-    "TrainingAverager",
-    "TrainingStateAverager",
 ]

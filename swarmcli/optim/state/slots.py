@@ -50,13 +50,6 @@ def parameter_slots(parameters: Iterable[torch.Tensor]) -> Iterator[Slot]:
     return (_fixed(parameter, TensorRole.PARAMETER) for parameter in parameters if parameter.is_floating_point())
 
 
-def gradient_slots(parameters: Iterable[torch.Tensor]) -> Iterator[Slot]:
-    """Of the parameters that are trained."""
-    for parameter in parameters:
-        if parameter.requires_grad:
-            yield Slot(parameter, TensorRole.GRADIENT, partial(getattr, parameter, "grad"))
-
-
 def statistic_slots(
     parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer, names: Sequence[str]
 ) -> Iterator[Slot]:

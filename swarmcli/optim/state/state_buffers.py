@@ -73,15 +73,6 @@ class StateBuffers:
         return self._distant is not None
 
     @torch.no_grad()
-    def load(self, *, changes: bool) -> None:
-        """Copies the state as it is. `changes`: it may change before `apply`, which costs another copy."""
-        if changes:
-            self.pin()
-        else:
-            self._before = None
-        self.fill()
-
-    @torch.no_grad()
     def pin(self, moment: Moment | None = None) -> None:
         """Copies the state as it is: `fill` and `apply` go by that from now on. `moment`: the distant statistics."""
         self._before, self._moment = self._before or self._in_memory(), moment

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from swarmcli.compression import TensorRole
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.state.slots import extra_slots, gradient_slots, parameter_slots, statistic_slots
+from swarmcli.optim.state.slots import extra_slots, parameter_slots, statistic_slots
 from swarmcli.optim.state.state_buffers import StateBuffers
 
 
@@ -36,7 +36,8 @@ def test_the_average_is_assigned_where_nothing_changed_and_added_where_it_did(se
     start, average = (torch.randn(50, generator=generator).to(dtype) for _ in range(2))
     touched = torch.rand(50, generator=generator) < 0.3
     (parameter,), _, buffers = made(start.clone())
-    buffers.load(changes=True)
+    buffers.pin()
+    buffers.fill()
     assert torch.equal(buffers.tensors[0], start)
     learned = torch.randn(50, generator=generator).to(dtype)
     with torch.no_grad():
@@ -50,19 +51,10 @@ def test_the_average_is_assigned_where_nothing_changed_and_added_where_it_did(se
     torch.testing.assert_close(parameter[~still].double(), expected[~still], rtol=0.02, atol=0.02)
 
 
-def test_without_changes_no_second_copy_is_kept_and_the_average_is_the_state() -> None:
-    (parameter,), _, buffers = made(torch.ones(4))
-    buffers.load(changes=True)
-    buffers.load(changes=False)
-    assert buffers._before is None
-    buffers.tensors[0].fill_(3.0)
-    buffers.apply()
-    assert torch.equal(parameter, torch.full((4,), 3.0))
-
-
 def test_what_a_round_has_not_touched_leaves_the_state_as_it_is() -> None:
     (parameter,), optimizer, buffers = made(torch.ones(4))
-    buffers.load(changes=True)
+    buffers.pin()
+    buffers.fill()
     step(optimizer, [parameter])
     changed = parameter.detach().clone()
     buffers.apply()
@@ -71,7 +63,8 @@ def test_what_a_round_has_not_touched_leaves_the_state_as_it_is() -> None:
 
 def test_a_state_that_was_not_finite_becomes_the_average() -> None:
     (parameter,), _, buffers = made(torch.tensor([1.0, float("nan"), float("inf")]))
-    buffers.load(changes=True)
+    buffers.pin()
+    buffers.fill()
     buffers.tensors[0].copy_(torch.tensor([5.0, 6.0, 7.0]))
     buffers.apply()
     assert parameter.tolist() == [5.0, 6.0, 7.0]
@@ -79,11 +72,11 @@ def test_a_state_that_was_not_finite_becomes_the_average() -> None:
 
 def test_statistics_are_averaged_by_name_and_begin_at_zero() -> None:
     (parameter,), optimizer, buffers = made(torch.ones(3), statistics=("exp_avg", "exp_avg_sq"))
-    buffers.load(changes=False)
+    buffers.fill()
     assert [tensor.tolist() for tensor in buffers.tensors[1:]] == [[0.0] * 3] * 2
     buffers.apply()  # there is nothing to move yet
     step(optimizer, [parameter])
-    buffers.load(changes=False)
+    buffers.fill()
     torch.testing.assert_close(buffers.tensors[1], torch.full((3,), 0.1))
     buffers.tensors[1].fill_(9.0)
     optimizer.load_state_dict(optimizer.state_dict())  # replaces the tensors of the statistics
@@ -96,7 +89,7 @@ def test_statistics_that_are_none_are_refused_by_name() -> None:
     parameters, optimizer, buffers = made(torch.ones(3), statistics=("exp_averages",))
     step(optimizer, parameters)
     with pytest.raises(OptimizerError, match="there is no 'exp_averages'; there are step, exp_avg, exp_avg_sq"):
-        buffers.load(changes=False)
+        buffers.fill()
     with pytest.raises(OptimizerError, match=r"'step' has shape \(\)"):
         buffers_of(parameters, optimizer, ("step",))
 
@@ -109,24 +102,11 @@ def test_counters_and_frozen_parameters() -> None:
     optimizer = torch.optim.Adam([{"params": parameters}])
     buffers = buffers_of(parameters, optimizer, ("exp_avg",), (counter, mean))
     assert [tuple(tensor.shape) for tensor in buffers.tensors] == [(3,), (2,), (3,), (2,)]
-    buffers.load(changes=False)
+    buffers.fill()
     for tensor in buffers.tensors:
         tensor.fill_(4.0)
     buffers.apply()
     assert (counter.item(), mean.tolist(), frozen.tolist()) == (7, [4.0, 4.0], [4.0, 4.0])
-
-
-def test_gradients_are_averaged_where_there_are_any() -> None:
-    with_gradient, without = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    with_gradient.grad = torch.full((2,), 4.0)
-    buffers = StateBuffers(gradient_slots([with_gradient, without, torch.ones(3)]))
-    buffers.load(changes=False)
-    assert [tensor.tolist() for tensor in buffers.tensors] == [[4.0, 4.0], [0.0, 0.0]]
-    for tensor in buffers.tensors:
-        tensor.fill_(2.0)
-    buffers.apply()
-    assert with_gradient.grad.tolist() == [2.0, 2.0]
-    assert without.grad is None
 
 
 @given(st.integers(0, 1 << 20))
@@ -139,7 +119,8 @@ def test_what_optimizers_divide_by_never_falls_below_both_what_it_is_and_the_ave
     buffers = buffers_of(parameters, optimizer, ("exp_avg_sq",), (variance,))
     for live in (squares, variance):
         live.copy_(torch.rand(50, generator=generator) + 0.01)
-    buffers.load(changes=True)
+    buffers.pin()
+    buffers.fill()
     averages = [torch.rand(50, generator=generator) for _ in buffers.tensors]
     for buffer, average in zip(buffers.tensors, averages, strict=True):
         buffer.copy_(average)
