@@ -13,7 +13,7 @@ from pathlib import Path
 from swarmcli.errors import CheckpointError
 from swarmcli.roles.checkpoints import BackgroundCheckpoints, not_saved, store_of
 from swarmcli.roles.collaboration import Collaboration
-from swarmcli.sharding.files.moving import ShardedOptimizer
+from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sites.checkpoint import LeadingShards, SiteShards
 from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
@@ -36,7 +36,7 @@ class SiteState:
         self._collaboration, self._site, self._home = collaboration, site, peer.home.path
         self._run_id = peer.recipe.run_id
         self._last = CheckpointStore(self._home / LAST, self._run_id, keep=KEPT)
-        self._sharded: ShardedOptimizer | None = None
+        self._sharded: ZeroRedundancyOptimizer | None = None
         self._own: SiteShards | None = None
         self._shards: LeadingShards | None = None
         self._saving: BackgroundCheckpoints | None = None
@@ -121,7 +121,7 @@ class SiteState:
             self._own.close()
 
 
-def load_share(site: Site, home: Path, optimizer: ShardedOptimizer) -> None:
+def load_share(site: Site, home: Path, optimizer: ZeroRedundancyOptimizer) -> None:
     """At the other ranks, while rank 0 is in `SiteState.load`. Raises SiteError."""
     with suppress(CheckpointError):  # whether that is the end is for rank 0 to say, who knows the same
         load_newest(site, home, optimizer)

@@ -1,16 +1,13 @@
 """Optimizers and models spread over several processes: sharded optimizer states, averaging at several levels."""
 
-from swarmcli.sharding.files import ShardedStateStore, lay_out_anew
 from swarmcli.sharding.levels import HierarchicalModelAverager, LevelAverage, SwarmGroups
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer, hook_with_zero_step, hook_with_zero_step_interleaved
 
 __all__ = [
     "HierarchicalModelAverager",
     "LevelAverage",
-    "ShardedStateStore",
     "SwarmGroups",
     "ZeroRedundancyOptimizer",
     "hook_with_zero_step",
     "hook_with_zero_step_interleaved",
-    "lay_out_anew",
 ]

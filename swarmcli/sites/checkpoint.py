@@ -20,9 +20,9 @@ from typing import Any
 
 from swarmcli.errors import CheckpointError, SiteError
 from swarmcli.sharding.files.exchange import exchange
-from swarmcli.sharding.files.moving import ShardedOptimizer
 from swarmcli.sharding.files.save import Report, complete, read_manifest, try_to_write
 from swarmcli.sharding.files.shard import State
+from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sharding.zero.consolidation import copied
 from swarmcli.sites.links import named
 from swarmcli.sites.orders import Order, OrderDesk
@@ -63,7 +63,7 @@ class SiteShards:
     Takes a copy of the share in host memory from `CopyShares` until it is written.
     """
 
-    def __init__(self, site: Site, home: Path, optimizer: ShardedOptimizer) -> None:
+    def __init__(self, site: Site, home: Path, optimizer: ZeroRedundancyOptimizer) -> None:
         """`home`: the site's directory on this machine; `optimizer`: sharded over the site's ranks."""
         self._site, self.home = site, home
         self._optimizer = optimizer

@@ -22,8 +22,9 @@ from swarmcli.network import wire
 from swarmcli.sharding.files.exchange import agree
 from swarmcli.sharding.files.manifest import MANIFEST as SHARDS_MANIFEST
 from swarmcli.sharding.files.manifest import Manifest, seal, unseal
-from swarmcli.sharding.files.moving import ShardedOptimizer, move_state
+from swarmcli.sharding.files.reshard import reshard
 from swarmcli.sharding.files.save import load_save
+from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
 from swarmcli.training.checkpoint import (
@@ -59,7 +60,7 @@ NONE = Chosen("", "", "", b"")
 def load_newest(
     site: Site,
     home: Path,
-    optimizer: ShardedOptimizer,
+    optimizer: ZeroRedundancyOptimizer,
     checkpoints: Iterable[Path] = (),
     run_id: str | None = None,
 ) -> Checkpoint | None:
@@ -111,7 +112,7 @@ def _choose(
     return None, NONE
 
 
-def _load(site: Site, home: Path, optimizer: ShardedOptimizer, chosen: Chosen) -> None:
+def _load(site: Site, home: Path, optimizer: ZeroRedundancyOptimizer, chosen: Chosen) -> None:
     meet = partial(site.meet, READ_SECONDS)
     places = [Path(chosen.path), *([home / chosen.place] if chosen.place else [])]
     if chosen.shards:
@@ -129,7 +130,7 @@ def _load(site: Site, home: Path, optimizer: ShardedOptimizer, chosen: Chosen) -
         except CheckpointError as error:
             problem = str(error)
         agree(problem, site.pace)
-        optimizer.install_state(move_state(held, optimizer.indices_of(optimizer.rank), site.pace, meet=meet))
+        optimizer.install_state(reshard(held, optimizer.indices_of(optimizer.rank), site.pace, meet=meet))
 
 
 def _statistics(path: Path, parameters: Sequence[Tensor], stack: ExitStack) -> Mapping[int, Mapping[str, Any]]:

@@ -23,7 +23,6 @@ from safetensors import SafetensorError
 from swarmcli.errors import CheckpointError
 from swarmcli.network import wire
 from swarmcli.sharding.files.exchange import agree, exchange
-from swarmcli.sharding.files.layout import unsupplied
 from swarmcli.sharding.files.manifest import (
     FORMAT,
     MANIFEST,
@@ -33,11 +32,12 @@ from swarmcli.sharding.files.manifest import (
     read_sealed,
     write_sealed,
 )
-from swarmcli.sharding.files.moving import ShardedOptimizer, move_state
+from swarmcli.sharding.files.reshard import reshard, unsupplied
 from swarmcli.sharding.files.settings import apply_settings, describe_settings
 from swarmcli.sharding.files.shard import Shard, State, shard_file, write_shard
 from swarmcli.sharding.zero.consolidation import copied
 from swarmcli.sharding.zero.state_tree import Node, tensor_nodes
+from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -55,7 +55,9 @@ def try_to_write(directory: Path, rank: int, epoch: int, state: State) -> Report
         return Report(None, f"rank {rank} could not write {shard_file(directory, rank)}: {error}")
 
 
-def complete(directory: Path, epoch: int, own: Report, optimizer: ShardedOptimizer, group: dist.ProcessGroup) -> None:
+def complete(
+    directory: Path, epoch: int, own: Report, optimizer: ZeroRedundancyOptimizer, group: dist.ProcessGroup
+) -> None:
     """Makes what all ranks have written a whole save. A collective call.
 
     Raises CheckpointError at all ranks if one has not written, or none could write the manifest; the save is then
@@ -117,7 +119,7 @@ def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]
 def load_save(
     directories: Sequence[Path],
     manifest: Manifest,
-    optimizer: ShardedOptimizer,
+    optimizer: ZeroRedundancyOptimizer,
     group: dist.ProcessGroup,
     *,
     meet: Callable[[], object] = lambda: None,
@@ -127,7 +129,7 @@ def load_save(
     `directories`: where this rank may see files of the save. Each rank reads what it owns from the files
     that it sees; what it does not see, one sends that does. Everything that will be used is checked first: either all
     ranks have their share and the settings afterwards, or CheckpointError is raised at all and nothing has changed.
-    RuntimeError when a rank is gone. `meet`: see move_state.
+    RuntimeError when a rank is gone. `meet`: see reshard.
     """
     with ExitStack() as stack:
         problems: list[str] = []
@@ -153,14 +155,14 @@ def load_save(
             return None
 
         held = {index: shard.state[index] for index, shard in by_index.items()}
-        state = move_state(held, optimizer.indices_of(optimizer.rank), group, check=check, meet=meet)
+        state = reshard(held, optimizer.indices_of(optimizer.rank), group, check=check, meet=meet)
         apply_settings(optimizer.param_groups, manifest.settings)
         # What others sent is nobody else's; of its own files a rank has views only.
         own = {index: copied(values) if index in held else values for index, values in state.items()}
         optimizer.install_state(own, copy=False)
 
 
-def _check_model(manifest: Manifest, optimizer: ShardedOptimizer) -> None:
+def _check_model(manifest: Manifest, optimizer: ZeroRedundancyOptimizer) -> None:
     """Raises CheckpointError unless the save is of these parameters in these groups."""
     save = f"the save of epoch {manifest.epoch}"
     sizes = [len(group["params"]) for group in optimizer.param_groups]

@@ -1,11 +1,21 @@
-"""The arithmetic of laying a state out anew, for any number of ranks before and after."""
+"""State from the ranks that hold it to the ranks that will own it: the plan, for any number of ranks, and the moves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.sharding.files.layout import Move, plan_moves, unclaimed, unsupplied
+from swarmcli.errors import CheckpointError
+from swarmcli.sharding.files.reshard import Move, plan_moves, reshard, unclaimed, unsupplied
+from swarmcli.sharding.zero import transfer
+from tests.sharding.files.jobs import differing, plain
+from tests.sharding.processes import Worlds
 
 SIZES = st.lists(st.integers(0, 1000), min_size=1, max_size=40)
 
@@ -65,3 +75,56 @@ def test_what_is_lost_and_what_is_missing_are_told_apart(
 def test_the_moves_of_a_job_that_grows_from_two_to_three() -> None:
     held = [{0: 8, 3: 1}, {1: 4, 2: 4}, {}]
     assert plan_moves(held, [[0], [1], [2, 3]]) == [Move(0, 0, 0), Move(0, 2, 3), Move(1, 1, 1), Move(1, 2, 2)]
+
+
+ODD = {
+    "tensor": torch.arange(5),
+    "scalar": torch.tensor(2.5),
+    "number": 3,
+    "nothing": None,
+    "pair": (1, [torch.ones(2)]),
+}
+
+
+def pass_on(check: str | None) -> dict[str, Any]:
+    """Rank 0 has it, rank 1 wants it; with pieces so small that tensors are cut."""
+    transfer.PIECE_BYTES, piece = 16, transfer.PIECE_BYTES
+    try:
+        rank = dist.get_rank()
+        held = {4: ODD, 9: {}} if rank == 0 else {}
+        refuse: Callable[[Any], str | None] = lambda indices: check if indices else None  # noqa: E731
+        return plain(reshard(held, [4, 9] if rank == 1 else [], dist.group.WORLD, check=refuse))
+    finally:
+        transfer.PIECE_BYTES = piece
+
+
+def refuse_to_pass_on() -> str:
+    with pytest.raises(CheckpointError) as caught:
+        pass_on("it is damaged")
+    return str(caught.value)
+
+
+@pytest.mark.processes
+def test_state_of_every_kind_arrives_in_pieces(worlds: Worlds) -> None:
+    nothing, received = worlds(2).run(pass_on, None)
+    assert nothing == {}
+    received[4]["pair"] = tuple(received[4]["pair"])  # the harness makes a list of it
+    assert differing(received[4].pop("pair")[1][0], torch.ones(2)) == []
+    assert differing(received, {4: {key: value for key, value in ODD.items() if key != "pair"}, 9: {}}) == []
+
+
+@pytest.mark.processes
+def test_a_problem_of_the_sender_is_raised_at_all_ranks_before_anything_moves(worlds: Worlds) -> None:
+    assert worlds(2).run(refuse_to_pass_on) == ["it is damaged", "it is damaged"]
+
+
+def leave_state_without_an_owner() -> str:
+    with pytest.raises(ValueError) as caught:
+        reshard({4: ODD} if dist.get_rank() == 0 else {}, [], dist.group.WORLD)
+    return str(caught.value)
+
+
+@pytest.mark.processes
+def test_state_that_nobody_would_own_is_refused_at_all_ranks(worlds: Worlds) -> None:
+    for text in worlds(2).run(leave_state_without_an_owner):
+        assert text == "there is state of parameters [4], which no rank of the new layout owns"
