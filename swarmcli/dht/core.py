@@ -11,8 +11,8 @@ from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.lookup import Lookup
 from swarmcli.dht.records import Record, key_id
 from swarmcli.dht.routing import Contact, Contacts
+from swarmcli.dht.schema import RecordChecker, RecordValidator
 from swarmcli.dht.storage import Storage, Verdict
-from swarmcli.dht.validation import RecordChecker, RecordValidator
 from swarmcli.errors import ValidationError
 from swarmcli.events import PeerRefused
 from swarmcli.network.identity import PeerID

@@ -14,7 +14,7 @@ from swarmcli.clock import Clock, set_default_clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.reading import Follower
 from swarmcli.dht.records import OwnedSubkey, Subkey, ValueWithExpiration
-from swarmcli.dht.validation import RecordValidator
+from swarmcli.dht.schema import RecordValidator
 from swarmcli.errors import SwarmError
 from swarmcli.events import Events
 from swarmcli.hivemind_names import names_new_words

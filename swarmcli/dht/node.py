@@ -28,9 +28,9 @@ from swarmcli.dht.records import (
     read_records,
 )
 from swarmcli.dht.replication import Replicator
+from swarmcli.dht.schema import RecordValidator
 from swarmcli.dht.service import DHTService
-from swarmcli.dht.validation import RecordValidator
-from swarmcli.dht.writing import Fate, Writer
+from swarmcli.dht.writing import StoreResult, Writer
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import Identity
 from swarmcli.network.rpc import Endpoint
@@ -308,22 +308,22 @@ class DHTNode:
 
     async def _store_records(self, records: list[Record]) -> list[bool]:
         """Whether each was stored; numbers those anew that a record from an earlier life of this owner outranks."""
-        fates = [Fate() for _ in records]
+        results = [StoreResult() for _ in records]
         left = [index for index, record in enumerate(records) if self._is_acceptable(record)]
         for _ in range(1 + _MOST_RENUMBERINGS):
             if not left:
                 break
-            for index, fate in zip(left, await self._writer.write([records[i] for i in left]), strict=True):
-                fates[index] = fate
-            left = [i for i in left if fates[i].current is not None and self._author.owns(records[i])]
+            for index, result in zip(left, await self._writer.write([records[i] for i in left]), strict=True):
+                results[index] = result
+            left = [i for i in left if results[i].current is not None and self._author.owns(records[i])]
             for index in left:
-                current = fates[index].current
+                current = results[index].current
                 assert current is not None
                 records[index] = self._author.surpass(records[index], current, self._core.now())
-        for record, fate in zip(records, fates, strict=True):
-            if fate.stored:
+        for record, result in zip(records, results, strict=True):
+            if result.stored:
                 self._cache.amend(key_id(record.key), [record])
-        return [fate.stored > 0 for fate in fates]
+        return [result.stored > 0 for result in results]
 
     def _is_acceptable(self, record: Record) -> bool:
         try:

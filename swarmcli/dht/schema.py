@@ -1,4 +1,6 @@
-"""Who may store what: schemas of keys as pydantic models, and the signatures of owned subkeys.
+"""What a record must be to count: its bounds, its owner's signature, and schemas of keys as pydantic models.
+
+A record is checked when it is written and again when it is read. A schema of a run's keys:
 
 class RunKeys(pydantic.BaseModel):
     progress: dict[OwnedSubkey, Progress]     # "{prefix}_progress": one record per peer, signed by it
@@ -11,21 +13,20 @@ SchemaValidator.for_keys("my-run.0b", value=Declaration, subkey=OwnedSubkey)    
 from __future__ import annotations
 
 import hashlib
+import math
 import typing
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 import pydantic
 
+from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import NO_SUBKEY, SIGNING_PURPOSE, TOMBSTONE, OwnedSubkey, Record, decode_subkey, decode_value
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import SIGNATURE_BYTES, verify
-
-__all__ = ["SchemaValidator", "SignatureValidator"]
-
 
 Check: TypeAlias = Callable[[Any], None]  # raises ValueError with the first thing that does not fit
 
@@ -231,3 +232,69 @@ def _check_unowned(record: Record) -> None:
         raise ValidationError("only records under owned subkeys are numbered and signed")
     if record.value == TOMBSTONE:
         raise ValidationError("only owned subkeys can be withdrawn")
+
+
+class RecordValidator(Protocol):
+    """A rule that users add with `add_validators`."""
+
+    name: str  # under which refusals are counted
+
+    def validate(self, record: Record) -> None:
+        """Raises ValidationError, whose message says what was expected, if the record may not be stored."""
+
+
+class RecordChecker:
+    """Bounds, the owner's signature, then the users' validators; refusals are counted by rule."""
+
+    def __init__(self, limits: DHTLimits, validators: Iterable[RecordValidator] = ()) -> None:
+        self.refused: Counter[str] = Counter()
+        self._watched: dict[str, Counter[str]] = {}
+        self._limits = limits
+        self._validators: list[RecordValidator] = [SignatureValidator()]
+        self.add(validators)
+
+    def add(self, validators: Iterable[RecordValidator]) -> None:
+        """More rules. What is stored already is judged by them when it is read. Schemas count together, as one."""
+        for validator in validators:
+            schemas = [each for each in self._validators if isinstance(each, SchemaValidator)]
+            if isinstance(validator, SchemaValidator) and schemas:
+                place = self._validators.index(schemas[0])
+                self._validators[place] = schemas[0].merged(validator)
+            else:
+                self._validators.append(validator)
+
+    def watch(self, key: str) -> Mapping[str, int]:
+        """Rule → how many records under this key were refused since the first call for it; grows by itself."""
+        return self._watched.setdefault(key, Counter())
+
+    def check(self, record: Record, now: float) -> None:
+        """Raises ValidationError naming the rule; `now` is swarm time."""
+        rule = "bounds"
+        try:
+            check_bounds(record, self._limits, now)
+            for validator in self._validators:
+                rule = validator.name
+                validator.validate(record)
+        except ValidationError as error:
+            self.refused[rule] += 1
+            if record.key in self._watched:
+                self._watched[record.key][rule] += 1
+            raise ValidationError(f"{rule}: {error}") from error
+
+
+def check_bounds(record: Record, limits: DHTLimits, now: float) -> None:
+    """Sizes, spelling and times. An expired record is no error here: stores refuse it, readers skip it."""
+    if len(record.key) > limits.max_key or len(record.key.encode()) > limits.max_key:
+        raise ValidationError(f"a key has at most {limits.max_key} bytes")
+    if len(record.subkey) > limits.max_subkey:
+        raise ValidationError(f"a subkey has at most {limits.max_subkey} bytes, got {len(record.subkey)}")
+    if len(record.value) > limits.max_value:
+        raise ValidationError(f"a value has at most {limits.max_value} bytes, got {len(record.value)}")
+    decode_subkey(record.subkey)
+    if record.value != TOMBSTONE:
+        decode_value(record.value)
+    if not math.isfinite(record.expiration):
+        raise ValidationError(f"the expiration is no time: {record.expiration}")
+    if record.expiration > now + limits.max_expiration + limits.expiration_slack:
+        ahead = record.expiration - now
+        raise ValidationError(f"a record lives at most {limits.max_expiration:.0f} s, this one {ahead:.0f} s")

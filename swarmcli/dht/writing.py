@@ -19,7 +19,7 @@ _MOST_ROUNDS = 8  # of finding somebody else for those who answered the search a
 
 
 @dataclass(slots=True)
-class Fate:
+class StoreResult:
     """What became of one record at all the replicas."""
 
     stored: int = 0  # replicas that hold it now
@@ -32,7 +32,7 @@ class _Job:
 
     def __init__(self, core: NodeCore, records: Sequence[Record]) -> None:
         self.records = records
-        self.fates = [Fate() for _ in records]
+        self.results = [StoreResult() for _ in records]
         self.indices: dict[int, list[int]] = {}  # of the records of each key
         for index, record in enumerate(records):
             self.indices.setdefault(key_id(record.key), []).append(index)
@@ -64,8 +64,8 @@ class Writer:
         self._core = core
         self._client = client
 
-    async def write(self, records: Sequence[Record]) -> list[Fate]:
-        """One fate per record. A node that fails is replaced by the next nearest that answers."""
+    async def write(self, records: Sequence[Record]) -> list[StoreResult]:
+        """One result per record. A node that fails is replaced by the next nearest that answers."""
         job = _Job(self._core, records)
         table = self._core.contacts.table
         # Where the neighbourhood is known, storing is itself the search: the replies name whoever is nearer.
@@ -85,7 +85,7 @@ class Writer:
             async with asyncio.TaskGroup() as group:
                 for contact, indices in work:
                     group.create_task(self._deliver(contact, job, indices))
-        return job.fates
+        return job.results
 
     async def search(self, targets: Sequence[int], width: int) -> list[Lookup]:
         """Finds the nodes nearest to each id; nothing is stored."""
@@ -100,20 +100,20 @@ class Writer:
 
     async def deliver(
         self, contact: Contact, records: Sequence[Record], contacts: int = 0
-    ) -> tuple[list[Fate], list[Contact]]:
+    ) -> tuple[list[StoreResult], list[Contact]]:
         """Stores records at one node, in messages within bounds; also the neighbours that it names of their keys.
 
         Raises NetworkError or ValidationError.
         """
-        fates: list[Fate] = []
+        results: list[StoreResult] = []
         found: list[Contact] = []
         limits = self._core.limits
         for batch in batches(records, limits.max_reply, limits.max_records):
             outcomes, neighbours = await self._client.store(contact, batch, contacts=contacts)
             found.extend(neighbours)
             for record, outcome in zip(batch, outcomes, strict=True):
-                fates.append(self._fate(record, outcome.verdict, outcome.current, contact))
-        return fates, found
+                results.append(self._result(record, outcome.verdict, outcome.current, contact))
+        return results, found
 
     async def _traverse(self, lookups: Sequence[Lookup], ask: Ask) -> None:
         slow_after = self._core.limits.slow_after
@@ -123,7 +123,7 @@ class Writer:
         if contact.peer_id == self._core.endpoint.peer_id:
             for index in indices:
                 job.tried.add((contact.peer_id, index))
-                self._store_here(job.records[index], job.fates[index])
+                self._store_here(job.records[index], job.results[index])
             return
         try:
             await self._store_at(contact, job, indices)
@@ -133,24 +133,24 @@ class Writer:
     async def _store_at(self, contact: Contact, job: _Job, indices: list[int]) -> list[Contact]:
         job.tried.update((contact.peer_id, index) for index in indices)
         records = [job.records[index] for index in indices]
-        fates, found = await self.deliver(contact, records, self._core.options.num_replicas)
-        for index, fate in zip(indices, fates, strict=True):
-            _add(job.fates[index], fate)
+        results, found = await self.deliver(contact, records, self._core.options.num_replicas)
+        for index, result in zip(indices, results, strict=True):
+            _add(job.results[index], result)
         return found
 
-    def _store_here(self, record: Record, fate: Fate) -> None:
+    def _store_here(self, record: Record, result: StoreResult) -> None:
         verdict = self._core.accept(record)
         current = self._core.storage.find(key_id(record.key), record.subkey) if verdict is Verdict.STALE else None
-        _add(fate, self._fate(record, verdict, current, None))
+        _add(result, self._result(record, verdict, current, None))
 
-    def _fate(self, record: Record, verdict: int, current: Record | None, source: Contact | None) -> Fate:
+    def _result(self, record: Record, verdict: int, current: Record | None, source: Contact | None) -> StoreResult:
         if verdict == Verdict.STORED:
-            return Fate(stored=1)
+            return StoreResult(stored=1)
         if verdict == Verdict.REFUSED:
-            return Fate(refused=1)
+            return StoreResult(refused=1)
         if verdict != Verdict.STALE or current is None or not current.signature:
-            return Fate()
-        return Fate(current=current if self._believable(current, record, source) else None)
+            return StoreResult()
+        return StoreResult(current=current if self._believable(current, record, source) else None)
 
     def _believable(self, current: Record, record: Record, source: Contact | None) -> bool:
         """A claim that something newer exists counts only with its owner's signature under it."""
@@ -165,8 +165,8 @@ class Writer:
         return current.sequence >= record.sequence
 
 
-def _add(fate: Fate, other: Fate) -> None:
-    fate.stored += other.stored
-    fate.refused += other.refused
-    if other.current is not None and (fate.current is None or fate.current.rank < other.current.rank):
-        fate.current = other.current
+def _add(result: StoreResult, other: StoreResult) -> None:
+    result.stored += other.stored
+    result.refused += other.refused
+    if other.current is not None and (result.current is None or result.current.rank < other.current.rank):
+        result.current = other.current

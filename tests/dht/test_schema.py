@@ -8,8 +8,7 @@ from pydantic import v1
 
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import TOMBSTONE, OwnedSubkey, Record, Subkey, encode_subkey, encode_value
-from swarmcli.dht.schema import SchemaValidator
-from swarmcli.dht.validation import RecordChecker
+from swarmcli.dht.schema import RecordChecker, SchemaValidator
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import Identity
 

@@ -7,8 +7,7 @@ import pytest
 
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value
-from swarmcli.dht.schema import SchemaValidator
-from swarmcli.dht.validation import RecordChecker
+from swarmcli.dht.schema import RecordChecker, SchemaValidator
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import Identity
 
