@@ -11,10 +11,10 @@ import torch
 
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epoch.group import Committed, Outcome, StandingGroup, Undecided
 from swarmcli.optim.membership.account import Account
 from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, best
 from swarmcli.optim.membership.presence import Presence
-from swarmcli.optim.membership.standing_group import Committed, Outcome, StandingGroup, Undecided
 from swarmcli.optim.modes import Modes, assemble_auxiliary
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 from swarmcli.optim.state.slots import Slot

@@ -11,9 +11,9 @@ import torch
 from swarmcli.averaging import AveragerCore
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epochs.gradient_work import GradientWork
-from swarmcli.optim.epochs.local_work import LocalWork, local_averager
-from swarmcli.optim.epochs.work import EpochWork, Timing
+from swarmcli.optim.epoch.gradient_work import GradientWork
+from swarmcli.optim.epoch.local_work import LocalWork, local_averager
+from swarmcli.optim.epoch.work import EpochWork, Timing
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.method import MethodFactory
 from swarmcli.optim.gradients.plain import Plain

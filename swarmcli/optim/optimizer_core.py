@@ -18,11 +18,10 @@ import torch
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epochs.epoch_end import LOOK_AROUND, EpochEnd
-from swarmcli.optim.epochs.epoch_rule import AsManyAsFit, EpochRule, OneGroup, SeveralGroups
-from swarmcli.optim.epochs.last_moment import LastMoment
-from swarmcli.optim.epochs.under_way import EndUnderWay, Resume
-from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, CrowdedEpochRule, EpochEnd, EpochRule
+from swarmcli.optim.epoch.group import StandingGroup
+from swarmcli.optim.epoch.wait import EndUnderWay, LastMoment, Resume
+from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.membership.account import Account
 from swarmcli.optim.membership.following import STRANDED_AFTER, LineageFollower
@@ -30,7 +29,6 @@ from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.replaying import Replayer
 from swarmcli.optim.membership.report import Role
-from swarmcli.optim.membership.standing_group import Committed, StandingGroup
 from swarmcli.optim.membership.state_exchange import StateExchange
 from swarmcli.optim.modes import AccumulatorFactory, Modes, assemble
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
@@ -132,7 +130,6 @@ class OptimizerCore:
             self._group,
             self.presence,
             account,
-            self._advanced,
         )
         self._ending = EndUnderWay(self._tasks)
         self._last_seen = self.standing  # at the end of the last step
@@ -140,11 +137,10 @@ class OptimizerCore:
         self.global_steps = 0  # with gradients of this peer in them
 
     def _make_rule(self) -> EpochRule:
-        one = OneGroup(self.config.target_batch_size)
         if (size := self.modes.target_group_size) is None:
-            return one
-        several = SeveralGroups(self.tracker, self.config.matchmaking_time, _now)
-        return AsManyAsFit(one, several, size, lambda: 1 + len(self.presence.at_work()), _now)
+            return EpochRule(self.config.target_batch_size)
+        patience = self.config.matchmaking_time
+        return CrowdedEpochRule(self.tracker, size, lambda: 1 + len(self.presence.at_work()), patience)
 
     @property
     def standing(self) -> Standing:
@@ -300,15 +296,21 @@ class OptimizerCore:
 
     async def _run_end(self, resume: Resume) -> None:
         with self.tracker.pause_updates() if self.modes.timing is Timing.AT_ONCE else nullcontext():
-            await self._end.run(resume)
+            if (advanced := await self._end.run(resume)) is not None:
+                self._enter_epoch(advanced)
         self._report_samples()
 
-    def _advanced(self, committed: Committed, own_samples: int, seconds: float) -> None:
-        self.global_steps += own_samples > 0
+    def _enter_epoch(self, advanced: Advanced) -> None:
+        """The parameters are those of the next epoch: its group begins to form, and the others hear of it."""
+        committed = advanced.committed
+        self.global_steps += advanced.own_samples > 0
         self._begin_epoch(committed.contributors)
         self._group.open(self.standing)
         self.account.end_epoch(
-            samples=committed.samples, own_samples=own_samples, peers=len(committed.contributors), seconds=seconds
+            samples=committed.samples,
+            own_samples=advanced.own_samples,
+            peers=len(committed.contributors),
+            seconds=advanced.seconds,
         )
         self.presence.announce()
 

@@ -13,7 +13,7 @@ from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOpti
 from swarmcli.averaging.checks import check_flags
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.gradients.grad_averager import gradient_method_of
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.state.residence import InPlace, Offloaded, Residence

@@ -13,7 +13,7 @@ import torch
 from swarmcli.errors import StateDownloadError
 from swarmcli.network import virtual_time
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.gradients.plain import Plain
 from swarmcli.optim.gradients.poweref import PowerEF
 from swarmcli.optim.gradients.powersgd import PowerSGD

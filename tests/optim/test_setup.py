@@ -8,7 +8,7 @@ import torch
 from swarmcli.compression import Float16Compression
 from swarmcli.optim import GradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.modes import StateOptions
 from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
 from swarmcli.optim.state.residence import InPlace, Offloaded

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from swarmcli.events import EpochAdvanced, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epoch.group import Failed, Undecided
 from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.report import PeerReport, Phase, describe
-from swarmcli.optim.membership.standing_group import Failed, Undecided
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode

@@ -23,7 +23,7 @@ from swarmcli.averaging.tasks import beside
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Events, RoundsReplayed
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.epochs.work import EpochWork
+from swarmcli.optim.epoch.work import EpochWork
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.state.replica import Replica
 

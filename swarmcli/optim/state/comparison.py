@@ -19,7 +19,7 @@ import torch
 from swarmcli.events import DriftMeasured, Events, PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.membership.told import Told, read_told
+from swarmcli.optim.epoch.group import Told, read_told
 from swarmcli.optim.state.drift import Verdict, judge
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.sketch import Sketch, Sketcher

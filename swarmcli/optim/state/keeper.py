@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.epochs.epoch_rule import EpochRule
-from swarmcli.optim.membership.standing_group import Committed
-from swarmcli.optim.membership.told import Told
+from swarmcli.optim.epoch.end import EpochRule
+from swarmcli.optim.epoch.group import Committed, Told
 from swarmcli.optim.state.comparison import Comparison
 from swarmcli.optim.state.drift import RepairPace, Verdict
 from swarmcli.optim.state.replica import Replica

@@ -7,8 +7,8 @@ import torch
 
 from swarmcli.events import DriftMeasured, StateDownloaded
 from swarmcli.network import virtual_time
-from swarmcli.optim.epochs.work import Timing
-from tests.optim.epochs.delayed_swarm import DelayedSwarm, DelayedTrainer
+from swarmcli.optim.epoch.work import Timing
+from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer
 from tests.optim.optim_swarm import record, together
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import msgspec
+
 from swarmcli.averaging import RoundRequest
 from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.membership.lineage import MAX_COUNT, Standing
-from swarmcli.optim.membership.told import are_apart, are_several, read_told
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore, RoundResult, StepControl
@@ -268,3 +270,37 @@ class StandingGroup:
             several=are_several(told),
             apart=are_apart(told),
         )
+
+
+class Told(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    """What a member of a group tells the others of itself: a stranger's words, handed on by the group's leader.
+
+    Only what is not as usual travels.
+    """
+
+    epoch: int
+    sketch: bytes = b""  # of its parameters; empty: it tells none
+    several: bool = False  # it counts more peers than one group may hold
+    apart: bool = False  # its state is another than that of others at the same standing, see TrainingState.apart
+
+
+def read_told(gathered: Iterable[bytes]) -> Iterator[Told]:
+    """What members told, in the order of the group; who told nothing, or nothing readable, is left out."""
+    for data in gathered:
+        try:
+            yield wire.decode(Told, data)
+        except msgspec.DecodeError:
+            continue
+
+
+def are_several(told: Collection[Told]) -> bool:
+    """Whether several groups end this epoch, so that its lineage only counts epochs: by at least half of the members.
+
+    A newcomer is the first to count itself, so of two it is the one that counts more who knows better.
+    """
+    return bool(told) and 2 * sum(each.several for each in told) >= len(told)
+
+
+def are_apart(told: Collection[Told]) -> bool:
+    """Whether the members hold unlike states: by more than half of them, so that no single one can make it so."""
+    return 2 * sum(each.apart for each in told) > len(told)

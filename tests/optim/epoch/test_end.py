@@ -12,12 +12,11 @@ from swarmcli.errors import OptimizerError
 from swarmcli.network import virtual_time
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epochs.epoch_end import EpochEnd
-from swarmcli.optim.epochs.epoch_rule import OneGroup
-from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.epoch.end import EpochEnd, EpochRule
+from swarmcli.optim.epoch.group import Committed, Failed, Outcome, Undecided
+from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.membership.standing_group import Committed, Failed, Outcome, Undecided
 
 OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)
 TOGETHER = Committed(bytes(32), 24, (OWN, OTHER))
@@ -43,17 +42,15 @@ class Story:
         self.outcomes = list(outcomes)
         self.ledger = Ledger()
         config = OptimizerConfig("run", 24, **options)
-        self.end = EpochEnd(config, timing, OneGroup(24), self, self, self, self, self, self, self.advanced)  # type: ignore[arg-type]
+        self.end = EpochEnd(config, timing, EpochRule(24), self, self, self, self, self, self)  # type: ignore[arg-type]
 
     async def run(self) -> None:
-        await self.end.run(self.resume)
+        if (advanced := await self.end.run(self.resume)) is not None:
+            self.told.append(f"at the next epoch with {advanced.own_samples} of {advanced.committed.samples}")
 
     def resume(self) -> None:
         if "resume" not in self.told:  # only the first time matters
             self.told.append("resume")
-
-    def advanced(self, committed: Committed, own_samples: int, seconds: float) -> None:
-        self.told.append(f"at the next epoch with {own_samples} of {committed.samples}")
 
     # the account
 
@@ -142,9 +139,9 @@ def test_at_once_the_trainer_waits_for_its_step() -> None:
             "advance",
             "keep states together",
             "publish",
-            "at the next epoch with 12 of 24",
             "take back",
             "resume",
+            "at the next epoch with 12 of 24",
         )
     ]
 
@@ -159,8 +156,8 @@ def test_a_delayed_step_waits_for_the_round() -> None:
             "resume",
             "advance",
             "keep states together",
-            "at the next epoch with 12 of 24",
             "take back",
+            "at the next epoch with 12 of 24",
         )
     ]
 
@@ -175,8 +172,8 @@ def test_delayed_averaging_waits_for_the_hand_in() -> None:
             "round",
             "advance",
             "keep states together",
-            "at the next epoch with 12 of 24",
             "take back",
+            "at the next epoch with 12 of 24",
         )
     ]
 

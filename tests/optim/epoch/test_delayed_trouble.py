@@ -8,8 +8,8 @@ import torch
 
 from swarmcli.events import Noticed
 from swarmcli.network import virtual_time
-from swarmcli.optim.epochs.work import Timing
-from tests.optim.epochs.delayed_swarm import DelayedSwarm, DelayedTrainer, one_round_late
+from swarmcli.optim.epoch.work import Timing
+from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer, one_round_late
 from tests.optim.optim_swarm import TARGET, digests, record, reference, together, until
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}

@@ -11,7 +11,7 @@ import torch
 from swarmcli.dht import DHTNode
 from swarmcli.events import EpochAdvanced
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epochs.work import Timing
+from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.modes import Modes
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.optim.epochs.work import GivenUp
+from swarmcli.optim.epoch.group import Committed
+from swarmcli.optim.epoch.work import GivenUp
 from swarmcli.optim.grad_scaler import all_finite
 from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.membership.standing_group import Committed
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import lent
 

@@ -1,6 +1,7 @@
 """One group ends the epochs while all peers fit into it; otherwise several do side by side, and states are averaged."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -8,9 +9,9 @@ import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
 from swarmcli.network import virtual_time
-from swarmcli.optim.epochs.epoch_rule import CALM, LEFT_BEHIND, AsManyAsFit, OneGroup, SeveralGroups
+from swarmcli.optim.epoch.end import CALM, LEFT_BEHIND, CrowdedEpochRule
+from swarmcli.optim.epoch.group import Told, are_apart, are_several
 from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.membership.told import Told, are_apart, are_several
 from swarmcli.optim.modes import Modes
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
 
@@ -152,22 +153,6 @@ def test_the_members_of_a_round_decide_together_what_it_means() -> None:
     assert not are_apart([apart, fits])  # nobody makes others download with a word
 
 
-def test_a_peer_that_comes_and_goes_does_not_change_the_rule_every_time() -> None:
-    reports, moment, count = Reports(), [0.0], [2]
-    several = SeveralGroups(reports, 5.0, lambda: moment[0])  # type: ignore[arg-type]
-    rule = AsManyAsFit(OneGroup(10), several, 2, lambda: count[0], lambda: moment[0])
-    assert not rule.several
-    assert rule.told(9) == 9
-    count[0] = 3
-    assert rule.several
-    assert rule.told(9) == 0.0  # until the reports suffice
-    count[0] = 2
-    moment[0] = CALM - 1
-    assert rule.several
-    moment[0] = CALM
-    assert not rule.several
-
-
 class Reports:
     """A tracker as the rule sees it."""
 
@@ -180,33 +165,65 @@ class Reports:
         self.epoch = 0
 
 
+def crowded(reports: Reports, count: Callable[[], int] = lambda: 3) -> CrowdedEpochRule:
+    """The rule of a peer that counts so many peers, where two fit into a group."""
+    return CrowdedEpochRule(reports, 2, count, patience=5.0)  # type: ignore[arg-type]
+
+
+def test_a_peer_that_comes_and_goes_does_not_change_the_rule_every_time() -> None:
+    async def main() -> None:
+        count = [2]
+        rule = crowded(Reports(), lambda: count[0])
+        assert not rule.several
+        assert rule.told(9) == 9
+        count[0] = 3
+        assert rule.several
+        assert rule.told(9) == 0.0  # until the reports suffice
+        count[0] = 2
+        await asyncio.sleep(CALM - 1)
+        assert rule.several
+        await asyncio.sleep(1)
+        assert not rule.several
+
+    virtual_time.run(main())
+
+
 def test_the_leader_hears_of_the_target_when_the_reports_suffice() -> None:
-    reports, moment = Reports(), [0.0]
-    rule = SeveralGroups(reports, patience=5.0, now=lambda: moment[0])  # type: ignore[arg-type]
-    assert rule.told(9) == 0.0
-    reports.accumulated_enough_samples = True
-    assert rule.told(1) == 10
-    assert not rule.suffices(1)
-    moment[0] = 5.0
-    assert rule.suffices(1)  # nobody has come
-    reports.epoch = reports.global_epoch = 1
-    reports.accumulated_enough_samples = False
-    assert rule.told(1) == 0.0
-    assert not rule.suffices(1)
+    async def main() -> None:
+        reports = Reports()
+        rule = crowded(reports)
+        assert rule.told(9) == 0.0
+        reports.accumulated_enough_samples = True
+        assert rule.told(1) == 10
+        assert not rule.suffices(1)
+        await asyncio.sleep(5.0)
+        assert rule.suffices(1)  # nobody has come
+        reports.epoch = reports.global_epoch = 1
+        reports.accumulated_enough_samples = False
+        assert rule.told(1) == 0.0
+        assert not rule.suffices(1)
+
+    virtual_time.run(main())
 
 
 def test_whoever_is_left_behind_looks_for_others_for_a_moment_only() -> None:
-    reports, moment = Reports(), [0.0]
-    rule = SeveralGroups(reports, patience=5.0, now=lambda: moment[0])  # type: ignore[arg-type]
-    reports.global_epoch = 1
-    assert rule.told(0) == 10
-    moment[0] = LEFT_BEHIND
-    assert rule.suffices(4)
+    async def main() -> None:
+        reports = Reports()
+        rule = crowded(reports)
+        reports.global_epoch = 1
+        assert rule.told(0) == 10
+        await asyncio.sleep(LEFT_BEHIND)
+        assert rule.suffices(4)
+
+    virtual_time.run(main())
 
 
 def test_another_group_may_be_a_moment_ahead_but_not_on_another_lineage() -> None:
-    rule = SeveralGroups(Reports(), patience=5.0, now=float)  # type: ignore[arg-type]
-    own = Standing(3, 30, bytes(32))
-    assert rule.excuses(own, own.by_epoch(10))
-    assert not rule.excuses(own, own.by_epoch(10).by_epoch(10))
-    assert not rule.excuses(own, own.after(b"round", 10))
+    async def main() -> None:
+        rule = crowded(Reports())
+        own = Standing(3, 30, bytes(32))
+        assert rule.excuses(own, own.by_epoch(10))
+        assert not rule.excuses(own, own.by_epoch(10).by_epoch(10))
+        assert not rule.excuses(own, own.after(b"round", 10))
+
+    virtual_time.run(main())

@@ -12,8 +12,8 @@ from swarmcli.events import Events, Noticed
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore
+    from swarmcli.optim.epoch.group import Committed
     from swarmcli.optim.membership.lineage import Standing
-    from swarmcli.optim.membership.standing_group import Committed
 
 
 class Timing(Enum):

@@ -8,8 +8,8 @@ from swarmcli.averaging import AveragerCore
 from swarmcli.network import virtual_time
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epoch.group import Committed, Failed, StandingGroup
 from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.membership.standing_group import Committed, Failed, StandingGroup
 from swarmcli.optim.setup import averager_config
 from tests.optim.optim_swarm import TARGET, Swarm
 

@@ -1,22 +1,123 @@
-"""How an epoch ends: with a round, or by this peer alone where nobody else is left."""
+"""How an epoch ends: with a round, or by this peer alone where nobody else is left; and by whose count it is over."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epochs.epoch_rule import EpochRule
-from swarmcli.optim.epochs.work import EpochWork, Timing
+from swarmcli.optim.epoch.group import Committed, Failed, Outcome, StandingGroup, Undecided
+from swarmcli.optim.epoch.wait import LAST_CALL, Resume
+from swarmcli.optim.epoch.work import EpochWork, Timing
 from swarmcli.optim.membership.account import Account
-from swarmcli.optim.membership.lineage import solitary_round_id
+from swarmcli.optim.membership.lineage import Standing, solitary_round_id
 from swarmcli.optim.membership.presence import Presence
-from swarmcli.optim.membership.standing_group import Committed, Failed, Outcome, StandingGroup, Undecided
-from swarmcli.optim.state.keeper import StateKeeper
 from swarmcli.optim.state.replica import Replica
 
-LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
+if TYPE_CHECKING:
+    from swarmcli.optim.progress.tracker import ProgressTrackerCore
+    from swarmcli.optim.state.keeper import StateKeeper
+
 LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
+CALM = 30.0  # seconds without more peers than one group may hold, after which one group ends the epochs again
+LEFT_BEHIND = 1.0  # seconds for which a peer looks for others that are left over, once the rest has gone on
+
+
+class EpochRule:
+    """When an epoch is over for one peer. `samples` are its own, towards the next round.
+
+    Here all peers of a lineage average with each other, so the leader of their group knows what all of them have.
+    """
+
+    def __init__(self, target_batch_size: int) -> None:
+        self.target = target_batch_size
+
+    @property
+    def several(self) -> bool:
+        """Whether, as far as this peer can tell, several groups end the epoch."""
+        return False
+
+    def told(self, samples: int) -> float:
+        """What the leader of the standing group hears; it begins the round when its members' sum reaches the target."""
+        return samples
+
+    def suffices(self, samples: int) -> bool:
+        """Whether this peer may end the epoch although no round begins."""
+        return samples >= self.target
+
+    def excuses(self, own: Standing, leading: Standing) -> bool:
+        """Whether this peer may stay on its way although another standing leads."""
+        return False
+
+
+class CrowdedEpochRule(EpochRule):
+    """The rule where one group holds at most so many peers (`target_group_size`).
+
+    While all fit into one group, it is the rule of one group. With more peers the progress reports say when the epoch
+    is over, and several groups end it, one after the other, within moments. A peer for which no group has room steps
+    with its own gradients when nobody has come for `patience` seconds; the averaging of states brings it back.
+
+    The number of peers changes while a run goes on, and each peer goes by its own count until a round begins. Where
+    counts differ that costs moments: a leader that sums up samples also begins when a member says that the reports
+    suffice. What the round means for the lineage its members decide together (`are_several`). Where two groups decide
+    differently, their lineages part, and the rule for lineages brings them together again.
+    """
+
+    def __init__(self, tracker: ProgressTrackerCore, size: int, count: Callable[[], int], patience: float) -> None:
+        """`count` gives the peers that are there, this one too."""
+        super().__init__(tracker.target_batch_size)
+        self._tracker = tracker
+        self._size = size
+        self._count = count
+        self._patience = patience
+        self._crowded_at = -math.inf  # loop time; when there were last more than fit into one group
+        self._over: tuple[int, float] | None = None  # which epoch has been seen to be over, and since when (loop time)
+
+    @property
+    def several(self) -> bool:
+        """It takes a download by everyone to be one group again, so a peer that comes and goes must not cause it."""
+        if self._count() > self._size:
+            self._crowded_at = _now()
+        return _now() - self._crowded_at < CALM
+
+    def told(self, samples: int) -> float:
+        if not self.several:
+            return super().told(samples)
+        return self.target if self._is_over() else 0.0
+
+    def suffices(self, samples: int) -> bool:
+        if not self.several:
+            return super().suffices(samples)
+        if not self._is_over() or self._over is None:
+            return False
+        epoch, since = self._over
+        patience = min(LEFT_BEHIND, self._patience) if self._tracker.global_epoch > epoch else self._patience
+        return _now() - since >= patience
+
+    def excuses(self, own: Standing, leading: Standing) -> bool:
+        """Another group has ended this epoch a moment earlier."""
+        return self.several and leading == own.by_epoch(self.target)
+
+    def _is_over(self) -> bool:
+        epoch = self._tracker.local_progress.epoch
+        if self._over is not None and self._over[0] == epoch:
+            return True
+        if self._tracker.accumulated_enough_samples or self._tracker.global_epoch > epoch:
+            self._over = epoch, _now()
+            return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """This peer has stepped and is at the next epoch."""
+
+    committed: Committed
+    own_samples: int  # of this peer, in the average
+    seconds: float  # that the end took
 
 
 class EpochEnd:
@@ -36,9 +137,7 @@ class EpochEnd:
         group: StandingGroup,
         presence: Presence,
         account: Account,
-        on_advanced: Callable[[Committed, int, float], None],
     ) -> None:
-        """`on_advanced` is called with the round, this peer's samples in it, and the seconds that it took."""
         self._own_id = account.peer_id
         self._config = config
         self._timing = timing
@@ -49,7 +148,6 @@ class EpochEnd:
         self._group = group
         self._presence = presence
         self._account = account
-        self._on_advanced = on_advanced
         self._weight: int | None = None  # samples handed in
         self._strayed = False  # they were kept out of the last round: they belong to other parameters than the others'
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
@@ -68,29 +166,28 @@ class EpochEnd:
         its part, as large as in the last round."""
         return self._work.samples >= self._share * self._config.target_batch_size
 
-    async def run(self, resume: Callable[[], None]) -> None:
+    async def run(self, resume: Resume) -> Advanced | None:
         """Tries until a round commits, nobody is left to average with, or waiting longer would only cost time.
 
-        Calls `resume` when the trainer may go on to compute: at the latest when `run` ends. Unless a round commits,
-        what was taken in stays for the next one.
+        Calls `resume` when the trainer may go on to compute: at the latest when `run` ends. None: no round committed,
+        and what was taken in stays for the next one.
         """
+        began = _now()
         try:
-            committed = await self._average(resume)
-            if committed is not None:
-                await self._advance(*committed, resume)
+            committed = await self._average(began, resume)
+            return None if committed is None else await self._advance(committed, began, resume)
         finally:
             self._weight = None
             await self._work.take_back()
             resume()
 
-    async def _average(self, resume: Callable[[], None]) -> tuple[Committed, float] | None:
-        """The round, and when it was begun with; None: there was none."""
-        began = _now()
+    async def _average(self, began: float, resume: Resume) -> Committed | None:
+        """The round; None: there was none."""
         deadline = began + self._config.matchmaking_time
         while True:
             outcome = await self._attempt(began, resume)
             if isinstance(outcome, Committed):
-                return outcome, began
+                return outcome
             if isinstance(outcome, Undecided) or self.left_behind:
                 return None
             if outcome is not None:
@@ -101,16 +198,16 @@ class EpochEnd:
             if not (begun or self.has_enough):
                 return None
 
-    async def _proceed(self, began: float, resume: Callable[[], None]) -> tuple[Committed, float] | None:
+    async def _proceed(self, began: float, resume: Resume) -> Committed | None:
         """Others are there, but no round came about in time: with its own gradients, if the user wants that."""
         if not (self._config.proceed_alone and self.has_enough):
             return None
         seconds = _now() - began
         self._account.warn(f"no round came about within {seconds:.0f} s: this peer steps with its own gradients alone")
         outcome = await self._average_alone(resume)
-        return (outcome, began) if isinstance(outcome, Committed) else None
+        return outcome if isinstance(outcome, Committed) else None
 
-    async def _attempt(self, began: float, resume: Callable[[], None]) -> Outcome | None:
+    async def _attempt(self, began: float, resume: Resume) -> Outcome | None:
         """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
         if self._group.begun:
             outcome = await self._average_together(resume)
@@ -128,13 +225,13 @@ class EpochEnd:
     async def _is_alone(self, patient: bool) -> bool:
         """Whether nobody is left to wait for. A quick peer must not run away from those who take in the last round a
         moment later; one that stays behind for long is waited for no more."""
-        if not self._rule.asks_around:
+        if self._rule.several:
             return True
         surroundings = await self._group.unless_begun(self._presence.surroundings(self._replica.standing))
         self.left_behind = surroundings == "behind"
         return surroundings == "alone" or (surroundings == "followed" and not patient)
 
-    async def _average_together(self, resume: Callable[[], None]) -> Outcome:
+    async def _average_together(self, resume: Resume) -> Outcome:
         weight = await self._hand_in(resume)
         self._strayed = self._keeper.judge(self._group.gathered)
         outcome = await self._group.contribute(0 if self._strayed else weight)
@@ -143,7 +240,7 @@ class EpochEnd:
             self._account.ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
 
-    async def _average_alone(self, resume: Callable[[], None]) -> Outcome:
+    async def _average_alone(self, resume: Resume) -> Outcome:
         """Nobody else can be reached, so what this peer has is the swarm's average."""
         samples = await self._hand_in(resume)
         if not (samples and self.has_enough):
@@ -159,7 +256,7 @@ class EpochEnd:
 
     def _mention_the_unreachable(self) -> None:
         """Two peers behind firewalls, above all, would otherwise train apart without a word."""
-        others = len(self._presence.claims()) if self._rule.asks_around else 0
+        others = len(self._presence.claims()) if not self._rule.several else 0
         if others and not self._said_alone:
             self._said_alone = True
             self._account.warn(
@@ -169,7 +266,7 @@ class EpochEnd:
                 "neither side can dial the other, and an auxiliary or a monitor that both can dial brings them together"
             )
 
-    async def _hand_in(self, resume: Callable[[], None]) -> int:
+    async def _hand_in(self, resume: Resume) -> int:
         """What is handed in stays the same over all attempts. A delayed trainer computes its next batches with the
         parameters that the last epoch gave, from here on or once these gradients are averaged."""
         first = self._weight is None
@@ -182,7 +279,7 @@ class EpochEnd:
             resume()
         return self._weight
 
-    async def _advance(self, committed: Committed, began: float, resume: Callable[[], None]) -> None:
+    async def _advance(self, committed: Committed, began: float, resume: Resume) -> Advanced:
         """Steps with the average; from here on this peer is at the next epoch."""
         if self._timing is not Timing.AT_ONCE:
             resume()
@@ -199,7 +296,7 @@ class EpochEnd:
         if self._timing is Timing.AT_ONCE:
             await self._replica.publish()
         await self._group.close()
-        self._on_advanced(committed, handed if counted else 0, _now() - began)
+        return Advanced(committed, handed if counted else 0, _now() - began)
 
 
 def _now() -> float:

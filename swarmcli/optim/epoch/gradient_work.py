@@ -11,11 +11,11 @@ from swarmcli.averaging import AveragerCore
 from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.averaging.threads import on_one_thread
 from swarmcli.events import Events
-from swarmcli.optim.epochs.work import GivenUp
+from swarmcli.optim.epoch.group import Committed
+from swarmcli.optim.epoch.work import GivenUp
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.method import GradientMethod
 from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.membership.standing_group import Committed
 from swarmcli.optim.state.replica import Replica
 
 # Bytes. The trainer waits in every step: adding so much takes 2 ms, less than a busy machine needs to hand it to

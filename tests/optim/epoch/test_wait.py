@@ -1,0 +1,242 @@
+"""What the trainer waits for: a round that is near, how often reports are believed, and the end under way."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from swarmcli.network import virtual_time
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.epoch.wait import (
+    LAST_CALL,
+    MOST_EPOCHS,
+    EndUnderWay,
+    LastCall,
+    LastMoment,
+    Resume,
+    seconds_left_to_others,
+)
+from swarmcli.optim.progress.progress import LocalTrainingProgress
+from tests.optim.optim_swarm import Swarm, together
+
+NOW, TARGET = 100.0, 100
+
+
+def report(epoch: int, samples: int, rate: float, time: float = NOW, peer: int = 1) -> LocalTrainingProgress:
+    return LocalTrainingProgress(
+        peer_id=bytes([peer]) * 32,
+        epoch=epoch,
+        samples_accumulated=samples,
+        samples_per_second=rate,
+        time=time,
+        client_mode=False,
+    )
+
+
+OWN = report(5, 50, 5.0, peer=0)
+
+
+@pytest.mark.parametrize(
+    ("others", "seconds"),
+    [
+        pytest.param([], math.inf, id="nobody else"),
+        pytest.param([report(5, 50, 0.0)], math.inf, id="nobody computes"),
+        pytest.param([report(5, 40, 5.0)], 2.0, id="the rest at their rate"),
+        pytest.param([report(5, 40, 5.0, NOW - 1)], 1.0, id="less what they did since their report"),
+        pytest.param([report(5, 40, 5.0, NOW + 3)], 2.0, id="a clock that runs ahead adds nothing"),
+        pytest.param([report(5, 40, 5.0, NOW - 9)], 0.0, id="already done"),
+        pytest.param([report(4, 77, 5.0), report(6, 77, 5.0)], math.inf, id="other epochs do not count"),
+        pytest.param([report(5, 20, 2.0), report(5, 20, 3.0, peer=2)], 2.0, id="rates add up"),
+    ],
+)
+def test_when_the_others_will_have_done_the_rest(others: list[LocalTrainingProgress], seconds: float) -> None:
+    assert seconds_left_to_others(others, OWN, TARGET, NOW) == pytest.approx(seconds)
+
+
+def moment(left: float, *, rate: float = 5.0, enough: bool = False) -> LastMoment:
+    """Of a peer with this rate, in an epoch whose rest the others do in `left` seconds."""
+    tracker = SimpleNamespace(
+        accumulated_enough_samples=enough,
+        performance_ema=SimpleNamespace(samples_per_second=rate),
+        reports=(report(5, TARGET - 50 - round(10 * left), 10.0),),
+        local_progress=OWN,
+        target_batch_size=TARGET,
+    )
+    return LastMoment(tracker, SimpleNamespace(now=lambda: NOW))  # type: ignore[arg-type]
+
+
+def test_it_waits_while_the_end_is_less_than_half_a_batch_away() -> None:
+    assert moment(0.9).patience(10) == pytest.approx(2.0)  # a batch of ten samples takes two seconds
+    assert moment(1.1).patience(10) == 0.0
+    assert moment(0.9, rate=0.0).patience(10) == 0.0  # it is not known how long a batch takes
+
+
+def test_a_mate_that_has_not_been_heard_of_since_the_last_round_counts_from_its_end() -> None:
+    clock = SimpleNamespace(now=lambda: NOW - 10)
+    mate = report(3, 77, 5.0, NOW - 30)
+    tracker = moment(0.0)._tracker
+    tracker.reports = (mate,)  # type: ignore[misc]
+    last = LastMoment(tracker, clock)  # type: ignore[arg-type]
+    last.begin_epoch([mate.peer_id])
+    clock.now = lambda: NOW
+    assert last.patience(10) == pytest.approx(LAST_CALL)  # it has done its half
+    last.begin_epoch()
+    assert last.patience(10) == 0.0
+
+
+def test_it_waits_no_longer_than_the_end_should_take_and_a_little() -> None:
+    assert moment(2.0).patience(50) == pytest.approx(2.0 + LAST_CALL)
+
+
+def test_a_reason_that_misled_it_counts_no_more_in_this_epoch() -> None:
+    expected, reported = moment(0.1), moment(0.1, enough=True)
+    assert reported.patience(10) == LAST_CALL
+    for each in (expected, reported):
+        each.patience(10)
+        each.was_answered(begun=True)
+        assert each.patience(10) > 0
+        each.was_answered(begun=False)
+        assert each.patience(10) == 0.0
+
+
+@pytest.mark.parametrize("peers", [2, 4])
+@pytest.mark.parametrize("batches", [1, 5])
+def test_trainers_in_step_compute_no_batch_that_the_epoch_does_not_need(peers: int, batches: int) -> None:
+    async def main() -> None:
+        async with Swarm(latency=0.002) as swarm:
+            target = 4 * peers * batches
+            trainers = [await swarm.trainer(seed=1, pace=1.0, target=target) for _ in range(peers)]
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(10) for trainer in trainers))
+            for trainer in trainers:
+                assert [event.samples for event in trainer.epochs[4:]] == [target] * 6
+
+    virtual_time.run(main())
+
+
+def test_one_wait_in_vain_ends_the_waiting_of_its_epoch_only() -> None:
+    call = LastCall()
+    assert call.is_worth_it(7)
+    call.was_answered(7, begun=False)
+    assert not call.is_worth_it(7)
+    assert call.is_worth_it(8)
+
+
+def test_a_peer_that_always_lies_is_believed_more_and_more_seldom() -> None:
+    call, waits = LastCall(), []
+    for epoch in range(400):
+        if call.is_worth_it(epoch):
+            waits.append(epoch)
+            call.was_answered(epoch, begun=False)
+    assert waits[:6] == [0, 1, 3, 7, 15, 31]
+    assert waits[-1] - waits[-2] == MOST_EPOCHS
+
+
+def test_a_round_that_begins_restores_the_trust() -> None:
+    call = LastCall()
+    for epoch in (0, 1, 3):
+        call.was_answered(epoch, begun=False)
+    call.was_answered(7, begun=True)
+    call.was_answered(8, begun=False)
+    assert not call.is_worth_it(8)
+    assert call.is_worth_it(9)
+
+
+def lasting(before: float, after: float, error: Exception | None = None):
+    """An end in which the trainer waits `before` seconds, and which goes on for `after` more."""
+
+    async def run(resume: Resume) -> None:
+        await asyncio.sleep(before)
+        resume()
+        await asyncio.sleep(after)
+        if error is not None:
+            raise error
+
+    return run
+
+
+def seconds() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_the_trainer_waits_for_its_part_and_the_rest_goes_on() -> None:
+    async def main() -> None:
+        end, began = EndUnderWay(TaskOwner()), seconds()
+        assert not end
+        end.begin(lasting(1, 2))
+        await end.may_compute()
+        assert (seconds() - began, bool(end)) == (1, True)
+        await end.may_compute()
+        assert seconds() - began == 1
+        await end.over()
+        assert (seconds() - began, bool(end)) == (3, False)
+        await end.may_compute()
+        await end.over()
+        assert seconds() - began == 3
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("wait", [EndUnderWay.may_compute, EndUnderWay.over])
+def test_an_error_of_the_background_is_raised_once_to_whoever_waits_next(wait) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        end = EndUnderWay(TaskOwner())
+        end.begin(lasting(0, 1, OSError("disk full")))
+        await end.may_compute()
+        await asyncio.sleep(2)
+        with pytest.raises(OSError, match="disk full"):
+            await wait(end)
+        assert not end
+        await wait(end)
+
+    virtual_time.run(main())
+
+
+def test_an_error_before_the_trainer_may_go_on_reaches_it_at_once() -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        end = EndUnderWay(TaskOwner())
+
+        async def run(resume: Resume) -> None:
+            raise OSError("disk full")
+
+        end.begin(run)
+        with pytest.raises(OSError, match="disk full"):
+            await end.may_compute()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("wait", [EndUnderWay.may_compute, EndUnderWay.over])
+def test_it_goes_on_when_somebody_stops_waiting(wait) -> None:
+    async def main() -> None:
+        end, began = EndUnderWay(TaskOwner()), seconds()
+        end.begin(lasting(3, 0))
+        waiting = asyncio.get_running_loop().create_task(wait(end))
+        await asyncio.sleep(1)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        assert end
+        await end.over()
+        assert seconds() - began == 3
+
+    virtual_time.run(main())
+
+
+def test_the_end_of_its_owner_lets_those_go_who_wait() -> None:
+    async def main() -> None:
+        tasks = TaskOwner()
+        end = EndUnderWay(tasks)
+        end.begin(lasting(3, 0))
+        waiting = asyncio.get_running_loop().create_task(end.may_compute())
+        await asyncio.sleep(1)
+        await tasks.close()
+        await asyncio.wait([waiting], timeout=1)
+        assert waiting.done()
+
+    virtual_time.run(main())
