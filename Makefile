@@ -1,10 +1,11 @@
-# Everything a newcomer needs: `make demo`, `make test`, `make lint`, `make bench`; before a release `make test-oldest`.
+# Everything a newcomer needs: `make demo`, `make test`, `make lint`, `make bench`; before a change lands `make e2e`;
+# before a release `make soak` and `make test-oldest`.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 4
 
-.PHONY: demo test test-oldest lint bench bench-peers install clean
+.PHONY: demo test e2e soak test-oldest lint bench bench-peers install clean
 
 install: $(VENV)/.installed
 
@@ -19,9 +20,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/swarm demo
 
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
 test: install
+	$(PYTEST) -m '(not e2e or smoke) and not soak'
+
+e2e: install
 	@PYTHON=$(BIN)/python sh tests/provide_chromium.sh
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(PYTEST) -m 'e2e and not soak'
+
+soak: install
+	$(PYTEST) -m soak
 
 # The oldest versions that pyproject.toml allows, with which nothing was written: what needs neither processes nor a
 # browser, since that is where their interfaces are used. Set TORCH_INDEX to PyTorch's index of CPU builds where the
@@ -30,7 +39,7 @@ OLDEST_TESTS := tests/cli tests/compression tests/journal tests/recipe tests/rol
                 tests/web tests/test_api.py
 
 test-oldest: .venv-oldest/.installed
-	.venv-oldest/bin/python -m pytest -n $(JOBS) -m 'not processes and not browser' $(OLDEST_TESTS)
+	.venv-oldest/bin/python -m pytest -n $(JOBS) -m 'not e2e and not soak' $(OLDEST_TESTS)
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13) and "the oldest torch needs Python 3.11 or 3.12; set PYTHON=python3.11")'

@@ -1,4 +1,4 @@
-"""For all tests: one thread of torch per process; the browser of those marked `browser`, missed loudly if missing."""
+"""For all tests: which suite each is in; one thread of torch per process; the browser, missed loudly if missing."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ ARGUMENTS = (
     "--disable-sync",
 )
 MISSING = "no Chromium on this machine (see tests/provide_chromium.sh)"
+
+
+FIRST_SEEDS = 3  # of a matrix of seeds, which `make test` and `make e2e` run; `make soak` runs the others
+
+
+@pytest.hookimpl(tryfirst=True)  # before what -m names is chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("browser"):
+            item.add_marker("e2e")
+        matrix = getattr(item, "callspec", None)
+        if matrix is not None and matrix.indices.get("seed", 0) >= FIRST_SEEDS:
+            item.add_marker("soak")
 
 
 def find_chromium() -> str | None:

@@ -12,7 +12,7 @@ from tests.end_to_end.swarm import PATIENCE_SECONDS, Swarm
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = [pytest.mark.processes, pytest.mark.browser]
+pytestmark = pytest.mark.browser
 
 MakeSwarm = Callable[..., Swarm]
 PATIENCE = PATIENCE_SECONDS * 1000  # milliseconds, as playwright counts

@@ -10,7 +10,7 @@ from swarmcli.cli.demo_run import ActorReport, DemoRun, Plan, checks
 from swarmcli.errors import SwarmError
 from tests.end_to_end.swarm import RECIPE, TEXT
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 def write_recipe(directory: Path, max_epochs: int) -> Path:

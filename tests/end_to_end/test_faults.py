@@ -14,7 +14,7 @@ import pytest
 
 from tests.end_to_end.swarm import Swarm
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 MakeSwarm = Callable[..., Swarm]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.swarm import Swarm
 from tests.end_to_end.test_run import finish
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 MakeSwarm = Callable[..., Swarm]
 TARGET = 2048  # samples in an epoch: some tenths of a second for two trainers

@@ -10,7 +10,7 @@ import pytest
 from swarmcli.journal import JOURNAL_NAME, JournalReader, RoundRecord
 from tests.end_to_end.swarm import Swarm
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 EPOCHS = 6

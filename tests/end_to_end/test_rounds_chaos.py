@@ -17,7 +17,7 @@ from tests.end_to_end import round_member
 from tests.end_to_end.round_member import Role, Strike, Told, tensor_of
 from tests.end_to_end.swarm import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([round_member.__name__])

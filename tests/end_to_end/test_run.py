@@ -9,7 +9,7 @@ import pytest
 from swarmcli.cli.processes import Child
 from tests.end_to_end.swarm import Swarm
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 MakeSwarm = Callable[..., Swarm]
 SLOW = 3072  # samples in an epoch where processes must have time to start while it goes on

@@ -16,7 +16,7 @@ from tests.end_to_end.swarm import Swarm
 from tests.end_to_end.test_recipes import EPOCHS, OVERRIDES, RECIPES
 from tests.end_to_end.test_run import finish
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 MakeSwarm = Callable[..., Swarm]
 TARGET = 2048  # samples in an epoch: some tenths of a second

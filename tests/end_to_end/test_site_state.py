@@ -13,7 +13,7 @@ import pytest
 from tests.end_to_end.site_processes import ranks
 from tests.end_to_end.swarm import Swarm
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 MakeSwarm = Callable[..., Swarm]
 SITE = ("--nproc", "2", "--set", "local.site.zero=true")

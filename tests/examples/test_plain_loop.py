@@ -50,7 +50,7 @@ def lineages(lines: list[str]) -> dict[int, str]:
     return {int(found[1]): found[4] for line in lines if (found := EPOCH.search(line))}
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 @pytest.mark.parametrize("example", ["plain_loop", "transformers_trainer"])
 def test_two_processes_train_together(example: str) -> None:
     with peer(example) as first:

@@ -11,7 +11,7 @@ import pytest
 
 from swarmcli.journal import JournalReader
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., subprocess.Popen[str]]
 

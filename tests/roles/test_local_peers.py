@@ -50,7 +50,7 @@ def test_a_peer_is_seen_as_long_as_it_is_entered(peers: LocalPeers) -> None:
     assert peers.living() == [] and list(peers.directory.iterdir()) == []
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_one_that_is_killed_is_gone_and_one_that_leaves_leaves_nothing(peers: LocalPeers) -> None:
     with peers.entered(here()):
         with another_process(peers.directory) as process:

@@ -24,7 +24,7 @@ from tests.recipe.recipes import small
 from tests.roles.test_leaving import SumsStream
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 LOCAL = "local_updates.enabled=yes"
 ZERO = "local.site.zero=yes"

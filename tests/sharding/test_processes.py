@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.sharding.processes import RankFailed, World, Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 def gather(start: float) -> dict[str, object]:

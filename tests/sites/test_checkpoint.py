@@ -20,7 +20,7 @@ from tests.sharding.files.jobs import differing, whole
 from tests.sharding.processes import Worlds
 from tests.sites.site_training import Plan, Rank, site_rank, train, weights
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 SIZES = {2: (4, 4), 4: (2, 2, 2, 2)}
 

@@ -16,7 +16,7 @@ from tests.sharding.processes import Worlds
 from tests.sites.site_training import OPTIMIZERS, TIGHT, Plan, in_thread, model, reference, schedule, site_rank, train
 from tests.sites.site_training import weights as weights_of
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 UNEQUAL = {2: (3, 5), 4: (3, 5, 1, 2)}
 
 

@@ -23,7 +23,7 @@ from swarmcli.sites.pace import Pace, Report, Verdict
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 def parameters() -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from tests.sharding.processes import World, Worlds
 from tests.sites.hierarchical import done_over, site_rank
 from tests.sites.site_training import OPTIMIZERS, TIGHT, in_thread, model, schedule, train, weights
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 UNEQUAL = {2: (3, 5), 4: (3, 5, 1, 2)}
 

@@ -27,7 +27,7 @@ from tests.sites.site_training import (
     weights,
 )
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 @contextmanager

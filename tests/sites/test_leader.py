@@ -22,7 +22,7 @@ from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 class Ask(Order, frozen=True):

@@ -14,7 +14,7 @@ from swarmcli.sites.meeting import CURRENT, agree_on_name
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 def live_twice() -> list[bool]:

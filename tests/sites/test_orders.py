@@ -16,7 +16,7 @@ from swarmcli.sites.orders import Follower, Order, OrderDesk
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 class AddUp(Order, frozen=True):

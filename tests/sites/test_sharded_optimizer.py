@@ -17,7 +17,7 @@ from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 SHAPES = [(6, 4), (5,), (3, 3), (2,), (7,)]
 
 

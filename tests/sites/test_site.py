@@ -16,7 +16,7 @@ from swarmcli.sites.links import MAX_MESSAGE_BYTES, receive_bytes, receive_numbe
 from swarmcli.sites.site import Site, launched_as_site
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 LARGE = 3 << 20
 
 

@@ -25,7 +25,7 @@ from tests.sharding.processes import Worlds
 from tests.sites.site_state import advance, plain_state, site_state
 from tests.sites.test_state_sharing import peers
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 MIB = 1 << 20
 PARAMETERS = 32  # MiB

@@ -35,7 +35,7 @@ from tests.sharding.processes import Worlds
 from tests.sites.site_state import advance, plain_state, site_state
 from tests.sites.site_training import OPTIMIZERS, TIGHT, Plan, in_thread, model, schedule, site_rank, train, weights
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 LARGE = [(400, 500), (7,), (500, 300), (), (4000,)]  # a state of some 5 MB, in 80 chunks
 

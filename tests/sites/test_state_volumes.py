@@ -26,7 +26,7 @@ from tests.sharding.processes import Worlds
 from tests.sites.site_training import Plan, in_thread, site_rank, train, weights
 from tests.sites.test_in_swarm import plain_peer
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 NAMES = ("exp_avg", "exp_avg_sq")
 WIDTH = 20_000

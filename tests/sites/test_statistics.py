@@ -19,7 +19,7 @@ from swarmcli.sites import statistics as statistics_module
 from tests.sharding.processes import Worlds
 from tests.sites.site_state import OPTIMIZERS, advance, plain_state, site_state
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 def expect_equal(one: CapturedState, other: CapturedState) -> None:

@@ -22,7 +22,7 @@ from tests.sharding.files.jobs import differing, groups, parameters, plain, refe
 from tests.sharding.processes import Worlds
 
 __all__ = ["worlds"]
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 SWARM = {"epoch": 3, "lineage": "ab" * 32, "scheduler": {"last_epoch": 3}, "gradients": {"g": torch.ones(2)}}
 

@@ -16,7 +16,7 @@ from swarmcli.cli.site import launcher
 from swarmcli.cli.site.launcher import PREFIX, STALE_SECONDS, Launcher, environment
 from swarmcli.errors import SiteError
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 # A process of a site that needs no torch: its actions come behind this.
 PROCESS = """

@@ -12,7 +12,7 @@ CASES = pytest.mark.parametrize("case", contract.CASES)
 
 
 @CASES
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_process_groups(worlds: Worlds, case: str) -> None:
     assert_equal_bits(worlds(contract.SIZE).run(contract.in_process_group, case))
 

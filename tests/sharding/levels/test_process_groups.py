@@ -14,7 +14,7 @@ from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimize
 from swarmcli.sharding.levels import HierarchicalModelAverager
 from tests.sharding.processes import World, Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 HIERARCHIES: list[tuple[int, dict[int, int], int]] = [
     (2, {2: 2}, 0),

@@ -90,7 +90,7 @@ def assert_between(short: float, hierarchy: float, long: float) -> None:
     assert 0 < 1.2 * short < hierarchy < long / 1.2, (short, hierarchy, long)
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 @pytest.mark.parametrize("seed", SEEDS)
 def test_process_groups(worlds: Worlds, seed: int) -> None:
     results = worlds(SIZE).run(of_ranks, seed)
@@ -103,6 +103,6 @@ def test_swarm_groups(seed: int) -> None:
     assert_between(*of_peers(seed))
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_the_same_in_a_swarm_as_in_a_process_group(worlds: Worlds) -> None:
     assert of_peers(9) == pytest.approx(worlds(SIZE).run(of_ranks, 9)[0], rel=1e-4)

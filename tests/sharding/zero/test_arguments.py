@@ -74,7 +74,7 @@ def refuse_in_the_constructor() -> None:
         ZeroRedundancyOptimizer([ONE], SGD, shares=[1, 2], overlap_with_ddp=True, lr=0.1)
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_the_constructor_refuses(worlds: Worlds) -> None:
     worlds(2).run(refuse_in_the_constructor)
 
@@ -107,7 +107,7 @@ def make_unlike_ones() -> None:
     optimizer.step()
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_parameters_that_differ_between_ranks_are_named_at_all(worlds: Worlds) -> None:
     worlds(2).run(make_unlike_ones)
 
@@ -138,7 +138,7 @@ def misuse() -> None:
             duplicate(optimizer)
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_misuse_is_named(worlds: Worlds) -> None:
     worlds(2).run(misuse)
 
@@ -160,6 +160,6 @@ def agree() -> list[list[float]]:
     return [agreed_weights(None, group), agreed_weights((3, 1), group), agreed_weights(10 + rank, group)]
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_all_ranks_agree_on_their_shares_or_fail_together(worlds: Worlds) -> None:
     assert worlds(2).run(agree) == [[[1.0, 1.0], [3.0, 1.0], [10.0, 11.0]]] * 2

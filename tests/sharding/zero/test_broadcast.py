@@ -65,7 +65,7 @@ def broadcast_everything(views: bool) -> list[torch.Tensor]:
     return [tensor.double() if not tensor.is_complex() else tensor for tensor in odd]
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_ranks_get_the_owners_values_of_any_type_and_layout(worlds: Worlds, ranks: int, views: bool) -> None:

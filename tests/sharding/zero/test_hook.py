@@ -23,7 +23,7 @@ from tests.sharding.zero.ddp import (
     wrap,
 )
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 ITERATIONS = 6
 

@@ -16,7 +16,7 @@ from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from tests.sharding.processes import Worlds
 from tests.sharding.zero.parity import assert_bitwise, make_parameters, set_gradients
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 def train_unevenly(make: Any, joined: bool, **options: Any) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from tests.sharding.processes import Worlds
 from tests.sharding.zero.ddp import HOOKS, backward, make_model, make_overlapped, make_zero, values, wrap
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tests.sharding.zero.parity import (
     set_gradients,
 )
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 def train_eventfully(name: str, bucket_view: bool) -> None:

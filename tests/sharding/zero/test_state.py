@@ -23,7 +23,7 @@ from tests.sharding.zero.parity import (
     set_gradients,
 )
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 def trained(optimizer: Any, parameters: list[torch.nn.Parameter], steps: range) -> None:

@@ -66,7 +66,7 @@ def send_from_last_to_first(piece_bytes: int) -> bool | None:
     return None
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 @pytest.mark.parametrize("piece_bytes", [37, 4096, 2**20])
 def test_arrives_byte_for_byte(worlds: Worlds, piece_bytes: int) -> None:
     assert worlds(2).run(send_from_last_to_first, piece_bytes)[0] is True

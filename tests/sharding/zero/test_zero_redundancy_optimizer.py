@@ -18,7 +18,7 @@ from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from tests.sharding.processes import Worlds
 from tests.sharding.zero.parity import SHAPES, assert_bitwise, make_parameters, set_gradients
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 @contextmanager
