@@ -104,7 +104,7 @@ def refuse_to_pass_on() -> str:
     return str(caught.value)
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_state_of_every_kind_arrives_in_pieces(worlds: Worlds) -> None:
     nothing, received = worlds(2).run(pass_on, None)
     assert nothing == {}
@@ -113,7 +113,7 @@ def test_state_of_every_kind_arrives_in_pieces(worlds: Worlds) -> None:
     assert differing(received, {4: {key: value for key, value in ODD.items() if key != "pair"}, 9: {}}) == []
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_a_problem_of_the_sender_is_raised_at_all_ranks_before_anything_moves(worlds: Worlds) -> None:
     assert worlds(2).run(refuse_to_pass_on) == ["it is damaged", "it is damaged"]
 
@@ -124,7 +124,7 @@ def leave_state_without_an_owner() -> str:
     return str(caught.value)
 
 
-@pytest.mark.processes
+@pytest.mark.e2e
 def test_state_that_nobody_would_own_is_refused_at_all_ranks(worlds: Worlds) -> None:
     for text in worlds(2).run(leave_state_without_an_owner):
         assert text == "there is state of parameters [4], which no rank of the new layout owns"

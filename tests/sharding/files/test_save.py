@@ -19,7 +19,7 @@ from swarmcli.sharding.files.save import complete, load_save, read_manifest, try
 from tests.sharding.files.jobs import differing, parameters, plain, reference, sharded, train, whole
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.e2e
 
 
 def write(directory: Path, optimizer: ZeroRedundancyOptimizer, epoch: int) -> bytes:
