@@ -23,9 +23,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from swarmcli.dht import DHT, DHTNode
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.network.rpc import Endpoint
-from swarmcli.network.tcp import TCPTransport
+from swarmcli.network.transports.tcp.transport import TCPTransport
 
 PEERS, WORKERS, ROUNDS, WRITERS = 32, 4, 16, 8
 TARGET = 0.1  # of hivemind's time

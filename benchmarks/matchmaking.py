@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.matchmaking.test_matchmaking_churn import churn
 from tests.averaging.matchmaking.test_moshpit import mix
 from tests.averaging.searchers import Searchers

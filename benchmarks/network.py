@@ -25,11 +25,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from swarmcli.network.addresses import PeerInfo
+from swarmcli.network.endpoint import Endpoint, Stream
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.rpc import Endpoint, Stream
-from swarmcli.network.tcp import TCPTransport
-from swarmcli.network.tls import dialer_context, listener_context
-from swarmcli.network.transport import PeerInfo
+from swarmcli.network.transports.tcp.tls import dialer_context, listener_context
+from swarmcli.network.transports.tcp.transport import TCPTransport
 
 MIB = 1 << 20
 TOTAL = 256 * MIB

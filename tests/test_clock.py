@@ -11,8 +11,9 @@ import pytest
 
 from swarmcli import clock as clock_module
 from swarmcli.clock import MAX_OFFSET, MAX_PEERS, SETTLING, Clock, default_clock, get_dht_time, set_default_clock
-from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID, virtual_time
-from swarmcli.network.virtual_time import EPOCH
+from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.testing.virtual_time import EPOCH
 
 NAN, INF = float("nan"), float("inf")
 

@@ -27,7 +27,7 @@ from swarmcli.dht import DHT
 from swarmcli.errors import AveragingError, StateDownloadError
 from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
-from swarmcli.network.thread import SwarmFuture, offload
+from swarmcli.network.loop_thread import SwarmFuture, offload
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from swarmcli.averaging.matchmaking.meeting import check_terms
 from swarmcli.clock import Clock
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
-from swarmcli.network.thread import SwarmFuture
+from swarmcli.network.loop_thread import SwarmFuture
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
-from swarmcli.network.thread import LoopThread, SwarmFuture
+from swarmcli.network.loop_thread import LoopThread, SwarmFuture
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from swarmcli.averaging.threads import on_all_threads, on_one_thread
 from swarmcli.network import Stream
-from swarmcli.network.thread import offload
+from swarmcli.network.loop_thread import offload
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from swarmcli.cli.options import claim_home
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, NoDonorReachable
 from swarmcli.events import Event, Noticed
-from swarmcli.network.address import parse_address
+from swarmcli.network.addresses import parse_address
 from swarmcli.optim.membership.report import Role
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.roles.dashboard import dashboard

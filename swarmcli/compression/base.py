@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from swarmcli.errors import CompressionError
-from swarmcli.network.transport import Buffer
+from swarmcli.network.transports.base import Buffer
 
 MAX_DIMENSIONS = 32
 _MAX_EXTENT = 1 << 48  # elements along one dimension; keeps products of hostile shapes small

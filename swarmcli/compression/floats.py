@@ -10,7 +10,7 @@ import torch
 from swarmcli.compression.base import TensorDescriptor, all_finite, read_numbers, tensor_memory
 from swarmcli.compression.numeric import FloatCodec, keep_within_, not_finite, smallest, tiles, working_type
 from swarmcli.errors import CompressionError
-from swarmcli.network.transport import Buffer
+from swarmcli.network.transports.base import Buffer
 
 _SHORTEST_ROW = 64  # numbers that share a mean and a deviation, which take 8 bytes
 

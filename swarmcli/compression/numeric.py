@@ -19,7 +19,7 @@ from swarmcli.compression.base import (
     payload_memory,
 )
 from swarmcli.errors import CompressionError
-from swarmcli.network.transport import Buffer
+from swarmcli.network.transports.base import Buffer
 
 _TILE = 1 << 17  # elements; larger ones do not stay in the cache, smaller ones cost more calls
 

@@ -9,7 +9,7 @@ from swarmcli.dht.client import DHTClient
 from swarmcli.dht.core import NodeCore
 from swarmcli.errors import BootstrapError, CallTimeout, OwnAddressError, SwarmError, WrongPeerError
 from swarmcli.events import Noticed
-from swarmcli.network.address import parse_address
+from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 
 _FIRST_PAUSE = 0.1  # seconds between two attempts at one address; it doubles

@@ -14,8 +14,8 @@ from swarmcli.dht.messages import FindReply, FindRequest, PingReply, PingRequest
 from swarmcli.dht.records import Record, id_to_bytes
 from swarmcli.dht.routing import Contact
 from swarmcli.errors import CallRefused, ConnectionLost, NetworkError, ProtocolViolation, RemoteError, ValidationError
+from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.identity import PeerID
-from swarmcli.network.transport import PeerInfo
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 

@@ -15,9 +15,9 @@ from swarmcli.dht.schema import RecordChecker, RecordValidator
 from swarmcli.dht.storage import Storage, Verdict
 from swarmcli.errors import ValidationError
 from swarmcli.events import PeerRefused
+from swarmcli.network.addresses import PeerInfo
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.rpc import Endpoint
-from swarmcli.network.transport import PeerInfo
 
 BREATH = 64  # records that are checked before other work on the loop gets its turn
 _MOST_REPORTED = 1024

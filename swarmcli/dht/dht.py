@@ -18,10 +18,10 @@ from swarmcli.dht.schema import RecordValidator
 from swarmcli.errors import SwarmError
 from swarmcli.events import Events
 from swarmcli.hivemind_names import names_new_words
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.rpc import Endpoint
-from swarmcli.network.tcp import TCPTransport
-from swarmcli.network.thread import LoopThread, SwarmFuture
+from swarmcli.network.loop_thread import LoopThread, SwarmFuture
+from swarmcli.network.transports.tcp.transport import TCPTransport
 
 logger = logging.getLogger(__name__)
 

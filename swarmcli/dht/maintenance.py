@@ -17,8 +17,8 @@ from swarmcli.dht.routing import Contact
 from swarmcli.dht.writing import Writer
 from swarmcli.errors import DHTError, NetworkError, OwnAddressError
 from swarmcli.events import Event, PeerDisconnected
+from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.identity import PeerID
-from swarmcli.network.transport import PeerInfo
 
 _PROBES = 4  # lost contacts tried at a time
 _JITTER = 0.25

@@ -32,8 +32,8 @@ from swarmcli.dht.schema import RecordValidator
 from swarmcli.dht.service import DHTService
 from swarmcli.dht.writing import StoreResult, Writer
 from swarmcli.errors import ValidationError
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.network.rpc import Endpoint
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.identity import PeerID
-from swarmcli.network.messages import MAX_ADDRESS, MAX_ADDRESSES
-from swarmcli.network.transport import PeerInfo
+from swarmcli.network.wire.messages import MAX_ADDRESS, MAX_ADDRESSES
 
 
 @dataclass(slots=True)

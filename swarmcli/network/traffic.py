@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from swarmcli.errors import ProtocolViolation
 from swarmcli.events import Event, PeerRefused
 from swarmcli.network.identity import PeerID
-from swarmcli.network.transport import Connection
+from swarmcli.network.transports.base import Connection
 
 
 @dataclass(frozen=True, slots=True)

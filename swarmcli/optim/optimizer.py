@@ -14,7 +14,7 @@ from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import OptimizerError
 from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
-from swarmcli.network.thread import LoopThread
+from swarmcli.network.loop_thread import LoopThread
 from swarmcli.optim.around_torch import AroundTorch
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig

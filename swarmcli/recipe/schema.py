@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from swarmcli.errors import AddressError
-from swarmcli.network.address import parse_address
+from swarmcli.network.addresses import parse_address
 from swarmcli.recipe.checks import Conflict, beside, check_batches, check_modes, check_optimizer, check_schedule
 from swarmcli.recipe.document import Entry
 from swarmcli.recipe.fingerprint import fingerprint_of

@@ -12,8 +12,8 @@ import msgspec
 
 from swarmcli.errors import CallError, FingerprintError, NetworkError
 from swarmcli.events import PeerRefused
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.rpc import Endpoint
 from swarmcli.recipe import differing_keys
 
 METHOD = "run.hello"

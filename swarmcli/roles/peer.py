@@ -14,7 +14,7 @@ from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import NetworkError
 from swarmcli.events import Event, Events
 from swarmcli.journal import Journal, RunDescription
-from swarmcli.network.address import parse_address
+from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.membership.report import Role

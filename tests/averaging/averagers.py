@@ -18,10 +18,10 @@ from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError
 from swarmcli.events import Event, PeerRefused, RoundFinished
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.memory import MemoryNetwork
-from swarmcli.network.rpc import Endpoint
-from swarmcli.network.virtual_time import EPOCH
+from swarmcli.testing.memory_network import MemoryNetwork
+from swarmcli.testing.virtual_time import EPOCH
 
 FAST = AllreduceOptions(sender_timeout=5.0)
 

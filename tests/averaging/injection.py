@@ -16,7 +16,7 @@ from swarmcli.averaging.allreduce.copying import Copier
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.errors import RoundUndecided
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
 
 BANDWIDTH = 60_000.0  # bytes per second: streams take their time, so that steps differ

@@ -16,7 +16,8 @@ from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.group import Group, Member
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import Event
-from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID
+from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.testing import MemoryNetwork
 
 Outcome = AllreduceResult | RoundFailed | RoundUndecided
 

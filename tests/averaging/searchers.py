@@ -15,10 +15,10 @@ from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.memory import MemoryNetwork
-from swarmcli.network.rpc import Endpoint
-from swarmcli.network.virtual_time import EPOCH
+from swarmcli.testing.memory_network import MemoryNetwork
+from swarmcli.testing.virtual_time import EPOCH
 
 
 @dataclass(eq=False)

@@ -12,7 +12,8 @@ from swarmcli.averaging.state.donor import StateDonor
 from swarmcli.averaging.state.download import DownloadedState, download_state
 from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
 from swarmcli.events import Event, Events
-from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID
+from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.testing import MemoryNetwork
 
 CHUNK = 4096  # bytes, where a test asks for small chunks
 

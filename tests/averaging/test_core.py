@@ -10,7 +10,7 @@ import torch
 
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
 from swarmcli.errors import MatchmakingError, NoReducerError
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_all_equal, assert_one_group
 
 

@@ -22,7 +22,7 @@ from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.group import Group, Member
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, Identity
-from swarmcli.network.tcp import TCPTransport
+from swarmcli.network.transports.tcp.transport import TCPTransport
 
 NUMEL = 1 << 18  # 1 MiB of float32 for each of three peers: what only a few rounds keep is seen
 ROUNDS, WARM_UP = 500, 300  # past the bound of outcomes that are remembered, and what the allocator keeps is steady

@@ -14,7 +14,7 @@ from swarmcli.averaging.state.donor import StateDonor
 from swarmcli.averaging.state.download import download_state
 from swarmcli.averaging.state.snapshot import Snapshot
 from swarmcli.network import Endpoint, Identity
-from swarmcli.network.tcp import TCPTransport
+from swarmcli.network.transports.tcp.transport import TCPTransport
 
 
 def make_endpoint(*, listening: bool = True) -> Endpoint:

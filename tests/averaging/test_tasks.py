@@ -10,7 +10,8 @@ from typing import cast
 import pytest
 
 from swarmcli.averaging.tasks import Bell, beside, forgetful, on_executor, unless_silent
-from swarmcli.network import Stream, virtual_time
+from swarmcli.network import Stream
+from swarmcli.testing import virtual_time
 
 
 class Broken(Exception):

@@ -9,11 +9,11 @@ from typing import Any
 
 from swarmcli.clock import Clock
 from swarmcli.dht import DHTNode
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
 from swarmcli.network.limits import Limits
-from swarmcli.network.memory import MemoryNetwork
-from swarmcli.network.rpc import Endpoint
-from swarmcli.network.virtual_time import EPOCH
+from swarmcli.testing.memory_network import MemoryNetwork
+from swarmcli.testing.virtual_time import EPOCH
 
 # Hundreds of nodes would spend their virtual minutes on keepalives, which are tested elsewhere.
 QUIET = Limits(keepalive_interval=60.0, keepalive_idle_interval=120.0, keepalive_timeout=120.0)

@@ -9,7 +9,7 @@ import pytest
 from swarmcli.dht import DHTNode
 from swarmcli.errors import AddressError, BootstrapError, WrongPeerError
 from swarmcli.events import Event, Noticed
-from swarmcli.network.virtual_time import run
+from swarmcli.testing.virtual_time import run
 
 from .swarm import Swarm, address, identity, soon
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.network.virtual_time import run
+from swarmcli.testing.virtual_time import run
 
 from .swarm import Swarm, soon
 

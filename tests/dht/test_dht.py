@@ -17,7 +17,7 @@ from swarmcli.clock import get_dht_time
 from swarmcli.dht import DHT, DHTNode, ValueWithExpiration
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import AddressError, BootstrapError, IdentityError, ListenError
-from swarmcli.network.address import parse_address
+from swarmcli.network.addresses import parse_address
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 from swarmcli.dht import DHTLimits, DHTNode, Follower
 from swarmcli.dht.records import key_id
 from swarmcli.dht.storage import Storage
-from swarmcli.network.virtual_time import run
+from swarmcli.testing.virtual_time import run
 
 from .swarm import Swarm, address, identity, soon
 

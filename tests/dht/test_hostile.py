@@ -16,9 +16,9 @@ from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_valu
 from swarmcli.dht.storage import Verdict
 from swarmcli.errors import CallRefused
 from swarmcli.events import PeerRefused
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.rpc import Endpoint
-from swarmcli.network.virtual_time import run
+from swarmcli.testing.virtual_time import run
 
 from .swarm import Swarm, address, identity, soon
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.dht import DHTNode
-from swarmcli.network.virtual_time import run
+from swarmcli.testing.virtual_time import run
 
 from .swarm import QUIET, Swarm, address, soon
 

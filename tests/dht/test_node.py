@@ -12,8 +12,8 @@ from swarmcli.dht import DHTLimits, DHTNode, OwnedSubkey, ValueWithExpiration
 from swarmcli.dht.records import encode_subkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.events import Event, PeerRefused
-from swarmcli.network.address import parse_address
-from swarmcli.network.virtual_time import run
+from swarmcli.network.addresses import parse_address
+from swarmcli.testing.virtual_time import run
 
 from .swarm import Swarm, identity, soon
 

@@ -9,7 +9,7 @@ import pytest
 from swarmcli.dht import DHTLimits, DHTNode
 from swarmcli.dht.records import key_id
 from swarmcli.dht.storage import Storage
-from swarmcli.network.virtual_time import run
+from swarmcli.testing.virtual_time import run
 
 from .swarm import QUIET, Swarm, soon
 

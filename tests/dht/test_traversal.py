@@ -11,7 +11,7 @@ from swarmcli.dht.lookup import Lookup, gather_answers, traverse
 from swarmcli.dht.routing import Contact
 from swarmcli.errors import CallTimeout, ValidationError
 from swarmcli.network.identity import PeerID
-from swarmcli.network.virtual_time import run
+from swarmcli.testing.virtual_time import run
 
 
 def contact(number: int) -> Contact:

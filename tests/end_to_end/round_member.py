@@ -25,7 +25,7 @@ from swarmcli.averaging.group import Group, Member
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.network.limits import Limits
-from swarmcli.network.tcp import TCPTransport
+from swarmcli.network.transports.tcp.transport import TCPTransport
 
 NUMEL, PART_BYTES = 100_000, 32 << 10
 LIMITS = Limits(keepalive_interval=0.5, keepalive_timeout=3.0)  # a frozen process is noticed sooner

@@ -15,10 +15,10 @@ import pytest
 
 from swarmcli.errors import ConnectionLost, HandshakeError, ProtocolViolation, WrongPeerError
 from swarmcli.network.identity import Identity
-from swarmcli.network.tcp import HandshakeLimits
-from swarmcli.network.tcp_handshake import PROTOCOL_VERSION, Kind
-from swarmcli.network.tls import listener_context
-from swarmcli.network.transport import FrameLimits, Purpose
+from swarmcli.network.transports.base import FrameLimits, Purpose
+from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, Kind
+from swarmcli.network.transports.tcp.tls import listener_context
+from swarmcli.network.transports.tcp.transport import HandshakeLimits
 
 from .tcp_helpers import (
     DIALER,

@@ -10,7 +10,8 @@ import pytest
 
 from swarmcli.errors import ConnectionLost, PeerUnreachable
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
-from swarmcli.network import Endpoint, Identity, Limits, MemoryNetwork, PeerID, PeerInfo, virtual_time
+from swarmcli.network import Endpoint, Identity, Limits, PeerID, PeerInfo
+from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Number, double, endpoints
 

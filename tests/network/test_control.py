@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from swarmcli.events import Event, PeerRefused
-from swarmcli.network import Endpoint, Identity, Limits, MemoryNetwork, PeerID, Purpose, virtual_time, wire
-from swarmcli.network.messages import (
+from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, wire
+from swarmcli.network.transports.base import Connection, FrameLimits
+from swarmcli.network.wire.messages import (
     Answer,
     BulkDenied,
     BulkWanted,
@@ -25,7 +26,7 @@ from swarmcli.network.messages import (
     Request,
     Retire,
 )
-from swarmcli.network.transport import Connection, FrameLimits
+from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Attacker, Number, Recorder, endpoints
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import AddressError, ConnectError
-from swarmcli.network import Identity, PeerID, Purpose, virtual_time
-from swarmcli.network.dialing import STAGGER, dial_any
+from swarmcli.network import Identity, PeerID, Purpose
+from swarmcli.network.transports.dialing import STAGGER, dial_any
+from swarmcli.testing import virtual_time
 
 PEER = Identity.from_seed(1).peer_id
 

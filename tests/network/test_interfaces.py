@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.network import interfaces
-from swarmcli.network.address import parse_address
-from swarmcli.network.interfaces import announced_addresses, rank_hosts
+from swarmcli.network.addresses import parse_address
+from swarmcli.network.transports.tcp import interfaces
+from swarmcli.network.transports.tcp.interfaces import announced_addresses, rank_hosts
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from swarmcli.events import Event, PeerDisconnected
-from swarmcli.network import Limits, MemoryNetwork, PeerID, virtual_time
-from swarmcli.network.liveness import Liveness
+from swarmcli.network import Limits, PeerID
+from swarmcli.network.control.liveness import Liveness
+from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Number, endpoints
 

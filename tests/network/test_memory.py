@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import ConnectError, ConnectionLost, HandshakeError, ListenError
-from swarmcli.network import Identity, MemoryNetwork, Purpose, virtual_time
-from swarmcli.network.transport import Connection
+from swarmcli.network import Identity, Purpose
+from swarmcli.network.transports.base import Connection
+from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Recorder
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from swarmcli.errors import EndOfStream, NetworkError
 from swarmcli.events import Event
-from swarmcli.network import Endpoint, MemoryNetwork, PeerID, Stream, virtual_time
+from swarmcli.network import Endpoint, PeerID, Stream
+from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Number, endpoints
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from swarmcli.network import Identity, Limits, MemoryNetwork, Stream, virtual_time, wire
-from swarmcli.network.messages import IncomingPiece, Piece
+from swarmcli.network import Identity, Limits, Stream, wire
+from swarmcli.network.wire.messages import IncomingPiece, Piece
+from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Number, endpoints
 

@@ -19,7 +19,8 @@ from swarmcli.errors import (
     RemoteError,
     UnknownMethod,
 )
-from swarmcli.network import Endpoint, Limits, MemoryNetwork, PeerID, Stream, virtual_time
+from swarmcli.network import Endpoint, Limits, PeerID, Stream
+from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Number, endpoints
 

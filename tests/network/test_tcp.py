@@ -24,9 +24,9 @@ from swarmcli.errors import (
     OwnAddressError,
     WrongPeerError,
 )
-from swarmcli.network import tcp
-from swarmcli.network.tcp import TCPTransport
-from swarmcli.network.transport import Connection, Purpose
+from swarmcli.network.transports.base import Connection, Purpose
+from swarmcli.network.transports.tcp import TCPTransport
+from swarmcli.network.transports.tcp import transport as tcp
 
 from .tcp_helpers import (
     DIALER,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from swarmcli.errors import HandshakeError, OwnAddressError, WrongPeerError
 from swarmcli.network.identity import Identity
-from swarmcli.network.tcp_handshake import (
+from swarmcli.network.transports.base import Purpose
+from swarmcli.network.transports.tcp.handshake import (
     PROTOCOL_VERSION,
     Greeted,
     Greeting,
@@ -21,7 +22,6 @@ from swarmcli.network.tcp_handshake import (
     printable,
     take_message,
 )
-from swarmcli.network.transport import Purpose
 
 LISTENER, DIALER, MALLORY = (Identity.from_seed(number) for number in range(3))
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from swarmcli.network.tcp_frames import frame_start
-from swarmcli.network.tcp_reader import TLSReader
-from swarmcli.network.transport import FrameLimits
+from swarmcli.network.transports.base import FrameLimits
+from swarmcli.network.transports.frames import frame_start
+from swarmcli.network.transports.tcp.reader import TLSReader
 
 from .test_tls import engines
 

@@ -12,7 +12,7 @@ import pytest
 
 from swarmcli.errors import AddressError, ConnectError, ConnectionLost, EndOfStream, ProtocolViolation, WrongPeerError
 from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
-from swarmcli.network.transport import Connection, FrameLimits
+from swarmcli.network.transports.base import Connection, FrameLimits
 
 from .worlds import MemoryWorld, Number, Recorder, TCPWorld, World, double
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from swarmcli.network import virtual_time
-from swarmcli.network.virtual_time import EPOCH, Deadlock, VirtualTimeLoop
+from swarmcli.testing import virtual_time
+from swarmcli.testing.virtual_time import EPOCH, Deadlock, VirtualTimeLoop
 
 
 def test_a_day_passes_at_once_and_timers_fire_in_order() -> None:

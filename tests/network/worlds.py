@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from swarmcli.network import Endpoint, Identity, Limits, MemoryNetwork, PeerID, Purpose, Transport, virtual_time, wire
-from swarmcli.network.messages import Hello
-from swarmcli.network.tcp import TCPTransport
-from swarmcli.network.transport import Connection, FrameLimits
+from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Transport, wire
+from swarmcli.network.transports.base import Connection, FrameLimits
+from swarmcli.network.transports.tcp import TCPTransport
+from swarmcli.network.wire.messages import Hello
+from swarmcli.testing import MemoryNetwork, virtual_time
 
 T = TypeVar("T")
 

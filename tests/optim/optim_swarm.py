@@ -11,15 +11,15 @@ import torch
 
 from swarmcli.dht import DHTNode
 from swarmcli.events import EpochAdvanced, Event, Events
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.network.memory import MemoryNetwork
-from swarmcli.network.rpc import Endpoint
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.membership.report import PeerDescription, Role
 from swarmcli.optim.modes import Modes
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
+from swarmcli.testing.memory_network import MemoryNetwork
 
 FEATURES = 6
 TARGET = 24  # samples per epoch

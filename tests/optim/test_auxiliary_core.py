@@ -4,7 +4,6 @@ import pytest
 
 from swarmcli.compression import Float16Compression
 from swarmcli.events import RoundFinished
-from swarmcli.network import virtual_time
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.membership.report import PeerDescription
@@ -12,6 +11,7 @@ from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.setup import averager_config
 from swarmcli.optim.state.slots import state_slots
 from swarmcli.optim.state.state_rounds import LONGEST_WAIT
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record, together
 
 EPOCHS = 6

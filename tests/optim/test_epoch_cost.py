@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, together
 
 DELAY = 0.05  # seconds one way

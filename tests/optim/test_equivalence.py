@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, momentum, reference, together
 
 EPOCHS = 20

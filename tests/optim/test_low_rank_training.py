@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from swarmcli.events import RoundsReplayed
-from swarmcli.network import virtual_time
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.gradients.method import MethodFactory
@@ -21,6 +20,7 @@ from swarmcli.optim.membership.report import PeerDescription
 from swarmcli.optim.modes import Modes
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, record, together, until
 
 TARGET, FEATURES, OUTPUTS = 24, 12, 10

@@ -7,7 +7,7 @@ import torch
 
 from swarmcli.errors import FingerprintError
 from swarmcli.events import EpochAdvanced, StateDownloaded
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
 
 

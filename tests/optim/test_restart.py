@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from swarmcli.errors import StateDownloadError
-from swarmcli.network import virtual_time
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.gradients.plain import Plain
@@ -21,6 +20,7 @@ from swarmcli.optim.modes import Modes
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
 from swarmcli.optim.state.residence import InPlace, Offloaded
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, adamw, decay, momentum, together
 
 TARGET, FEATURES, OUTPUTS = 16, 9, 7  # each peer's weight is a power of two, so that the order of a sum rounds nothing

@@ -16,12 +16,12 @@ from swarmcli import GradScaler
 from swarmcli.dht import DHTNode
 from swarmcli.errors import GradScalerError, OptimizerError
 from swarmcli.events import Noticed
-from swarmcli.network import virtual_time
 from swarmcli.optim import Optimizer
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.modes import Modes
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
     FEATURES,
     TARGET,

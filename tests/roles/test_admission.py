@@ -6,11 +6,11 @@ import pytest
 
 from swarmcli.errors import FingerprintError
 from swarmcli.events import Event, PeerRefused
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.network.memory import MemoryNetwork
-from swarmcli.network.rpc import Endpoint
-from swarmcli.network.virtual_time import run
 from swarmcli.roles.admission import Admission
+from swarmcli.testing.memory_network import MemoryNetwork
+from swarmcli.testing.virtual_time import run
 
 MINE = {"protocol": "1", "sequence_len": "aa", "optimizer.learning_rate": "bb"}
 

@@ -19,7 +19,7 @@ from swarmcli.averaging.state.donor import StateDonor
 from swarmcli.averaging.state.download import DownloadedState, download_state
 from swarmcli.averaging.state.snapshot import Snapshot
 from swarmcli.network import Endpoint, Identity
-from swarmcli.network.tcp import TCPTransport
+from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim.state.training_state import TrainingState, read_standing
 from tests.sharding.processes import Worlds
 from tests.sites.site_state import advance, plain_state, site_state

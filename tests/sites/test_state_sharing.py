@@ -22,7 +22,7 @@ from swarmcli.dht import DHT
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Event, Events, Noticed, PeerRefused, StateDownloaded
 from swarmcli.network import Endpoint, Identity, PeerID
-from swarmcli.network.tcp import TCPTransport
+from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim import Optimizer
 from swarmcli.optim.membership.lineage import hash_tensors
 from swarmcli.optim.membership.state_exchange import StateExchange

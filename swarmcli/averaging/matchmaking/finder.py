@@ -24,9 +24,9 @@ from swarmcli.averaging.matchmaking.rendezvous import Rendezvous
 from swarmcli.averaging.matchmaking.seeking import Seeker
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import DHTError, NetworkError
+from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.network.transport import PeerInfo
 
 WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending averager takes to withdraw its declaration
 

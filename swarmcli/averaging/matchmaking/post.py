@@ -21,10 +21,10 @@ from swarmcli.averaging.matchmaking.meeting import (
     Reply,
 )
 from swarmcli.errors import NetworkError
+from swarmcli.network.addresses import PeerInfo
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.rpc import Endpoint
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.network.transport import PeerInfo
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from swarmcli.averaging.matchmaking.meeting import (
 from swarmcli.averaging.matchmaking.post import method_name
 from swarmcli.averaging.matchmaking.seeking import Seeker
 from swarmcli.errors import CallRefused
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.rpc import Endpoint
 
 MAX_AWAY = 4  # groups that those who come too late are told of; they may be some rounds behind
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from swarmcli.averaging.matchmaking.candidates import Entry
 from swarmcli.errors import FingerprintError
 from swarmcli.events import Events, PeerRefused
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.rpc import Endpoint
 
 
 class Watches:

@@ -19,7 +19,7 @@ from swarmcli.averaging.state.snapshot import MAX_VERSION, PinnedState, Snapshot
 from swarmcli.averaging.tasks import Bell, beside
 from swarmcli.errors import CallRefused, EndOfStream, SiteError
 from swarmcli.network import Endpoint, PeerID, Stream
-from swarmcli.network.thread import offload
+from swarmcli.network.loop_thread import offload
 
 P = ParamSpec("P")
 T = TypeVar("T")

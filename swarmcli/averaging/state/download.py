@@ -27,7 +27,7 @@ from swarmcli.averaging.tasks import Bell
 from swarmcli.errors import CompressionError, NetworkError, StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, PeerInfo
-from swarmcli.network.thread import offload
+from swarmcli.network.loop_thread import offload
 
 _PARALLEL = 4  # donors that give something at a time
 _MOST_VISITS = 8  # those included in whose line this peer waits

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
 from swarmcli.errors import CallRefused
-from swarmcli.network.thread import offload
+from swarmcli.network.loop_thread import offload
 
 LINGER = 5.0  # seconds for which a snapshot is kept after its last download: newcomers tend to come together
 MOST_VERSIONS = 2  # in use at once, beside what was lent: each may take as much memory as the state

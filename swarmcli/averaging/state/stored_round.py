@@ -12,7 +12,7 @@ from swarmcli.averaging.state.snapshot import ChunkLayout, Snapshot
 from swarmcli.averaging.state.unnamed_file import UnnamedFile
 from swarmcli.compression.base import tensor_memory
 from swarmcli.network import wire
-from swarmcli.network.thread import offload
+from swarmcli.network.loop_thread import offload
 
 
 @dataclass(frozen=True)

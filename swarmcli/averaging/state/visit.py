@@ -22,7 +22,7 @@ from swarmcli.averaging.state.snapshot import MAX_MANIFEST
 from swarmcli.averaging.tasks import beside, unless_silent
 from swarmcli.errors import CallRefused, ProtocolViolation
 from swarmcli.network import Endpoint, PeerID, Stream
-from swarmcli.network.thread import offload
+from swarmcli.network.loop_thread import offload
 
 _OPENING = 60.0  # seconds without a word before the manifest: the donor may have to copy its state
 _SILENCE = 20.0  # seconds without a byte of a chunk that was asked for

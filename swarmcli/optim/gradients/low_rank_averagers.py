@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.averaging import AveragerCore, AveragingStage, RoundResult, StepControl
 from swarmcli.averaging.state.snapshot import copied
-from swarmcli.network.thread import offload
+from swarmcli.network.loop_thread import offload
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.method import MethodFactory
 from swarmcli.optim.gradients.poweref import PowerEF

@@ -16,8 +16,8 @@ import msgspec
 
 from swarmcli.errors import CallError, NetworkError
 from swarmcli.events import PeerSilent
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PEER_ID_BYTES, PeerID
-from swarmcli.network.rpc import Endpoint
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.membership.report import PeerReport
 

@@ -17,9 +17,9 @@ import msgspec
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.events import Gone, PeerSeen
+from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.network.transport import PeerInfo
 from swarmcli.optim.membership.doubts import Doubts
 from swarmcli.optim.membership.hearing import Hearing
 from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, History, Standing, is_count, lineage_to_follow

@@ -11,8 +11,8 @@ from swarmcli.averaging.state.snapshot import Snapshot, StateOutline
 from swarmcli.compression import CompressionBase, NoCompression, TensorRole
 from swarmcli.errors import CallRefused, SiteError, StateDownloadError
 from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.rpc import Endpoint
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_standing

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.averaging.threads import on_all_threads, on_one_thread
-from swarmcli.network.thread import offload
+from swarmcli.network.loop_thread import offload
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.state.residence import Residence
 from swarmcli.optim.state.training_state import CapturedState, TrainingState

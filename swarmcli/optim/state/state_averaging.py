@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from swarmcli.averaging.tasks import forgetful, on_executor
 from swarmcli.errors import SwarmError
 from swarmcli.events import Noticed
+from swarmcli.network.loop_thread import offload
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.network.thread import offload
 from swarmcli.optim.state import distant_part
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.slots import state_slots

@@ -15,7 +15,7 @@ import torch
 from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult, StepControl
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import AveragingError, DHTError, MatchmakingError, NetworkError, RoundFailed, StateDownloadError
-from swarmcli.network.thread import offload
+from swarmcli.network.loop_thread import offload
 from swarmcli.sharding.levels.level import NOTHING, LevelAverage, Places, outline
 from swarmcli.sharding.levels.plan import LevelPlan
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups

@@ -9,7 +9,7 @@ import pytest
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.errors import RoundUndecided
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.injection import Steps, chosen, play
 from tests.averaging.rounds import Kind, Swarm
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.averaging.allreduce.results import AllreduceResult
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Peer, Swarm
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.chaos import play
 
 BLOCK = 50

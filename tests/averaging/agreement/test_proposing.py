@@ -26,7 +26,7 @@ from swarmcli.averaging.allreduce.holdings import NOTHING
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.errors import CallRefused
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
 
 

@@ -12,7 +12,7 @@ from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.compression import Float16Compression
 from swarmcli.errors import RoundUndecided
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
 
 CLIENT = Kind(listening=False)

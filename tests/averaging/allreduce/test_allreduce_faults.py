@@ -17,7 +17,7 @@ from swarmcli.averaging.allreduce import vector
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
 
 BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases

@@ -22,8 +22,8 @@ from swarmcli.averaging.allreduce.bandwidth import (
 from swarmcli.averaging.allreduce.partition import reducing_shares, slowest_link
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.group import Group
-from swarmcli.network import virtual_time
 from swarmcli.network.traffic import Volume
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_results
 
 ELEMENTS = 1 << 20

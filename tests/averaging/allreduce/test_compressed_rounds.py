@@ -26,7 +26,7 @@ from swarmcli.compression import (
     Uniform8BitQuantization,
 )
 from swarmcli.errors import FingerprintError, MatchmakingError
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, all_results, assert_one_group
 from tests.averaging.rounds import Kind, Swarm
 from tests.compression.codecs import FLOATS, PLAIN, error_bound

@@ -16,7 +16,8 @@ from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, EndOfStream
 from swarmcli.events import PeerRefused
-from swarmcli.network import Stream, virtual_time
+from swarmcli.network import Stream
+from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Peer, Swarm
 
 Forge = Callable[[CopyHeader, torch.Tensor], tuple[CopyHeader, torch.Tensor]]

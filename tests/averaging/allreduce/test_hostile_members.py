@@ -36,7 +36,8 @@ from swarmcli.compression import TensorHeader
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, NetworkError, RoundUndecided
 from swarmcli.events import PeerRefused
-from swarmcli.network import Endpoint, Identity, PeerID, Stream, virtual_time
+from swarmcli.network import Endpoint, Identity, PeerID, Stream
+from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Peer, Swarm
 
 Script = Callable[[Stream, Plan], Awaitable[None]]

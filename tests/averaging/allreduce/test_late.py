@@ -10,7 +10,7 @@ from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.averaging.control import RoundResult
 from swarmcli.errors import RoundUndecided
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, assert_all_equal
 from tests.averaging.rounds import Kind, Outcome, Swarm
 

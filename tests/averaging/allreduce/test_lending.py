@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.averaging.allreduce import lending as lending_module
 from swarmcli.averaging.allreduce.lending import RoundMemory, fresh_memory
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
 
 

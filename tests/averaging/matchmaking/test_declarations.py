@@ -9,8 +9,9 @@ import pytest
 from swarmcli.averaging.matchmaking.candidates import Candidate, search_id
 from swarmcli.averaging.matchmaking.declarations import Board
 from swarmcli.dht.records import OwnedSubkey
-from swarmcli.network import virtual_time, wire
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer
 
 

@@ -13,7 +13,7 @@ import pytest
 from swarmcli.averaging.matchmaking.meeting import Answer, Join, Joining
 from swarmcli.averaging.matchmaking.post import method_name
 from swarmcli.errors import CallRefused
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
 
 MINUTE = 60.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
 
 

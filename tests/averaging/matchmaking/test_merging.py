@@ -10,7 +10,7 @@ import pytest
 
 from swarmcli.averaging.matchmaking.candidates import Candidate, search_id
 from swarmcli.averaging.matchmaking.declarations import Board
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
 
 

@@ -17,8 +17,8 @@ import pytest
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.matchmaking.bits import next_bits
-from swarmcli.network import virtual_time
 from swarmcli.network.identity import PeerID
+from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
 from tests.averaging.table import Seat, Table, peer_id
 

@@ -26,7 +26,8 @@ from swarmcli.averaging.matchmaking.meeting import (
 from swarmcli.averaging.matchmaking.post import method_name
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import CallError, CallRefused, ConnectionLost
-from swarmcli.network import Endpoint, PeerID, virtual_time, wire
+from swarmcli.network import Endpoint, PeerID, wire
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_one_group
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from swarmcli.averaging.control import AveragingStage, StepControl
 from swarmcli.errors import FingerprintError, RoundMissed
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_all_equal, assert_one_group
 
 

@@ -10,8 +10,8 @@ from swarmcli.averaging.matchmaking.candidates import Candidate, Entry, rank_of
 from swarmcli.averaging.matchmaking.watching import Conflicts, Watches
 from swarmcli.errors import FingerprintError
 from swarmcli.events import Event, Events, PeerRefused
-from swarmcli.network import virtual_time
 from swarmcli.network.identity import PeerID
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers
 from tests.averaging.table import peer_id
 

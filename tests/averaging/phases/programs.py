@@ -13,7 +13,7 @@ import torch
 from swarmcli.averaging.allreduce.allreduce import Allreduce
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from swarmcli.network import MemoryNetwork
+from swarmcli.testing import MemoryNetwork
 from tests.averaging.averagers import Averagers, Peer
 
 SHAPES = ((50, 4), (60,), (7, 30))

@@ -8,7 +8,7 @@ import pytest
 
 from swarmcli.averaging.phases.desk import StepAnswer, StepDesk, StepQuestion
 from swarmcli.errors import CallRefused, RoundFailed, RoundUndecided
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes
 from tests.averaging.phases.programs import add, untouched
 from tests.averaging.rounds import Kind, Swarm

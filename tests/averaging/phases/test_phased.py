@@ -11,7 +11,7 @@ from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.phases.desk import StepDesk
 from swarmcli.averaging.phases.phased import derived
 from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, all_results
 from tests.averaging.phases.programs import SMALL_PARTS, Doubling, add, check, strike_in_step, untouched
 

@@ -9,7 +9,7 @@ import pytest
 
 from swarmcli.averaging.control import RoundResult
 from swarmcli.errors import RoundFailed, SwarmError
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.averaging.phases.programs import add, check, untouched
 

@@ -25,7 +25,8 @@ from swarmcli.averaging.state.snapshot import Snapshot
 from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Event, Noticed, PeerRefused
-from swarmcli.network import Endpoint, Identity, MemoryNetwork, PeerID, virtual_time
+from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.testing import MemoryNetwork, virtual_time
 from tests.averaging.rounds import Kind, Swarm
 
 TAG = b"lineage"

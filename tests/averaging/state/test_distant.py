@@ -19,7 +19,7 @@ from swarmcli.compression import Float16Compression, TensorDescriptor
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import SiteError, StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, make_state
 
 

@@ -21,7 +21,7 @@ from swarmcli.averaging.state.donor import (
 from swarmcli.averaging.state.download import DownloadedState, download_state
 from swarmcli.averaging.state.snapshot import Snapshot
 from swarmcli.errors import CallRefused, StateDownloadError
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
 
 

@@ -13,7 +13,8 @@ from swarmcli.averaging.state.snapshot import PinnedState, Snapshot, StateOutlin
 from swarmcli.compression import Float16Compression
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.network import Identity, PeerID, virtual_time
+from swarmcli.network import Identity, PeerID
+from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
 
 

@@ -12,7 +12,7 @@ from swarmcli.averaging.state import snapshot as snapshot_module
 from swarmcli.averaging.state.download import DownloadedState
 from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
 from swarmcli.events import PeerRefused
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, make_state
 
 DONORS, NEWCOMERS = 5, 3

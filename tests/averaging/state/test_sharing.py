@@ -11,7 +11,8 @@ from swarmcli.averaging.state.sharing import StateOffer
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import StateDonated, StateDownloaded
-from swarmcli.network import virtual_time, wire
+from swarmcli.network import wire
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers
 
 

@@ -25,7 +25,7 @@ from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
 from swarmcli.compression import BlockwiseQuantization, Float16Compression, NoCompression
 from swarmcli.errors import CompressionError, StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
 
 

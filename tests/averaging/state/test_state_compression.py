@@ -24,8 +24,8 @@ from swarmcli.compression import (
 )
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.network import virtual_time
-from swarmcli.network.transport import Buffer
+from swarmcli.network.transports.base import Buffer
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers
 from tests.averaging.states import Swarm, check, make_state, size_of
 from tests.compression.codecs import PLAIN, error_bound

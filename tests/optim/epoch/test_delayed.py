@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from swarmcli.network import virtual_time
 from swarmcli.optim.epoch.work import Timing
+from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, one_round_late
 from tests.optim.optim_swarm import TARGET, adamw, digests, momentum, reference, together
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from swarmcli.errors import OptimizerError
-from swarmcli.network import virtual_time
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.end import EpochEnd, EpochRule
@@ -17,6 +16,7 @@ from swarmcli.optim.epoch.group import Committed, Failed, Outcome, Undecided
 from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import Standing
+from swarmcli.testing import virtual_time
 
 OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)
 TOGETHER = Committed(bytes(32), 24, (OWN, OTHER))

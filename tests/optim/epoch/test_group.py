@@ -5,12 +5,12 @@ import asyncio
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.network import virtual_time
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.group import Committed, Failed, StandingGroup
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.setup import averager_config
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm
 
 HERE = Standing(0, 0, bytes([7]) * 32)

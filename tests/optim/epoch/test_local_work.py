@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundFinished, StateDownloaded
-from swarmcli.network import virtual_time
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
+from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, LocalPeer, in_one_process, local_peer
 from tests.optim.optim_swarm import Swarm, adamw, make_model, momentum, record, together
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
-from swarmcli.network import virtual_time
 from swarmcli.optim.epoch.end import CALM, LEFT_BEHIND, CrowdedEpochRule
 from swarmcli.optim.epoch.group import Told, are_apart, are_several
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.modes import Modes
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
 
 EPOCHS, SIZE = 8, 3

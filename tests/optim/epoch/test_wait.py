@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarmcli.network import virtual_time
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.epoch.wait import (
     LAST_CALL,
@@ -20,6 +19,7 @@ from swarmcli.optim.epoch.wait import (
     seconds_left_to_others,
 )
 from swarmcli.optim.progress.progress import LocalTrainingProgress
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
 
 NOW, TARGET = 100.0, 100

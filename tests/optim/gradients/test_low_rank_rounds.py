@@ -11,10 +11,10 @@ from swarmcli.averaging.allreduce.allreduce import Allreduce
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.compression import Float16Compression
-from swarmcli.network import virtual_time
 from swarmcli.optim.gradients.method import MethodFactory
 from swarmcli.optim.gradients.poweref import PowerEF
 from swarmcli.optim.gradients.powersgd import PowerSGD
+from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results
 from tests.averaging.phases.programs import strike_in_step
 from tests.optim.gradients.low_rank_peers import Gradients, conclude, equal, join, round_of

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests
 
 EPOCHS = 60

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from swarmcli.network import virtual_time
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.membership import doubts
 from swarmcli.optim.membership.doubts import FIRST, GROWTH, LONGEST, Doubts
@@ -15,6 +14,7 @@ from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.presence import StandingReply, StandingRequest
 from swarmcli.optim.membership.report import PeerReport
 from swarmcli.optim.progress.board import Board
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, together
 
 ONE, OTHER = (Identity.from_seed(seed).peer_id for seed in (1, 2))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarmcli.events import RoundsReplayed, StateDownloaded
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, record, until
 from tests.optim.oracle import Checkpoint, Oracle, Work, now
 

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from swarmcli.events import EpochAdvanced, RoundFinished
-from swarmcli.network import virtual_time
 from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, auxiliary, digests, record, together, until
 
 

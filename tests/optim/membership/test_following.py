@@ -6,9 +6,9 @@ import pytest
 
 from swarmcli.averaging.state.donor import state_method
 from swarmcli.events import Noticed, PeerRefused, StateDownloaded
-from swarmcli.network import virtual_time
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.state.training_state import CapturedState
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, record, together
 
 BOAST = Standing(1000, 10**6, bytes([9]) * 32)

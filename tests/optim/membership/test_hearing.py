@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 from swarmcli.events import PeerSeen, PeerSilent
-from swarmcli.network import virtual_time
-from swarmcli.network.memory import MemoryNetwork
+from swarmcli.testing import virtual_time
+from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.membership.test_out_of_reach import helped, now, training
 from tests.optim.membership.test_presence import Peer, ended, started
 from tests.optim.optim_swarm import Swarm, Trainer, make_node, record

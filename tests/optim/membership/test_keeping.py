@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from swarmcli.network import virtual_time
 from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, together
 
 

@@ -9,7 +9,7 @@ import torch
 from swarmcli.averaging.state.donor import state_method
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Noticed, RoundFinished, StateDownloaded
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, digests, record, together, until
 
 

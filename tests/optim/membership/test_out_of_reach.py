@@ -7,7 +7,7 @@ import pytest
 
 from swarmcli.errors import NoDonorReachable
 from swarmcli.events import Noticed
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, digests, record, together, until
 
 

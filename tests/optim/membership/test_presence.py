@@ -6,12 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from swarmcli.events import PeerSeen
-from swarmcli.network import virtual_time
-from swarmcli.network.memory import MemoryNetwork
 from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.report import PeerDescription, PeerReport, describe
+from swarmcli.testing import virtual_time
+from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import make_node, nodes, record
 
 FIRST, SECOND, THIRD = (Standing(epoch, 10 * epoch, bytes([epoch + 1]) * 32) for epoch in range(3))

@@ -15,7 +15,7 @@ from swarmcli.averaging.state.donor import state_method
 from swarmcli.averaging.state.kept_round import KeptRound, replay_prefix
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import RoundsReplayed, StateDownloaded
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, adamw, digests, momentum, record, together
 
 BULK = 2_000_000  # bytes that a newcomer needs besides parameters and statistics

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmcli.events import StateDonated, StateDownloaded
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
 
 STATE = 4_000_000  # bytes

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from swarmcli.dht import DHTNode
-from swarmcli.network import virtual_time
 from swarmcli.optim.membership.lineage import MAX_COUNT
 from swarmcli.optim.progress.progress import LocalTrainingProgress, RefreshOptions, estimate_global_progress
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, nodes, together
 
 LIES: list[dict[str, Any]] = [

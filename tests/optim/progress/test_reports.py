@@ -10,9 +10,9 @@ import pytest
 
 from swarmcli.dht import DHTNode
 from swarmcli.dht.records import Record, encode_subkey, key_id
-from swarmcli.network import virtual_time
 from swarmcli.network.identity import Identity
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes
 
 KEY = "run_progress"

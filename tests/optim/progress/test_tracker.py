@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from swarmcli.network import virtual_time
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from swarmcli.dht import DHTNode
-from swarmcli.network import virtual_time
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes, together
 
 EPOCH = 10.0  # seconds

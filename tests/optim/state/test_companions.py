@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.network import virtual_time
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
 from swarmcli.optim.state.state_rounds import Occasion
+from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer
 from tests.optim.optim_swarm import Swarm, make_model, momentum, together
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from swarmcli.events import DriftMeasured, Events, PeerRefused
-from swarmcli.network import virtual_time, wire
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.epoch.group import Told
 from swarmcli.optim.state.comparison import MOST_DRIFT, SKETCHED_EACH_EPOCH, TELLERS, Comparison
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.residence import InPlace
 from swarmcli.optim.state.training_state import TrainingState
+from swarmcli.testing import virtual_time
 
 
 class Peer:

@@ -9,12 +9,12 @@ import torch
 
 from swarmcli.errors import OptimizerError, SiteError
 from swarmcli.events import RoundFinished
-from swarmcli.network import virtual_time
-from swarmcli.network.memory import MemoryNetwork
 from swarmcli.optim.state import distant_part
 from swarmcli.optim.state.slots import statistic_slots
 from swarmcli.optim.state.state_buffers import StateBuffers
 from swarmcli.optim.state.volumes import cut
+from swarmcli.testing import virtual_time
+from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import record, until
 from tests.optim.state.averaging_swarm import Peer, swarm
 from tests.optim.state.elsewhere import AdamElsewhere, Elsewhere, adam

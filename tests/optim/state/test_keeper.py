@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from swarmcli.events import DriftMeasured, EpochAdvanced, Event, PeerRefused, RoundFinished, StateDownloaded
-from swarmcli.network import virtual_time, wire
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.epoch.group import Told
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.state.sketch import SKETCH_BYTES, Sketcher
+from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
 
 

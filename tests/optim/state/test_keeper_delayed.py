@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from swarmcli.events import DriftMeasured, StateDownloaded
-from swarmcli.network import virtual_time
 from swarmcli.optim.epoch.work import Timing
+from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer
 from tests.optim.optim_swarm import record, together
 

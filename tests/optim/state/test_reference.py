@@ -9,7 +9,7 @@ import torch
 
 from swarmcli.compression import BlockwiseQuantization, CompressionBase, Float16Compression, Uniform8BitQuantization
 from swarmcli.events import RoundFinished
-from swarmcli.network import virtual_time
+from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import LocalPeer, local_peer
 from tests.optim.optim_swarm import Swarm, digests, make_model, record, together, until
 from tests.optim.state.averaging_swarm import Peer, swarm

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundFinished
-from swarmcli.network import virtual_time
-from swarmcli.network.memory import MemoryNetwork
 from swarmcli.optim.state.state_rounds import Occasion
+from swarmcli.testing import virtual_time
+from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import record
 from tests.optim.state.averaging_swarm import swarm
 

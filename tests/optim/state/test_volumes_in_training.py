@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundFinished
-from swarmcli.network import virtual_time
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.state.volumes import VOLUME_BYTES
+from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, in_one_process, local_peer
 from tests.optim.optim_swarm import Swarm, adamw, digests, record, together, until
 

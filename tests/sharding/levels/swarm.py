@@ -13,14 +13,14 @@ import torch
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.events import Event, RoundFinished
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.network.memory import MemoryNetwork
-from swarmcli.network.rpc import Endpoint
-from swarmcli.network.virtual_time import EPOCH
 from swarmcli.sharding.levels.level import LevelAverage
 from swarmcli.sharding.levels.plan import LevelPlan, read_plan
 from swarmcli.sharding.levels.swarm_groups import SwarmGroups
 from swarmcli.sharding.levels.swarm_levels import SwarmLevels
+from swarmcli.testing.memory_network import MemoryNetwork
+from swarmcli.testing.virtual_time import EPOCH
 
 
 @dataclass(eq=False)

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from swarmcli.network import virtual_time
 from swarmcli.sharding.levels import HierarchicalModelAverager
+from swarmcli.testing import virtual_time
 from tests.sharding.levels.swarm import Swarm
 from tests.sharding.processes import Worlds
 

@@ -11,8 +11,8 @@ import torch
 
 from swarmcli.averaging import AveragerCore, RoundRequest
 from swarmcli.errors import FingerprintError
-from swarmcli.network import virtual_time
 from swarmcli.sharding.levels.level import LevelAverage
+from swarmcli.testing import virtual_time
 from tests.sharding.levels.swarm import Peer, Swarm
 
 PLACES = ["europe/paris", "europe/paris", "europe/rome", "asia/delhi"]

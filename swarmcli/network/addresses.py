@@ -1,0 +1,91 @@
+"""Addresses as URLs: `tcp://host:port[/peer id]` and, inside one process, `memory://name[/peer id]`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from swarmcli.errors import AddressError
+from swarmcli.network.identity import PeerID
+
+Scheme = Literal["tcp", "memory"]
+
+_MAX_LENGTH = 512
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+_EXPECTED = "expected tcp://host:port, tcp://host:port/peerid or tcp://[ipv6]:port"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a peer can be dialed. `port` is 0 for the memory transport; `peer_id` is None when it is not known."""
+
+    scheme: Scheme
+    host: str
+    port: int = 0
+    peer_id: PeerID | None = None
+
+    def __str__(self) -> str:
+        return format_address(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """A peer and where it can be dialed; `addresses` is empty for a peer in client mode."""
+
+    peer_id: PeerID
+    addresses: tuple[str, ...] = ()
+
+
+def parse_address(text: str) -> Address:
+    """Reads an address. Raises AddressError with what was given and what was expected."""
+    if not isinstance(text, str) or len(text) > _MAX_LENGTH:
+        raise AddressError(f"an address is text of at most {_MAX_LENGTH} characters, got {str(text)[:80]!r}")
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme not in get_args(Scheme):
+        raise AddressError(f"{text!r} is no address: {_as_url(text)}{_EXPECTED}")
+    place, slash, peer_text = rest.partition("/")
+    peer_id = PeerID.parse(peer_text) if slash else None
+    if scheme == "memory":
+        if not _HOST_NAME.fullmatch(place):
+            raise AddressError(f"{text!r} names no peer: expected memory://name or memory://name/peerid")
+        return Address("memory", place, 0, peer_id)
+    host, port = _split_host(text, place)
+    return Address("tcp", host, port, peer_id)
+
+
+def format_address(address: Address) -> str:
+    """The URL that `parse_address` reads."""
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    place = host if address.scheme == "memory" else f"{host}:{address.port}"
+    peer = "" if address.peer_id is None else f"/{address.peer_id.text}"
+    return f"{address.scheme}://{place}{peer}"
+
+
+def _as_url(text: str) -> str:
+    """What a multiaddr, as hivemind has them, is here; "" if it is none."""
+    found = re.match(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]+)(/|$)", text)
+    if found is None:
+        return "addresses are URLs over TCP here, no multiaddrs; " if text.startswith("/") else ""
+    host = f"[{found[2]}]" if found[1] == "ip6" else found[2]
+    return f"what hivemind writes so is here tcp://{host}:{found[3]}; "
+
+
+def _split_host(text: str, place: str) -> tuple[str, int]:
+    host, colon, port_text = place.rpartition(":")
+    # At most five ASCII digits: int() alone would also take "+1", "1_0", blanks and digits of other scripts.
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port_text) or not 0 < int(port_text) < 65536:
+        raise AddressError(f"{text!r} has no port from 1 to 65535: {_EXPECTED}")
+    if host.startswith("[") and host.endswith("]"):
+        host = _ipv6(text, host[1:-1])
+    elif not _HOST_NAME.fullmatch(host):
+        raise AddressError(f"{text!r} has no host name or IP address: {_EXPECTED}")
+    return host, int(port_text)
+
+
+def _ipv6(text: str, host: str) -> str:
+    try:
+        return str(ipaddress.IPv6Address(host))
+    except ValueError as error:
+        raise AddressError(f"{text!r} has no IPv6 address in its brackets: {_EXPECTED}") from error

@@ -1,0 +1,1 @@
+"""The one control connection per pair of peers."""

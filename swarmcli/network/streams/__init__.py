@@ -1,0 +1,1 @@
+"""Streams of messages with payloads, each on a connection of its own."""

@@ -1,0 +1,263 @@
+"""Streams of messages with raw payloads, each on a bulk connection of its own.
+
+Payloads are written straight from the sender's memory. They are read straight into the receiver's memory if it waits
+with `receive(…, into=…)`; what arrives before that waits in a bounded queue, and then in the sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swarmcli.errors import CallError, ConnectionLost, EndOfStream, ProtocolViolation
+from swarmcli.network import wire
+from swarmcli.network.control.calls import fresh
+from swarmcli.network.identity import PeerID
+from swarmcli.network.transports.base import Buffer
+from swarmcli.network.wire.handlers import decode_body
+from swarmcli.network.wire.messages import Finish, IncomingPiece, Piece
+
+if TYPE_CHECKING:
+    from swarmcli.network.streams.channel import BulkChannel
+
+M = TypeVar("M")
+
+Into = Callable[[Any, int], memoryview]
+
+_EMPTY = memoryview(b"")
+_DIRECT = 64 * 1024  # bytes; from here on a reader with `into` is worth waiting for
+_BOOKKEEPING = 500  # bytes that a waiting message takes beyond its own
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A `receive` that waits."""
+
+    arrived: asyncio.Future[None]
+    message_type: type[Any]
+    into: Into | None
+    lent: bool = False  # the connection may be writing into memory that `into` gave
+
+
+@dataclass(slots=True)
+class _Arrived:
+    piece: IncomingPiece
+    payload: memoryview
+    size: int
+    placed: bool  # the payload is where the waiting reader wanted it
+    message: Any = None  # decoded already, for a reader that waited
+
+
+class Stream:
+    """One end of a stream. Used from the loop; one task may send while another receives."""
+
+    def __init__(self, channel: BulkChannel, name: str) -> None:
+        self.peer: PeerID = channel.peer_id
+        self.name = name
+        self.bytes_sent = 0  # payloads only, as `bytes_received`
+        self.bytes_received = 0
+        self._channel = channel
+        self._connection = channel.connection
+        self._limits = channel.limits
+        self._queue: deque[_Arrived] = deque()
+        self._queued = 0  # bytes
+        self._reader: _Reader | None = None
+        self._arriving: _Arrived | None = None  # its payload is being read
+        self._paused = False
+        self._finished = False  # nothing more is sent from here
+        self._error: Exception | None = None  # what `receive` raises once the queue is empty
+        self._send_error: Exception | None = None
+        self._error_seen = False
+
+    async def send(self, message: Any, payload: Buffer | Sequence[Buffer] = b"") -> None:
+        """Sends one message and the raw bytes behind it, in one piece or several.
+
+        Returns when the connection has taken them, which a slow reader delays; the memory may then be reused.
+        Raises ConnectionLost, what the handler at the other end failed with, EndOfStream if it has returned, and
+        ValueError for more than the limits allow.
+        """
+        if self._finished:
+            raise RuntimeError("this end of the stream is finished")
+        self._raise(self._send_error)
+        header = wire.encode(Piece(message))
+        pieces = [payload] if isinstance(payload, bytes | bytearray | memoryview) else payload
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        if len(header) > self._limits.max_message or size > self._limits.max_payload:
+            raise ValueError(
+                f"a message of {len(header)} bytes with a payload of {size} is too large: "
+                f"at most {self._limits.max_message} and {self._limits.max_payload}"
+            )
+        self.bytes_sent += size
+        await self._connection.send(header, pieces if size else ())
+
+    async def receive(self, message_type: type[M], into: Into | None = None) -> tuple[M, memoryview]:
+        """The next message and its payload.
+
+        `into(message, size)` names `size` bytes of memory for a payload that is not empty; whatever it raises comes
+        out here and resets the stream. Without it the payload lies in fresh memory. Raises EndOfStream when the
+        other end has finished, ConnectionLost, ProtocolViolation for a message of another type, or what the handler
+        failed with. Cancelled while a payload is on its way into the caller's memory, it resets the stream.
+        """
+        if self._reader is not None:
+            raise RuntimeError("another task is receiving from this stream")
+        if not self._queue:
+            await self._wait(message_type, into)
+        arrived = self._queue.popleft()
+        self._queued -= arrived.size
+        if self._paused and self._queued < self._limits.stream_window // 2 and into is None:
+            self._resume()
+        return self._placed(arrived, message_type, into)
+
+    async def finish(self) -> None:
+        """Says that nothing more comes from here; the other direction stays open. Raises ConnectionLost."""
+        if not self._finished:
+            self._finished = True
+            await self._connection.send(wire.encode(Finish()))
+
+    @property
+    def arriving(self) -> int:
+        """A count that grows whenever a byte arrives, also within a message: to tell slow from silent."""
+        return self._connection.bytes_received
+
+    async def _wait(self, message_type: type[Any], into: Into | None) -> None:
+        self._raise(self._error)
+        reader = self._reader = _Reader(asyncio.get_running_loop().create_future(), message_type, into)
+        self._resume()
+        try:
+            await reader.arrived
+            reader.lent = False
+        finally:
+            self._reader = None
+            lent = reader.lent
+            del reader  # it holds the error, which holds this frame: a cycle that would keep the caller's memory
+            if lent:
+                self._channel.reset("gave up a payload that was arriving")
+
+    def _placed(self, arrived: _Arrived, message_type: type[M], into: Into | None) -> tuple[M, memoryview]:
+        """Decodes what was queued for nobody in particular, and copies its payload to where it is wanted."""
+        if arrived.message is not None:
+            return arrived.message, arrived.payload
+        try:
+            message = decode_body(message_type, arrived.piece.body, self.name)
+            payload = arrived.payload
+            if into is not None and payload.nbytes:
+                payload = _memory(into, message, payload.nbytes)
+                payload[:] = arrived.payload
+        except Exception as error:
+            self._channel.reset("a message was refused", error if isinstance(error, ProtocolViolation) else None)
+            raise
+        return message, payload
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._connection.resume_reading()
+
+    def _raise(self, error: Exception | None) -> None:
+        if error is not None:
+            self._error_seen = True
+            raise _fresh(error)
+
+    # For the channel
+
+    def payload_buffer(self, piece: IncomingPiece, size: int) -> memoryview:
+        reader = self._reader
+        if reader is None or reader.arrived.done() or self._queue:
+            self._arriving = _Arrived(piece, memoryview(bytearray(size)), size, placed=False)
+            return self._arriving.payload
+        try:
+            message = decode_body(reader.message_type, piece.body, self.name)
+            direct = reader.into is not None
+            memory = _memory(reader.into, message, size) if reader.into else memoryview(bytearray(size))
+        except Exception as error:
+            reader.arrived.set_exception(error)
+            if isinstance(error, ProtocolViolation):
+                raise
+            raise ProtocolViolation("payload refused") from error
+        reader.lent = direct
+        self._arriving = _Arrived(piece, memory, size, placed=direct, message=message if direct else None)
+        return memory
+
+    def piece_received(self, piece: IncomingPiece, header_size: int) -> None:
+        arrived = self._arriving or _Arrived(piece, _EMPTY, 0, placed=False)
+        self._arriving = None
+        self.bytes_received += arrived.size
+        reader = self._reader
+        direct = arrived.placed and arrived.size >= _DIRECT
+        arrived.size += header_size + _BOOKKEEPING
+        self._queue.append(arrived)
+        self._queued += arrived.size
+        if reader is not None and not reader.arrived.done():
+            reader.arrived.set_result(None)
+        if direct or self._queued > self._limits.stream_window:
+            self._paused = True
+            self._connection.pause_reading()
+
+    def ended(self, error: Exception, *, reads_on: bool) -> None:
+        """The other end sends nothing more, and says with what; it may still read."""
+        if self._error is None or not isinstance(error, EndOfStream):
+            self._error = error
+        if not reads_on:
+            self._send_error = self._send_error or error
+        reader = self._reader
+        if reader is not None and not reader.arrived.done():
+            reader.arrived.set_exception(_fresh(error))
+            self._error_seen = True
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def unseen_failure(self) -> Exception | None:
+        """What the handler failed with, if nobody here was told yet."""
+        return self._error if isinstance(self._error, CallError) and not self._error_seen else None
+
+    def stop_reading(self) -> None:
+        """What is queued is for nobody any more, and the way must be free for the other end's last word."""
+        self._queue.clear()
+        self._resume()
+
+
+class StreamBlock:
+    """`async with endpoint.stream(…) as stream`. See Endpoint.stream."""
+
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        self._opened = opened
+        self._channel: BulkChannel | None = None
+        self._stream: Stream | None = None
+
+    async def __aenter__(self) -> Stream:
+        self._channel, self._stream = await self._opened()
+        assert self._stream is not None
+        return self._stream
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        channel, stream = self._channel, self._stream
+        assert channel is not None and stream is not None
+        if error is not None:
+            channel.reset("cancelled by the caller")
+            return
+        failure = stream.unseen_failure()
+        await channel.leave()
+        if failure is not None:
+            raise failure
+
+
+def _memory(into: Into, message: Any, size: int) -> memoryview:
+    memory = into(message, size).cast("B")
+    if memory.nbytes != size:
+        raise ValueError(f"`into` gave {memory.nbytes} bytes of memory for a payload of {size}")
+    return memory
+
+
+def _fresh(error: Exception) -> Exception:
+    """An instance for each who is told: tracebacks would grow into each other, and tie streams to their own frames."""
+    if isinstance(error, EndOfStream):
+        return EndOfStream(str(error))
+    return fresh(error) if isinstance(error, ConnectionLost) else error

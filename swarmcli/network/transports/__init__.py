@@ -1,0 +1,1 @@
+"""How bytes get from one peer to another."""

@@ -1,0 +1,116 @@
+"""What every transport gives: authenticated connections that carry frames.
+
+A frame is a short header and a raw payload, both bytes to this layer. Payloads are read straight into memory that
+the receiver names after it has seen the header, and written straight from the sender's memory.
+
+    Transport ── listen/dial ──▶ Connection ── frames ──▶ Receiver
+
+A connection belongs to one pair of peers and is for one purpose: `control` (small messages, one per pair) or `bulk`
+(one stream at a time). Both ends know each other's PeerID before the first frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol, TypeAlias
+
+from swarmcli.network.identity import Identity, PeerID
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Purpose(IntEnum):
+    """What a connection is for; the dialer says it in the handshake."""
+
+    CONTROL = 0  # multiplexed calls and keepalives, one per pair of peers
+    BULK = 1  # one stream at a time, so that it delays nobody
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """Bounds on one frame; a frame beyond them closes the connection before anything is allocated."""
+
+    max_header: int = 1 << 20  # bytes; small messages travel in headers
+    max_payload: int = 16 << 20  # bytes
+
+
+class Receiver(Protocol):
+    """Who a connection hands its frames to. All methods are called on the loop and must not block."""
+
+    def payload_buffer(self, header: bytes, size: int) -> memoryview:
+        """Memory of exactly `size` bytes to read the payload into. Called only if size > 0.
+
+        Raising ProtocolViolation closes the connection with that reason.
+        """
+
+    def frame_received(self, header: bytes, payload: memoryview) -> None:
+        """A whole frame is there. Raising ProtocolViolation closes the connection with that reason."""
+
+    def connection_lost(self, error: Exception) -> None:
+        """Called exactly once, last. ConnectionLost("closed by us: …"/"closed by peer: …") after an orderly end."""
+
+
+class Connection(Protocol):
+    """One authenticated, encrypted connection. Used from the loop only."""
+
+    peer_id: PeerID  # who the other end has proved to be
+    purpose: Purpose
+    dialed: bool  # True at the end that dialed
+    remote_address: str  # for people and logs
+
+    @property
+    def bytes_sent(self) -> int:
+        """So far, handed over for writing."""
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Of these, how many are known not to have reached the other end yet."""
+
+    @property
+    def bytes_received(self) -> int:
+        """So far, of unfinished frames too: a keepalive tells by it that the other end lives."""
+
+    def start(self, receiver: Receiver) -> None:
+        """Begins delivery of frames; until then nothing is read beyond the handshake."""
+
+    async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
+        """Writes one frame; returns when the bytes are handed over and the write buffer is below its limit.
+
+        Payload pieces are written one behind the other; their memory may be reused once this returns.
+        Frames of concurrent senders do not interleave. Raises ConnectionLost.
+        """
+
+    def pause_reading(self) -> None:
+        """Stops delivery after the frame in progress, so that the other end is slowed down."""
+
+    def resume_reading(self) -> None: ...
+
+    async def close(self, reason: str = "") -> None:
+        """An orderly end: what was sent still arrives if the other end lives. Idempotent."""
+
+    def abort(self, reason: str) -> None:
+        """An end at once, nothing is flushed. Idempotent."""
+
+
+Accept: TypeAlias = Callable[[Connection], None]
+
+
+class Transport(Protocol):
+    """Makes connections of one kind."""
+
+    identity: Identity
+
+    async def listen(self, accept: Accept) -> tuple[str, ...]:
+        """Opens the listener and returns the addresses that others can dial. Raises ListenError.
+
+        `accept` is called with each incoming connection after its handshake. A failed or slow handshake costs
+        nobody else anything. A transport in client mode is never asked to listen.
+        """
+
+    async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> Connection:
+        """Connects; with `expected` only to that peer. Raises ConnectError and its kinds, or AddressError."""
+
+    async def close(self) -> None:
+        """Closes the listener and every connection. Idempotent; leaves no task and no socket."""

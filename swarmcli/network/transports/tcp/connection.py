@@ -1,0 +1,342 @@
+"""One TLS connection over TCP, from its handshake to its end.
+
+    TLS ── handshake complete ──▶ GREETING ── both ends known ──▶ OPEN ── close/violation ──▶ ENDING ──▶ ENDED
+
+Everything happens in the callbacks of asyncio's protocol, without a task per connection: encrypted bytes go from the
+socket through the TLS engine straight into the memory that the receiver named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import cast
+
+from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
+from swarmcli.network.identity import PeerID
+from swarmcli.network.transports.base import Buffer, FrameLimits, Purpose, Receiver
+from swarmcli.network.transports.frames import goodbye_frame
+from swarmcli.network.transports.tcp.handshake import Greeted, Greeting, Refused, take_message, tls_failure
+from swarmcli.network.transports.tcp.reader import TLSReader
+from swarmcli.network.transports.tcp.tls import ALPN, TLSEngine
+from swarmcli.network.transports.tcp.writer import TLSWriter
+
+logger = logging.getLogger(__name__)
+
+_LINGER = 2.0  # seconds that an ending connection waits for the other end to have read everything
+
+
+class Phase(Enum):
+    TLS = auto()  # the TLS handshake is under way
+    GREETING = auto()  # the channel is encrypted; the greeting is under way
+    OPEN = auto()  # frames go both ways
+    ENDING = auto()  # the goodbye is written; what still comes in is thrown away
+    ENDED = auto()  # the socket is closed or about to be
+
+
+@dataclass
+class Shared:
+    """What the connections of one transport have in common.
+
+    The read buffers can be shared because each is filled and emptied within one callback on one loop.
+    """
+
+    limits: FrameLimits
+    live: set[TCPConnection] = field(default_factory=set)  # with an open socket
+    refusals: Counter[str] = field(default_factory=Counter)  # connections that ended by a broken rule, by its name
+    encrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(256 << 10)))
+    decrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(16 << 10)))  # one TLS record
+
+
+class TCPConnection(asyncio.BufferedProtocol):
+    """Implements `transport.Connection`; `ready` is done when the handshake has succeeded or failed."""
+
+    peer_id: PeerID
+    purpose: Purpose
+
+    def __init__(
+        self,
+        engine: TLSEngine,
+        greeting: Callable[[TLSEngine], Greeting],
+        shared: Shared,
+        *,
+        dialed: bool,
+        on_made: Callable[[TCPConnection], None] | None = None,
+    ) -> None:
+        """`greeting` is begun when the TLS handshake is complete; `on_made` is called when the socket is there."""
+        loop = asyncio.get_running_loop()
+        self.dialed = dialed
+        self.remote_address = "tcp://unknown"
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._engine = engine
+        self._make_greeting = greeting
+        self._greeting: Greeting
+        self._greetings = bytearray()  # decrypted before the connection was open
+        self._shared = shared
+        self._reader = TLSReader(engine, shared.limits, shared.decrypted)
+        self._receiver: Receiver | None = None
+        self._on_made = on_made
+        self._phase = Phase.TLS
+        self._error: Exception | None = None
+        self._socket: asyncio.Transport
+        self._linger: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self._reading_paused = True  # until `start`
+        self._writer = TLSWriter(
+            engine, shared.limits, lambda: self.abort("a send was cancelled in the middle of a frame")
+        )
+
+    @property
+    def bytes_received(self) -> int:
+        return self._reader.bytes_received
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._writer.bytes_sent
+
+    @property
+    def bytes_waiting(self) -> int:
+        return self._writer.bytes_waiting
+
+    @property
+    def is_open(self) -> bool:
+        return self._phase is Phase.OPEN
+
+    # ---- what Connection promises
+
+    def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        if self._error is not None:
+            self._loop.call_soon(receiver.connection_lost, self._error)
+        else:
+            self.resume_reading()
+
+    async def send(self, header: bytes, payload: Sequence[Buffer] = ()) -> None:
+        """See `Connection.send`. A send that is cancelled in the middle of a frame above 1 MiB ends the connection."""
+        await self._writer.send(header, payload)
+
+    def pause_reading(self) -> None:
+        self._reading_paused = True
+        if not self._reader.in_payload and self._phase is Phase.OPEN:
+            self._socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._reading_paused and self._phase is Phase.OPEN:
+            self._reading_paused = False
+            self._socket.resume_reading()
+            self._loop.call_soon(self._read_decrypted)  # frames that were there before the pause
+
+    async def close(self, reason: str = "") -> None:
+        if self._phase is Phase.OPEN:
+            try:
+                async with asyncio.timeout(_LINGER), self._writer.turn:
+                    self._end_in_order(ConnectionLost(f"closed by us: {reason}"), reason)
+            except TimeoutError:
+                self.abort(reason)
+        elif not self.ready.done():
+            self.abort(reason)
+        await asyncio.shield(self._ended)
+
+    def abort(self, reason: str) -> None:
+        self._end_now(ConnectionLost(f"closed by us: {reason}"))
+
+    def refuse(self, rule: str, message: str) -> None:
+        """Ends a handshake that is still under way."""
+        if not self.ready.done():
+            self._end_handshake(Refused(rule, message))
+
+    # ---- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._socket = cast(asyncio.Transport, transport)  # other loops have classes of their own
+        self._shared.live.add(self)
+        host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
+        self.remote_address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        self._writer.attach(self._socket)
+        self._reader.attach(self._socket)
+        if self._on_made is not None:
+            self._on_made(self)
+        self._guarded(self._advance_tls)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._shared.encrypted
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._phase in (Phase.ENDING, Phase.ENDED):
+            return
+        self._engine.feed(self._shared.encrypted[:nbytes])
+        if self._phase is Phase.TLS:
+            self._guarded(self._advance_tls)
+        elif self._phase is Phase.GREETING:
+            self._guarded(self._advance_greeting)
+        else:
+            self._read_decrypted()
+
+    def eof_received(self) -> bool:
+        if self._phase is not Phase.ENDING:
+            self._end_now(self._unexpected_end("ended without a goodbye"))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_now(self._unexpected_end(f"broke off: {exc}" if exc else "broke off"))
+        if self._linger is not None:
+            self._linger.cancel()
+        self._shared.live.discard(self)
+        self._ended.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writer.pause()
+
+    def resume_writing(self) -> None:
+        self._writer.resume()
+
+    # ---- the handshake
+
+    def _advance_tls(self) -> None:
+        try:
+            complete = self._engine.handshake()
+        except ssl.SSLError as error:
+            raise tls_failure(error) from error
+        finally:
+            self._writer.flush()  # the alert as well, if it failed
+        if not complete:
+            return
+        if self._engine.protocol != ALPN:
+            raise Refused("no swarm TLS", "the other end is another program: it speaks TLS, but is no swarm peer")
+        self._phase = Phase.GREETING
+        self._greeting = self._make_greeting(self._engine)
+        self._writer.write(next(self._greeting))
+        self._advance_greeting()
+
+    def _advance_greeting(self) -> None:
+        try:
+            while self._phase is Phase.GREETING and (count := self._engine.read(self._shared.decrypted)):
+                self._greetings += self._shared.decrypted[:count]
+                self._answer_greetings()
+        except (EOFError, ssl.SSLError) as error:
+            raise HandshakeError("the other end closed the connection during the handshake") from error
+
+    def _answer_greetings(self) -> None:
+        while self._phase is Phase.GREETING and (message := take_message(self._greetings)) is not None:
+            try:
+                self._writer.write(self._greeting.send(message))
+            except StopIteration as stop:
+                self._open(stop.value)
+
+    def _open(self, greeted: Greeted) -> None:
+        self.peer_id, self.purpose = greeted.peer_id, greeted.purpose
+        self._writer.write(greeted.last_words)
+        self._reader.feed(self._greetings)  # frames may follow at once
+        self._phase = Phase.OPEN
+        self._socket.pause_reading()
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Runs a step of the handshake; what goes wrong ends this connection and nothing else."""
+        try:
+            step()
+        except HandshakeError as error:
+            self._end_handshake(error)
+
+    def _end_handshake(self, error: HandshakeError) -> None:
+        logger.debug("handshake with %s failed: %s", self.remote_address, error)
+        if isinstance(error, Refused):
+            self._shared.refusals[error.rule] += 1
+            if self._phase is Phase.GREETING:
+                self._writer.write(error.last_words)
+        self._end_in_order(error, "")
+
+    # ---- reading
+
+    def _read_decrypted(self) -> None:
+        """Delivers what is there until a pause, the end of the input, or the end of the connection."""
+        receiver = self._receiver
+        if receiver is None or self._phase is not Phase.OPEN:
+            return
+        try:
+            while self._phase is Phase.OPEN and not self._stopped_between_frames():
+                if not self._reader.deliver_next(receiver) and not self._reader.read_record():
+                    self._reader.await_enough()
+                    break
+        except ProtocolViolation as error:
+            self._end_by_violation(error)
+        except ssl.SSLError as error:
+            self._writer.flush()  # the alert, which is all that can still be said
+            self._end_by_violation(ProtocolViolation(f"broken TLS record ({error.reason})"), self._end_now)
+        except ConnectionLost as error:
+            self._end_now(error)
+        except EOFError:
+            self._end_now(self._unexpected_end("ended without a goodbye"))
+        except Exception as error:
+            logger.exception("a receiver failed; its connection with %s is closed", self.peer_id.short)
+            self._end_in_order(ConnectionLost(f"closed by us: {error!r}"), "internal error")
+
+    def _end_by_violation(self, error: ProtocolViolation, end: Callable[[Exception], None] | None = None) -> None:
+        logger.debug("peer %s broke the protocol: %s", self.peer_id.short, error.reason)
+        self._shared.refusals[type(error).__name__] += 1
+        if end is not None:
+            end(error)
+        else:
+            self._end_in_order(error, error.reason)
+
+    def _stopped_between_frames(self) -> bool:
+        if not self._reading_paused or self._reader.in_payload:
+            return False
+        self._socket.pause_reading()
+        return True
+
+    # ---- the end
+
+    def _unexpected_end(self, how: str) -> NetworkError:
+        if self._phase in (Phase.TLS, Phase.GREETING):
+            return HandshakeError("the other end closed the connection during the handshake")
+        where = ", in the middle of a frame" if self._reader.in_frame else ""
+        return ConnectionLost(f"the other end {how}{where}")
+
+    def _settle(self, error: Exception) -> None:
+        """From here on the connection has failed for everyone who uses it, with this error."""
+        self._error = error
+        self._writer.fail(error)
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # read, so that asyncio does not report it when nobody waits for it
+        elif self._receiver is not None:
+            self._loop.call_soon(self._receiver.connection_lost, error)
+
+    def _end_in_order(self, error: Exception, reason: str) -> None:
+        """Writes the goodbye and leaves the socket a moment, so that the other end can read all of it."""
+        if self._error is not None:
+            return
+        if self._writer.mid_frame:
+            self._end_now(error)  # a goodbye would be taken for payload
+            return
+        if self._phase is Phase.OPEN:
+            self._writer.write(goodbye_frame(reason))
+            self._socket.resume_reading()
+        self._phase = Phase.ENDING
+        self._settle(error)
+        self._engine.close_notify()
+        self._writer.flush()
+        try:
+            self._socket.write_eof()
+        except OSError:  # the other end was faster; there is nobody left to wait for
+            self._socket.abort()
+        self._linger = self._loop.call_later(_LINGER, self._socket.abort)
+
+    def _end_now(self, error: Exception) -> None:
+        if self._phase is Phase.ENDED:
+            return
+        self._phase = Phase.ENDED
+        if self._error is None:
+            self._settle(error)
+        self._socket.abort()
+
+    def __repr__(self) -> str:
+        return f"<TCPConnection {self.remote_address} {self._phase.name.lower()}>"

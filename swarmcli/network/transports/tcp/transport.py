@@ -1,0 +1,326 @@
+"""The TCP transport: TLS 1.3 connections between peers that prove their keys to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from swarmcli.errors import (
+    AddressError,
+    ConnectError,
+    ConnectionLost,
+    ConnectStep,
+    HandshakeError,
+    ListenError,
+    OwnAddressError,
+    WrongPeerError,
+)
+from swarmcli.network.addresses import Address, parse_address
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.transports.base import Accept, Connection, FrameLimits, Purpose
+from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
+from swarmcli.network.transports.tcp.handshake import Greeting, check_listener, greet_dialer, greet_listener
+from swarmcli.network.transports.tcp.interfaces import announced_addresses
+from swarmcli.network.transports.tcp.tls import (
+    NotASwarmCertificate,
+    TLSEngine,
+    certified_peer,
+    dialer_context,
+    listener_context,
+)
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 1024
+_ACCEPT_RETRY = 0.1  # seconds to wait when the system has no more file descriptors or memory
+_HAPPY_EYEBALLS_DELAY = 0.25  # seconds until the next address of a name is tried as well (RFC 8305)
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeLimits:
+    """Bounds on strangers: connections whose handshake is not complete."""
+
+    most: int = 256  # at the same time; further ones wait in the system's queue
+    grace: float = 2.0  # seconds after which one may be dropped to make room for another
+
+
+class TCPTransport:
+    """Implements `transport.Transport`. `refusals` counts connections that ended by a broken rule, by its name."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        host: str = "0.0.0.0",
+        port: int = 0,
+        announce: Sequence[str] = (),
+        handshake_timeout: float = 10.0,
+        limits: FrameLimits = FrameLimits(),  # noqa: B008  a frozen value
+        handshakes: HandshakeLimits = HandshakeLimits(),
+    ) -> None:
+        """`host` and `port` are where to listen (port 0: any free one); `announce` replaces the addresses that
+        `listen` would find out by itself. `handshake_timeout` is in seconds. Raises AddressError, ValueError."""
+        if not 0 <= port < 65536:
+            raise ValueError(f"port must be from 0 to 65535, got {port}")
+        for address in announce:
+            _parse_tcp(address)
+        self.identity = identity
+        self._host, self._port = host, port
+        self._announce = tuple(announce)
+        self._handshake_timeout = handshake_timeout
+        self._handshakes = handshakes
+        self._shared = Shared(limits)
+        self._dialer_context = dialer_context()
+        self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
+        self._room = asyncio.Event()
+        self._accepting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def refusals(self) -> Counter[str]:
+        return Counter(self._shared.refusals)
+
+    @property
+    def port(self) -> int:
+        """Where this peer listens; 0 before `listen` if any free port was asked for."""
+        return self._port
+
+    # ---- listening
+
+    async def listen(self, accept: Accept) -> tuple[str, ...]:
+        listener = await self._open_listener()
+        self._port = listener.getsockname()[1]
+        engines = listener_context(self.identity)
+        self._accepting = asyncio.create_task(self._accept_forever(listener, engines, accept), name="tcp accept")
+        self._accepting.add_done_callback(partial(_end_listening, listener))
+        return self._announce or announced_addresses(self._host, self._port)
+
+    async def _open_listener(self) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        dualstack = self._host == "::" and socket.has_dualstack_ipv6()
+        try:
+            found = await loop.getaddrinfo(
+                self._host or "0.0.0.0", self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, _, _, _, place = found[0]
+            listener = socket.create_server(place[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack)
+        except OSError as error:
+            advice = _listen_advice(error, self._host)
+            raise ListenError(f"cannot listen on {self._host}:{self._port}: {advice}") from error
+        listener.setblocking(False)
+        # Accepted sockets inherit it. asyncio sets it only for sockets that know their protocol, which these do not;
+        # without it small answers wait 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+
+    async def _accept_forever(self, listener: socket.socket, context: ssl.SSLContext, accept: Accept) -> None:
+        loop = asyncio.get_running_loop()
+
+        def admit(connection: TCPConnection) -> None:
+            self._admit(connection, accept)
+
+        def make_connection() -> TCPConnection:
+            engine = TLSEngine(context, server_side=True)
+            return TCPConnection(engine, self._greet_dialer, self._shared, dialed=False, on_made=admit)
+
+        while True:
+            await self._wait_for_room()
+            try:
+                incoming = await _accept_one(listener)
+                await loop.connect_accepted_socket(make_connection, incoming)
+            except OSError as error:
+                logger.warning("a connection could not be accepted: %s", error)
+                if error.errno in _OUT_OF_RESOURCES:
+                    await asyncio.sleep(_ACCEPT_RETRY)
+
+    async def _wait_for_room(self) -> None:
+        """Returns once another handshake may begin, dropping the oldest one when it has had its time."""
+        while len(self._pending) >= self._handshakes.most:
+            self._room.clear()
+            oldest, since = next(iter(self._pending.items()))
+            patience = since + self._handshakes.grace - asyncio.get_running_loop().time()
+            if patience <= 0:
+                oldest.refuse("too many handshakes", "too many handshakes at once here; try again later")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience if patience > 0 else None):
+                    await self._room.wait()
+
+    def _admit(self, connection: TCPConnection, accept: Accept) -> None:
+        loop = asyncio.get_running_loop()
+        self._pending[connection] = loop.time()
+        deadline = loop.call_later(
+            self._handshake_timeout, connection.refuse, "handshake timeout", "the handshake took too long"
+        )
+
+        def handshake_ended(ready: asyncio.Future[None]) -> None:
+            deadline.cancel()
+            del self._pending[connection]
+            self._room.set()
+            if ready.exception() is None:
+                _hand_over(connection, accept)
+
+        connection.ready.add_done_callback(handshake_ended)
+
+    def _greet_dialer(self, engine: TLSEngine) -> Greeting:
+        return greet_dialer(self.identity)
+
+    # ---- dialing
+
+    async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> Connection:
+        place = _parse_tcp(address)
+        if expected is not None and place.peer_id not in (None, expected):
+            raise WrongPeerError(f"{address} is not an address of peer {expected.short}…", address=address)
+        attempt = _Attempt(address, timeout)
+        with attempt.errors_named():
+            async with asyncio.timeout(timeout):
+                return await self._dial(place, expected or place.peer_id, purpose, attempt)
+
+    async def _dial(
+        self, place: Address, expected: PeerID | None, purpose: Purpose, attempt: _Attempt
+    ) -> TCPConnection:
+        loop = asyncio.get_running_loop()
+
+        def greet(engine: TLSEngine) -> Greeting:
+            try:
+                listener = certified_peer(engine.peer_certificate)
+            except NotASwarmCertificate as error:
+                raise HandshakeError(f"the other end is another program: {error}") from error
+            check_listener(listener, expected, self.identity.peer_id)
+            return greet_listener(self.identity, listener, purpose)
+
+        if not _is_ip_address(place.host):  # resolved by itself, so that a failure of this step can be named
+            await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        attempt.step = "connect"
+        engine = TLSEngine(self._dialer_context, server_side=False)
+        connection = TCPConnection(engine, greet, self._shared, dialed=True)
+        await loop.create_connection(
+            lambda: connection, place.host, place.port, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY
+        )
+        attempt.step = "handshake"
+        if self._closed:
+            connection.abort("shutting down")
+        try:
+            await connection.ready
+        finally:
+            if not connection.is_open:  # cancelled or failed; nothing of it may be left
+                connection.abort("dialing was given up")
+        return connection
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
+        while self._shared.live:
+            async with asyncio.TaskGroup() as group:
+                for connection in tuple(self._shared.live):
+                    group.create_task(connection.close("shutting down"))
+
+    def __repr__(self) -> str:
+        return f"<TCPTransport {self.identity.peer_id.short} {self._host}:{self._port}>"
+
+
+@dataclass
+class _Attempt:
+    """One dialing: how far it has come, and how its errors are told."""
+
+    address: str
+    timeout: float
+    step: ConnectStep = "name resolution"
+
+    @contextmanager
+    def errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except (HandshakeError, ConnectionLost) as error:
+            kinds = (WrongPeerError, OwnAddressError)
+            kind = next((kind for kind in kinds if isinstance(error, kind)), HandshakeError)
+            raise kind(f"{self.address}: {error}", address=self.address) from error
+        except OSError as error:
+            message = f"{self.address}: {self.step} failed: {self._why(error)}"
+            if self.step == "handshake":
+                raise HandshakeError(message, address=self.address) from error
+            raise ConnectError(message, step=self.step, address=self.address) from error
+
+    def _why(self, error: OSError) -> str:
+        if isinstance(error, TimeoutError):
+            more = "; another program may be listening there" if self.step == "handshake" else ""
+            return f"no answer within {self.timeout:g} s{more}"
+        if isinstance(error, ConnectionRefusedError):
+            return "nothing listens there (connection refused)"
+        return error.strerror or str(error)
+
+
+def _parse_tcp(text: str) -> Address:
+    address = parse_address(text)
+    if address.scheme != "tcp":
+        raise AddressError(f"{text!r} is no address of this transport: expected tcp://host:port")
+    return address
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _hand_over(connection: TCPConnection, accept: Accept) -> None:
+    try:
+        accept(connection)
+    except Exception:
+        logger.exception("a connection from %s could not be taken over", connection.remote_address)
+        connection.abort("internal error")
+
+
+def _end_listening(listener: socket.socket, accepting: asyncio.Task[None]) -> None:
+    # Here and not in the task: one that is cancelled before its first step never gets to close anything.
+    listener.close()
+    if not accepting.cancelled() and (error := accepting.exception()) is not None:
+        logger.critical("this peer no longer accepts connections", exc_info=error)
+
+
+def _listen_advice(error: OSError, host: str) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the host name cannot be resolved ({error.strerror}); use 0.0.0.0 for all interfaces"
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "another program uses this port; choose another port, or 0 for any free one"
+        case errno.EACCES:
+            return "ports below 1024 are for the superuser; choose a higher one"
+        case errno.EADDRNOTAVAIL:
+            return f"this machine has no address {host}; use 0.0.0.0 for all interfaces"
+    return error.strerror or str(error)
+
+
+async def _accept_one(listener: socket.socket) -> socket.socket:
+    """The next connection. Not loop.sock_accept: cancelled while one is waiting, Python 3.11's loses it and reports
+    an invalid state."""
+    while True:
+        try:
+            incoming, _ = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            await _readable(listener)
+            continue
+        incoming.setblocking(False)
+        return incoming
+
+
+async def _readable(listener: socket.socket) -> None:
+    loop, ready, number = asyncio.get_running_loop(), asyncio.Event(), listener.fileno()
+    loop.add_reader(number, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(number)

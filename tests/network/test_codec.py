@@ -1,0 +1,80 @@
+"""Messages are decoded strictly: the right type or one kind of error, whatever the bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.network import Identity, PeerID, wire
+from swarmcli.network.wire.messages import BulkMessage, ControlMessage, IncomingRequest, Ping, Request
+
+
+class Letter(msgspec.Struct, frozen=True):
+    sender: PeerID
+    copies: tuple[PeerID, ...] = ()
+    text: str = ""
+    extra: Any = None
+
+
+PEER = Identity.from_seed(1).peer_id
+
+
+def test_peer_ids_travel_as_their_bytes() -> None:
+    letter = Letter(PEER, (PEER, PEER), "ä")
+    decoded = wire.decode(Letter, wire.encode(letter))
+    assert decoded == letter and type(decoded.sender) is PeerID and type(decoded.copies[0]) is PeerID
+
+
+def test_a_request_carries_its_body_undecoded() -> None:
+    data = wire.encode(Request(3, "post", Letter(PEER)))
+    request = wire.decode(IncomingRequest, data)
+    assert wire.decode(Letter, request.body) == Letter(PEER)
+
+
+def test_unions_are_told_apart_by_their_tags() -> None:
+    assert wire.decode(ControlMessage, wire.encode(Ping(7))) == Ping(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x81\xa6sender\xc4\x04abcd",  # an id of four bytes
+        b"\x81\xa6sender\x05",
+        wire.encode({"sender": bytes(PEER), "copies": 3}),
+        wire.encode({"text": "no sender"}),
+        wire.encode(Letter(PEER)) + b"\x00",
+        b"\x82\xa6sender\xc4\x20" + bytes(32) + b"\xa4text\xa2\xff\xff",  # no UTF-8
+        b"\x82\xa6sender\xc4\x20" + bytes(32) + b"\xa5extra" + b"\x91" * 100_000 + b"\xc0",  # very deep
+        b"\x82\xa6sender\xc4\x20" + bytes(32) + b"\xa7unknown" + b"\x91" * 100_000 + b"\xc0",
+    ],
+)
+def test_anything_else_is_a_decode_error(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode(Letter, data)
+
+
+@pytest.mark.parametrize("expected", [Letter, ControlMessage, BulkMessage])
+@given(data=st.binary(max_size=200))
+def test_random_bytes_are_a_message_or_a_decode_error(expected: Any, data: bytes) -> None:
+    with contextlib.suppress(msgspec.DecodeError):
+        wire.decode(expected, data)
+
+
+@given(position=st.integers(0, 60), value=st.integers(0, 255))
+def test_one_wrong_byte_is_another_message_or_a_decode_error(position: int, value: int) -> None:
+    data = bytearray(wire.encode(Letter(PEER, (PEER,), "text", {"a": [1, 2.5, None]})))
+    data[position % len(data)] = value
+    with contextlib.suppress(msgspec.DecodeError):
+        assert isinstance(wire.decode(Letter, data), Letter)
+
+
+def test_what_msgpack_cannot_carry_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="cannot be sent"):
+        wire.encode(Letter(PEER, extra=object()))

@@ -1,0 +1,103 @@
+"""Frames are cut from any chunking of the stream, bounded before memory is taken."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.errors import ProtocolViolation
+from swarmcli.network.transports.base import FrameLimits
+from swarmcli.network.transports.frames import FrameReader, PeerSaidGoodbye, byte_views, frame_start, goodbye_frame
+
+LIMITS = FrameLimits(max_header=50, max_payload=200)
+
+
+class Collector:
+    def __init__(self) -> None:
+        self.frames: list[tuple[bytes, bytes]] = []
+        self.memory: list[bytearray] = []
+
+    def payload_buffer(self, header: bytes, size: int) -> memoryview:
+        self.memory.append(bytearray(size))
+        return memoryview(self.memory[-1])
+
+    def frame_received(self, header: bytes, payload: memoryview) -> None:
+        self.frames.append((header, bytes(payload)))
+
+    def connection_lost(self, error: Exception) -> None: ...
+
+
+def read(reader: FrameReader, collector: Collector, stream: bytes, chunks: list[int]) -> None:
+    """What the connection does: chunks go to where the reader wants them."""
+    position = 0
+    for chunk in [*chunks, len(stream)]:
+        end = min(position + chunk, len(stream))
+        while position < end:
+            if reader.rest:
+                count = min(len(reader.rest), end - position)
+                reader.rest[:count] = stream[position : position + count]
+                reader.filled(count)
+            else:
+                count = min(16, end - position)
+                reader.feed(memoryview(stream)[position : position + count])
+            position += count
+            while reader.deliver_next(collector):
+                pass
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=50), st.binary(max_size=200)), max_size=6),
+    st.lists(st.integers(1, 90), max_size=30),
+)
+def test_any_chunking_gives_the_same_frames(frames: list[tuple[bytes, bytes]], chunks: list[int]) -> None:
+    stream = b"".join(frame_start(header, len(payload), LIMITS) + payload for header, payload in frames)
+    reader, collector = FrameReader(LIMITS), Collector()
+    read(reader, collector, stream, chunks)
+    assert collector.frames == frames
+    assert len(collector.memory) == sum(bool(payload) for _, payload in frames)
+    assert not reader.in_frame and not reader.in_payload
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(1, 50), max_size=10))
+def test_garbage_never_takes_more_memory_than_a_payload_may(garbage: bytes, chunks: list[int]) -> None:
+    collector = Collector()
+    with suppress(ProtocolViolation, PeerSaidGoodbye):
+        read(FrameReader(LIMITS), collector, garbage, chunks)
+    assert all(len(memory) <= LIMITS.max_payload for memory in collector.memory)
+
+
+def test_a_payload_goes_straight_into_the_receivers_memory() -> None:
+    reader, collector = FrameReader(LIMITS), Collector()
+    reader.feed(memoryview(frame_start(b"h", 100, LIMITS)))
+    assert not reader.deliver_next(collector)
+    assert reader.rest.obj is collector.memory[0] and len(reader.rest) == 100
+
+
+@pytest.mark.parametrize("memory", [memoryview(bytearray(99)), memoryview(bytearray(101))])
+def test_memory_of_another_size_is_a_bug_of_the_receiver(memory: memoryview) -> None:
+    collector = Collector()
+    collector.payload_buffer = lambda header, size: memory  # type: ignore[method-assign]
+    reader = FrameReader(LIMITS)
+    reader.feed(memoryview(frame_start(b"h", 100, LIMITS)))
+    with pytest.raises(ValueError, match="for a payload of 100"):
+        reader.deliver_next(collector)
+
+
+def test_a_goodbye_comes_whole_and_bounded() -> None:
+    reader, collector = FrameReader(LIMITS), Collector()
+    goodbye = goodbye_frame("ö" * 600)
+    assert len(goodbye) < 530
+    reader.feed(memoryview(goodbye[:-1]))
+    assert not reader.deliver_next(collector)
+    reader.feed(memoryview(goodbye[-1:]))
+    with pytest.raises(PeerSaidGoodbye, match="closed by peer: ö"):
+        reader.deliver_next(collector)
+
+
+def test_pieces_become_bytes_without_a_copy() -> None:
+    array = memoryview(bytearray(16)).cast("I")
+    views = byte_views([b"", array, b"x"])
+    assert [view.nbytes for view in views] == [16, 1] and views[0].obj is array.obj

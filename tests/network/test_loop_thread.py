@@ -1,0 +1,200 @@
+"""The shared loop thread: counted, cancellable, gone after the last release, and honest after a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from swarmcli.network.loop_thread import LoopThread, SwarmFuture, offload
+
+
+@pytest.fixture
+def shared() -> Iterator[LoopThread]:
+    thread = LoopThread.acquire()
+    yield thread
+    thread.release()
+
+
+def swarm_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("swarm-")]
+
+
+async def answer(value: int) -> int:
+    return value
+
+
+def test_everyone_shares_one_thread_and_the_last_release_ends_it() -> None:
+    first, second = LoopThread.acquire(), LoopThread.acquire()
+    assert first is second
+    first.release()
+    assert second.run(answer(7)) == 7
+    loop = second.loop
+    second.release()
+    assert loop.is_closed() and swarm_threads() == []
+
+
+def test_a_new_thread_starts_after_the_old_one_has_ended() -> None:
+    LoopThread.acquire().release()
+    again = LoopThread.acquire()
+    assert again.run(answer(3)) == 3
+    again.release()
+
+
+def test_the_last_release_cancels_and_awaits_what_still_runs() -> None:
+    thread = LoopThread.acquire()
+    ended: list[str] = []
+
+    async def lasting() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("cleaned up")
+
+    future = thread.submit(lasting())
+    thread.run(answer(0))
+    thread.release()
+    assert ended == ["cleaned up"] and future.cancelled()
+
+
+def test_a_released_thread_refuses_work() -> None:
+    thread = LoopThread.acquire()
+    thread.release()
+    with pytest.raises(RuntimeError, match="released"):
+        thread.submit(answer(1))
+
+
+def test_errors_reach_the_caller(shared: LoopThread) -> None:
+    async def fail() -> None:
+        raise LookupError("nothing here")
+
+    with pytest.raises(LookupError, match="nothing here"):
+        shared.run(fail())
+
+
+def test_cancelling_the_future_cancels_the_coroutine(shared: LoopThread) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    async def lasting() -> None:
+        began.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    future = shared.submit(lasting())
+    assert began.wait(10)
+    assert future.cancel()
+    assert ended.wait(10)
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result()
+
+
+def test_running_out_of_time_cancels_the_coroutine(shared: LoopThread) -> None:
+    ended = threading.Event()
+
+    async def lasting() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError):
+        shared.run(lasting(), timeout=0.05)
+    assert ended.wait(10)
+
+
+def test_a_coroutine_that_cancels_itself_gives_a_cancelled_future(shared: LoopThread) -> None:
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    future = shared.submit(give_up())
+    done, _ = concurrent.futures.wait([future], timeout=10)
+    assert done == {future} and future.cancelled()
+
+
+def test_futures_can_be_awaited_from_another_loop(shared: LoopThread) -> None:
+    async def main() -> int:
+        future: SwarmFuture[int] = shared.submit(answer(11))
+        return await future
+
+    assert asyncio.run(main()) == 11
+
+
+def test_run_on_the_loops_own_thread_is_refused_instead_of_hanging(shared: LoopThread) -> None:
+    async def from_inside() -> str:
+        with pytest.raises(RuntimeError, match="await instead"):
+            shared.run(answer(1))
+        with pytest.raises(RuntimeError, match="await instead"):
+            shared.release()
+        return "refused"
+
+    assert shared.run(from_inside()) == "refused"
+
+
+def test_offload_runs_elsewhere_and_hands_back_results_and_errors(shared: LoopThread) -> None:
+    async def main() -> str:
+        with pytest.raises(ZeroDivisionError):
+            await offload(lambda: 1 // 0)
+        return await offload(lambda: threading.current_thread().name)
+
+    assert shared.run(main()).startswith("swarm-work")
+
+
+def test_a_cancelled_offload_ends_only_after_its_job(shared: LoopThread) -> None:
+    began, proceed = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def job() -> None:
+        began.set()
+        proceed.wait(10)
+        order.append("job")
+
+    async def caller() -> None:
+        try:
+            await offload(job)
+        finally:
+            order.append("caller")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(caller())
+        await offload(began.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == []
+        proceed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    shared.run(main())
+    assert order == ["job", "caller"]
+
+
+def test_a_forked_child_gets_an_error_and_may_start_a_thread_of_its_own(shared: LoopThread) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(_exit_code_of_child(shared))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert shared.run(answer(5)) == 5
+
+
+def _exit_code_of_child(inherited: LoopThread) -> int:
+    for use in (lambda: inherited.run(answer(1)), lambda: inherited.submit(answer(1)), inherited.release):
+        try:
+            use()
+        except RuntimeError as error:
+            if "forked" not in str(error):
+                return 2
+        else:
+            return 1
+    own = LoopThread.acquire()
+    result = own.run(answer(9), timeout=10)
+    own.release()
+    return 0 if result == 9 else 3
