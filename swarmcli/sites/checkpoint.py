@@ -21,9 +21,8 @@ from typing import Any
 from swarmcli.errors import CheckpointError, SiteError
 from swarmcli.sharding.files.exchange import exchange
 from swarmcli.sharding.files.save import Report, complete, read_manifest, try_to_write
-from swarmcli.sharding.files.shard import State
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from swarmcli.sharding.zero.consolidation import copied
+from swarmcli.sharding.zero.state import State, copied
 from swarmcli.sites.links import named
 from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.site import Site

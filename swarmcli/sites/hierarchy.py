@@ -23,7 +23,7 @@ from swarmcli.optim.state.plain_values import fit, to_plain
 from swarmcli.sharding.levels.plan import read_plan
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
-from swarmcli.sharding.zero.local_state import settings_of
+from swarmcli.sharding.zero.state import settings_of
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.gradients import sum_over_ranks
 from swarmcli.sites.links import named, receive_bytes, send_bytes

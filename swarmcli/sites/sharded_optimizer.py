@@ -14,7 +14,7 @@ import torch
 
 from swarmcli.errors import SiteError
 from swarmcli.optim.state.plain_values import fit, to_plain
-from swarmcli.sharding.zero.local_state import settings_of
+from swarmcli.sharding.zero.state import settings_of
 from swarmcli.sharding.zero.transfer import receive_tensors, send_tensors
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.links import named

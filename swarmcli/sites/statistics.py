@@ -30,7 +30,7 @@ from swarmcli.compression.base import read_numbers, tensor_memory
 from swarmcli.errors import SiteError
 from swarmcli.network import wire
 from swarmcli.optim.state.statistics import Piece, elements, put, read_place
-from swarmcli.sharding.zero.local_state import copy_settings
+from swarmcli.sharding.zero.state import copy_settings
 from swarmcli.sites.links import receive_bytes, receive_numbers, send_numbers
 from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.share import (

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from swarmcli.errors import CheckpointError
-from swarmcli.training.portable import unflatten
+from swarmcli.files.flat import unflatten
+from swarmcli.files.tensor_file import TensorFile
 
 if TYPE_CHECKING:
-    from swarmcli.sharding.files.manifest import Manifest
+    from swarmcli.sharding.files.save import Manifest
 
 FORMAT = 1
 SHARDED_FORMAT = 2
@@ -139,8 +140,8 @@ def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True
         _check_file(path / Path(name).name, digest)
     structure = manifest["optimizer"] if whole else {**manifest["optimizer"], "state": {}}
     try:
-        with LazyTensors(path / TRAINING) as tensors:
-            optimizer = unflatten(structure, tensors)
+        with TensorFile(path / TRAINING) as file:
+            optimizer = unflatten(structure, file.tensor)
         model = load_file(path / MODEL)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; use an older checkpoint") from error
@@ -190,30 +191,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if not isinstance(manifest.get(key), kind):
             raise CheckpointError(f"{path / MANIFEST} is damaged: {key} is missing; use an older checkpoint")
     return manifest
-
-
-class LazyTensors(Mapping[str, Tensor]):
-    """The tensors of a safetensors file by name, as views of which nothing is read before it is used."""
-
-    def __init__(self, file: Path) -> None:
-        self._file: Any = safetensors.safe_open(str(file), framework="pt")
-
-    def __enter__(self) -> LazyTensors:
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.__exit__(*error)
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file.keys())
-
-    def __len__(self) -> int:
-        return len(self._file.keys())
 
 
 def _check_file(file: Path, digest: str) -> None:

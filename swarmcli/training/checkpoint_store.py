@@ -15,12 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-import safetensors
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Events, Noticed
+from swarmcli.files.durable import flush
+from swarmcli.files.flat import flatten
+from swarmcli.files.tensor_file import write_tensors
 from swarmcli.training.checkpoint import (
     CONFIG,
     DIGEST,
@@ -36,7 +37,6 @@ from swarmcli.training.checkpoint import (
     manifest_digest,
     model_tensors,
 )
-from swarmcli.training.portable import flatten
 
 
 class Shards(Protocol):
@@ -89,7 +89,7 @@ class CheckpointStore:
             partial.mkdir(parents=True)
             self._fill(partial, model, optimizer_state, epoch, shards)
             self._replace(place, partial)
-        except (OSError, safetensors.SafetensorError, CheckpointError) as error:
+        except (OSError, CheckpointError) as error:
             text = f"the checkpoint of epoch {epoch} was not written to {self.directory} ({error})"
             self._events.emit(Noticed("warning", text))
             if shards is not None:
@@ -134,9 +134,10 @@ class CheckpointStore:
         shards: Shards | None,
     ) -> None:
         statistics: dict[str, Tensor] = {}
-        structure = flatten(optimizer_state if shards is None else {**optimizer_state, "state": {}}, statistics)
-        _save(model_tensors(model), directory / MODEL)
-        _save(statistics, directory / TRAINING)
+        kept = optimizer_state if shards is None else {**optimizer_state, "state": {}}
+        structure = flatten(kept, statistics, "optimizer")
+        write_tensors(directory / MODEL, model_tensors(model))
+        write_tensors(directory / TRAINING, statistics)
         _write_config(model, directory / CONFIG)
         manifest: dict[str, Any] = {
             "format": FORMAT if shards is None else SHARDED_FORMAT,
@@ -156,7 +157,7 @@ class CheckpointStore:
                 text = f"the checkpoint of epoch {epoch} lacks its tokenizer or model card: {error}"
                 self._events.emit(Noticed("warning", text))
         for file in [*directory.iterdir(), directory]:
-            _flush(file)
+            flush(file)
 
     def _replace(self, place: Path, partial: Path) -> None:
         """Renames, also over a checkpoint of the same epoch (a run that was resumed before it)."""
@@ -170,7 +171,7 @@ class CheckpointStore:
             shutil.rmtree(aside, ignore_errors=True)
         else:
             partial.rename(place)
-        _flush(place.parent)
+        flush(place.parent)
 
     def _point_to(self, place: Path | None) -> None:
         """`latest` names this checkpoint from now on; None: the link goes. It is replaced at once, by a rename.
@@ -220,20 +221,6 @@ def _write_config(model: nn.Module, file: Path) -> None:
             config.dtype = model.dtype
         config.name_or_path = ""  # where the weights lay on this machine is nobody's business
         file.write_text(config.to_json_string(), encoding="utf-8")
-
-
-def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    # Copies, because safetensors refuses tensors that share memory with each other.
-    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    save_file(copies, file, metadata={"format": "pt"})
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_running(pid: int) -> bool:

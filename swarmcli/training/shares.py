@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import safetensors
 from torch import Tensor
 
 from swarmcli.errors import CheckpointError
+from swarmcli.files.flat import unflatten
+from swarmcli.files.tensor_file import TensorFile
 from swarmcli.network import wire
 from swarmcli.sharding.files.exchange import agree
-from swarmcli.sharding.files.manifest import MANIFEST as SHARDS_MANIFEST
-from swarmcli.sharding.files.manifest import Manifest, seal, unseal
 from swarmcli.sharding.files.reshard import reshard
-from swarmcli.sharding.files.save import load_save
+from swarmcli.sharding.files.save import MANIFEST as SHARDS_MANIFEST
+from swarmcli.sharding.files.save import Manifest, load_save
+from swarmcli.sharding.files.shard import seal, unseal
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
@@ -33,13 +34,11 @@ from swarmcli.training.checkpoint import (
     SHARDS,
     TRAINING,
     Checkpoint,
-    LazyTensors,
     file_digest,
     load_checkpoint,
     read_manifest,
     read_shards,
 )
-from swarmcli.training.portable import unflatten
 
 logger = logging.getLogger(__name__)
 
@@ -136,12 +135,12 @@ def _load(site: Site, home: Path, optimizer: ZeroRedundancyOptimizer, chosen: Ch
 def _statistics(path: Path, parameters: Sequence[Tensor], stack: ExitStack) -> Mapping[int, Mapping[str, Any]]:
     """Of a single process's checkpoint, by parameter; views of the file while the stack is open."""
     try:
-        tensors = stack.enter_context(LazyTensors(path / TRAINING))
-        found = unflatten(read_manifest(path)["optimizer"].get("state", {}), tensors)
+        file = stack.enter_context(TensorFile(path / TRAINING))
+        found = unflatten(read_manifest(path)["optimizer"].get("state", {}), file.tensor)
         for index, statistics in found.items():
             for name, value in statistics.items():
                 if isinstance(value, Tensor) and value.numel() > max(1, parameters[index].numel()):
                     raise ValueError(f"{index}/{name} is larger than its parameter")
-    except (OSError, LookupError, AttributeError, ValueError, TypeError, safetensors.SafetensorError) as error:
+    except (OSError, LookupError, AttributeError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged, or of another model: {error}; use an older checkpoint") from error
     return dict(found)

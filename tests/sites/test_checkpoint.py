@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from swarmcli.roles.checkpoints import BackgroundCheckpoints
-from swarmcli.sharding.zero.consolidation import copied
+from swarmcli.sharding.zero.state import copied
 from swarmcli.training import CheckpointStore
 from tests.sharding.files.jobs import differing, whole
 from tests.sharding.processes import Worlds
@@ -137,7 +137,7 @@ def run_and_die_while_saving(home: str) -> None:
             save(rank)
         train_an_epoch(rank, 2)
         if rank.site.rank == 1:
-            from swarmcli.sharding.files import durable
+            from swarmcli.files import durable
 
             durable.os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[attr-defined]
         save(rank)
@@ -202,7 +202,7 @@ def run_with_a_slow_disk(home: str) -> dict[str, Any]:
     with site_rank(plan(2, home, 2)) as rank:
         train_an_epoch(rank, 2)
         if rank.site.rank == 1:
-            from swarmcli.sharding.files import tensor_file
+            from swarmcli.files import tensor_file
 
             write = tensor_file.write_file
             tensor_file.write_file = lambda *what: over.wait() and write(*what)

@@ -162,7 +162,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing_half(run: Run, monkeypatch:
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_store, "_flush", full)
+    monkeypatch.setattr(checkpoint_store, "flush", full)
     assert run.store.write(run.model, run.state(), 2) is None
     assert sorted(run.store.directory.rglob("*")) == before
     notice = run.happened[-1]

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from swarmcli.network import wire
 from swarmcli.sharding.files.exchange import agree, exchange
-from swarmcli.sharding.files.shard import State
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
+from swarmcli.sharding.zero.state import State
 
 
 class Move(NamedTuple):

@@ -17,27 +17,50 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
 from swarmcli.errors import CheckpointError
 from swarmcli.network import wire
 from swarmcli.sharding.files.exchange import agree, exchange
-from swarmcli.sharding.files.manifest import (
-    FORMAT,
-    MANIFEST,
-    Manifest,
-    ShardRecord,
-    form_of,
-    read_sealed,
-    write_sealed,
-)
 from swarmcli.sharding.files.reshard import reshard, unsupplied
-from swarmcli.sharding.files.settings import apply_settings, describe_settings
-from swarmcli.sharding.files.shard import Shard, State, shard_file, write_shard
-from swarmcli.sharding.zero.consolidation import copied
-from swarmcli.sharding.zero.state_tree import Node, tensor_nodes
+from swarmcli.sharding.files.shard import (
+    Count,
+    Shard,
+    ShardRecord,
+    read_sealed,
+    shard_file,
+    write_sealed,
+    write_shard,
+)
+from swarmcli.sharding.zero.state import State, apply_settings, copied, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+
+FORMAT = 1
+MANIFEST = "complete.msgpack"
+
+
+class ParameterForm(msgspec.Struct, frozen=True):
+    """By which the parameters of another model are told apart from these."""
+
+    dtype: str
+    shape: list[Count]
+
+
+def form_of(parameter: torch.Tensor) -> ParameterForm:
+    return ParameterForm(str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A whole sharded state. It is written last, when the files of all ranks are on their disks."""
+
+    format: Count
+    epoch: Count
+    shards: list[ShardRecord]
+    parameters: list[ParameterForm]
+    group_sizes: list[Count]  # parameters per parameter group
+    settings: list[dict[str, Any]]  # of the parameter groups
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -171,8 +194,6 @@ def _check_model(manifest: Manifest, optimizer: ZeroRedundancyOptimizer) -> None
             f"{save} is of parameter groups with {manifest.group_sizes} parameters, this optimizer's have {sizes}: "
             "make the same groups in the same order before loading"
         )
-    if any(tensor_nodes(manifest.settings)):
-        raise CheckpointError(f"{save} has settings with tensors that are not in it: an earlier version has written it")
     for index, (there, parameter) in enumerate(zip(manifest.parameters, optimizer.parameters, strict=True)):
         if there != form_of(parameter):
             raise CheckpointError(
@@ -211,7 +232,7 @@ def _check_complete(
 
 class _Told(msgspec.Struct, frozen=True):
     report: Report
-    settings: Node | None  # rank 0's: schedulers may run there alone
+    settings: list[dict[str, Any]] | None  # rank 0's: schedulers may run there alone
 
 
 class _Sight(msgspec.Struct, frozen=True):

@@ -1,22 +1,57 @@
-"""One rank's share of an optimizer's state on a disk: `rank-00003.safetensors` and what describes it."""
+"""One rank's share of an optimizer's state on a disk: `rank-00003.safetensors` and what describes it.
+
+Descriptions are msgpack, sealed: their own SHA-256 stands in front of them, so that a flipped bit is noticed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from torch import Tensor
 
 from swarmcli.errors import CheckpointError
-from swarmcli.sharding.files.describing import describe
-from swarmcli.sharding.files.manifest import Description, Entry, ShardRecord, read_sealed, write_sealed
-from swarmcli.sharding.files.tensor_file import TensorFile, digest_of, write_tensors
-from swarmcli.sharding.zero.state_tree import Node, TensorNode, put_together, tensor_nodes
+from swarmcli.files.durable import write_file
+from swarmcli.files.flat import unflatten
+from swarmcli.files.tensor_file import TensorFile, digest_of, write_tensors
+from swarmcli.network import wire
+from swarmcli.sharding.zero.state import State, describe
 
-State = Mapping[int, Mapping[str, Any]]  # statistics of parameters by their index
+T = TypeVar("T")
+MAX_BYTES = 64 * 2**20  # of what is sealed
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """The state of one parameter."""
+
+    statistics: dict[str, Any]  # flattened
+    digests: dict[str, Digest]  # of its tensors, by their names in the rank's file
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What one rank wrote."""
+
+    rank: Count
+    epoch: Count
+    entries: dict[Count, Entry]  # by the parameter's place in the parameter groups
+
+
+class ShardRecord(msgspec.Struct, frozen=True):
+    """One rank's file as the others know it."""
+
+    rank: Count
+    indices: list[Count]  # the parameters with state in it
+    nbytes: Count  # of the tensors' file
+    description: Digest  # of the description's content
+    host: str  # where it was written
 
 
 def shard_file(directory: Path, rank: int) -> Path:
@@ -34,18 +69,23 @@ def write_shard(directory: Path, rank: int, epoch: int, state: State) -> ShardRe
     ValueError where the description would be longer than may be read.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    described: dict[int, dict[str, Node]] = {}
-    for index, statistics in state.items():
-        described[index] = {name: _describe(index, name, value, tensors) for name, value in statistics.items()}
+    tensors: dict[int, dict[str, Tensor]] = {index: {} for index in state}
+    described = {index: _describe(index, statistics, tensors[index]) for index, statistics in state.items()}
     file = shard_file(directory, rank)
-    digests = write_tensors(file, tensors)
-    entries = [
-        Entry(index, nodes, [digests[name] for name in tensor_names(index, nodes)])
-        for index, nodes in described.items()
-    ]
+    everything = {name: tensor for own in tensors.values() for name, tensor in own.items()}
+    digests = write_tensors(file, everything, hashed=True)
+    entries = {
+        index: Entry(each, {name: digests[name] for name in tensors[index]}) for index, each in described.items()
+    }
     description = write_sealed(description_file(directory, rank), Description(rank, epoch, entries))
     return ShardRecord(rank, sorted(state), file.stat().st_size, description, platform.node())
+
+
+def _describe(index: int, statistics: Mapping[Any, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    for name in statistics:
+        if not isinstance(name, str):
+            raise TypeError(f"state[{index}] has the key {name!r}, a {type(name).__name__}: only texts can be written")
+    return {name: describe(value, tensors, f"{index}/{name}") for name, value in statistics.items()}
 
 
 class Shard:
@@ -60,29 +100,18 @@ class Shard:
         description, digest = read_sealed(Description, file)
         if digest != record.description:
             raise CheckpointError(f"{file} belongs to another save, of epoch {description.epoch}")
+        self._entries = description.entries
         self._file = TensorFile(shard_file(directory, record.rank))
         try:
             if self._file.path.stat().st_size != record.nbytes:
                 raise CheckpointError(f"{self._file.path} is not of the {record.nbytes} bytes that were written")
-            self._entries = {entry.index: entry for entry in description.entries}
-            self.state: State = {index: self._statistics(entry) for index, entry in self._entries.items()}
+            self.state: State = {
+                index: {name: unflatten(value, self._file.tensor) for name, value in entry.statistics.items()}
+                for index, entry in self._entries.items()
+            }
         except CheckpointError:
             self.close()
             raise
-
-    def _statistics(self, entry: Entry) -> dict[str, Any]:
-        names = iter(tensor_names(entry.index, entry.statistics))
-        statistics = {}
-        for name, node in entry.statistics.items():
-            views = [self._view(next(names), form) for form in tensor_nodes(node)]
-            statistics[name] = put_together(node, iter(views))
-        return statistics
-
-    def _view(self, name: str, form: TensorNode) -> Tensor:
-        tensor = self._file.tensor(name)
-        if (str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) != (form.dtype, form.shape):
-            raise CheckpointError(f"{self._file.path} is damaged: {name} is not {form.dtype} {tuple(form.shape)}")
-        return tensor
 
     def check_fit(self, parameters: int) -> None:
         """Raises CheckpointError for state of others than the first `parameters` parameters.
@@ -97,9 +126,7 @@ class Shard:
     def check_content(self, indices: Iterable[int]) -> None:
         """Reads the state of these parameters. Raises CheckpointError where it is not what was written."""
         for index in indices:
-            entry = self._entries[index]
-            names = tensor_names(index, entry.statistics)
-            for name, digest in zip(names, entry.digests, strict=True):
+            for name, digest in self._entries[index].digests.items():
                 if digest_of(self._file.tensor(name)) != digest:
                     raise CheckpointError(f"{self._file.path} is damaged: {name} is not what was written")
 
@@ -115,22 +142,39 @@ class Shard:
         self.close()
 
 
-def tensor_names(index: int, statistics: Mapping[str, Node]) -> list[str]:
-    """`<index>/<statistic>`, and where a statistic is made of several tensors also `/<which>`; no two are equal."""
-    names = []
-    for raw, node in statistics.items():
-        name = raw.replace("/", "//")  # so that one slash alone is never part of it
-        if isinstance(node, TensorNode):
-            names.append(f"{index}/{name}")
-        else:
-            names += [f"{index}/{name}/{place}" for place, _ in enumerate(tensor_nodes(node))]
-    return names
+def seal(content: object) -> bytes:
+    """The encoded content behind its SHA-256."""
+    encoded = wire.encode(content)
+    return hashlib.sha256(encoded).digest() + encoded
 
 
-def _describe(index: int, name: object, value: Any, tensors: dict[str, Tensor]) -> Node:
-    if not isinstance(name, str):
-        raise TypeError(f"state[{index}] has the key {name!r}, a {type(name).__name__}: only texts can be written")
-    found: list[Tensor] = []
-    node = describe(value, found, f"state[{index}][{name!r}]")
-    tensors.update(zip(tensor_names(index, {name: node}), found, strict=True))
-    return node
+def unseal(kind: type[T], data: bytes, file: Path) -> T:
+    """What was sealed. Raises CheckpointError, which names `file`."""
+    if hashlib.sha256(data[32:]).digest() != data[:32]:
+        raise CheckpointError(f"{file} is damaged: its content is not what was written")
+    try:
+        return wire.decode(kind, data[32:])
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{file} is of another version of this program, or no such file: {error}") from error
+
+
+def write_sealed(file: Path, content: object) -> bytes:
+    """Writes it durably and returns its SHA-256. Raises OSError, and ValueError for more than may be read again."""
+    data = seal(content)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{file.name} would take {len(data)} bytes; at most {MAX_BYTES} are read again")
+    write_file(file, lambda stream: stream.write(data))
+    return data[:32]
+
+
+def read_sealed(kind: type[T], file: Path) -> tuple[T, bytes]:
+    """The content and its SHA-256. Raises CheckpointError for a file that is missing, too large or damaged."""
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{file} is damaged: it is larger than {MAX_BYTES} bytes")
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    return unseal(kind, data, file), data[:32]

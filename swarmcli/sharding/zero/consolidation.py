@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -10,25 +10,23 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import ShardingError
+from swarmcli.files.flat import unflatten
 from swarmcli.network import wire
-from swarmcli.sharding.zero.state_tree import MappingNode, Node, empty_tensors, put_together, take_apart
+from swarmcli.sharding.zero.state import State, copied, describe
 from swarmcli.sharding.zero.transfer import receive_tensors, send_tensors
 
 HEADER_BYTES = 64 * 2**20  # some hundred bytes for each parameter
-
-State = dict[int, dict[str, Any]]  # by global parameter index
 
 
 class ShareHeader(msgspec.Struct, frozen=True):
     """What a rank is about to send, or why it cannot."""
 
-    state: Node | None
+    state: Any  # flattened
+    tensors: list[tuple[str, str, list[int]]]  # name, type and shape, in the order in which they come
     failure: str = ""
 
 
-def consolidate(
-    share: Mapping[int, Mapping[str, Any]], to: int, group: dist.ProcessGroup, owners: Sequence[int]
-) -> State:
+def consolidate(share: State, to: int, group: dist.ProcessGroup, owners: Sequence[int]) -> dict[int, dict[str, Any]]:
     """All ranks' shares at rank `to`, in CPU memory, as a copy that later steps do not change; elsewhere nothing.
 
     A collective call. `owners` says whose each parameter index is. Raises TypeError at the rank whose state cannot be
@@ -38,7 +36,7 @@ def consolidate(
     if rank != to:
         send_share(share, to, group)
         return {}
-    whole: State = {index: copied(values) for index, values in share.items()}
+    whole = {index: copied(values) for index, values in share.items()}
     failures = []
     for source in range(dist.get_world_size(group)):
         if source != to:
@@ -52,48 +50,44 @@ def consolidate(
     return dict(sorted(whole.items()))
 
 
-def send_share(share: Mapping[int, Mapping[str, Any]], to: int, group: dist.ProcessGroup) -> None:
+def send_share(share: State, to: int, group: dist.ProcessGroup) -> None:
     """Sends state by parameter index to another rank, which calls `receive_share`. Raises TypeError as above."""
-    tensors: list[torch.Tensor] = []
+    tensors: dict[str, torch.Tensor] = {}
     try:
-        header = ShareHeader(take_apart(share, tensors))
-        encoded = wire.encode(header)
-    except (TypeError, OverflowError) as error:
-        _send_bytes(wire.encode(ShareHeader(None, failure=str(error))), to, group)
+        state = describe(share, tensors, "state")
+    except TypeError as error:
+        _send_bytes(wire.encode(ShareHeader(None, [], str(error))), to, group)  # the other rank waits for a header
         raise
-    _send_bytes(encoded, to, group)
-    send_tensors(tensors, to, group)
+    announced = [(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()]
+    _send_bytes(wire.encode(ShareHeader(state, announced)), to, group)
+    send_tensors(list(tensors.values()), to, group)
 
 
-def receive_share(source: int, group: dist.ProcessGroup, expected: Collection[int]) -> State:
+def receive_share(source: int, group: dist.ProcessGroup, expected: Collection[int]) -> dict[int, dict[str, Any]]:
     """The state that rank `source` sends, in CPU memory.
 
     Raises ShardingError when it cannot send it, and ValueError for what is no state of the parameters `expected`.
     """
     header = wire.decode(ShareHeader, _receive_bytes(source, group))
-    if header.state is None:
+    if header.failure:
         raise ShardingError(header.failure)
-    if not isinstance(header.state, MappingNode):
-        raise ValueError(f"rank {source} announced a {type(header.state).__name__} in place of state by parameter")
-    foreign = [index for index, _ in header.state.entries if index not in expected]
+    tensors = {name: torch.empty(shape, dtype=_dtype(dtype)) for name, dtype, shape in header.tensors}
+    try:
+        state: dict[int, dict[str, Any]] = unflatten(header.state, tensors.__getitem__)
+        foreign = [index for index in state if index not in expected]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"rank {source} announced what is no state by parameter: {error}") from error
     if foreign:
         raise ValueError(f"rank {source} sends state of parameters that are not its own: {foreign[:10]}")
-    tensors = list(empty_tensors(header.state))
-    receive_tensors(tensors, source, group)
-    state: State = put_together(header.state, iter(tensors))
+    receive_tensors(list(tensors.values()), source, group)
     return state
 
 
-def copied(value: Any) -> Any:
-    """The value with all tensors in it copied to CPU memory."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, list | tuple):
-        parts = [copied(item) for item in value]
-        return tuple(parts) if isinstance(value, tuple) else parts
-    if isinstance(value, Mapping):
-        return {key: copied(item) for key, item in value.items()}
-    return value
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"a tensor of type {name!r} was announced, which this torch does not have")
+    return dtype
 
 
 def _send_bytes(data: bytes, to: int, group: dist.ProcessGroup) -> None:

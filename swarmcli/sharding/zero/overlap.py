@@ -14,8 +14,8 @@ from swarmcli.errors import ShardingError
 from swarmcli.sharding.zero.bucket_shares import Share, share_out
 from swarmcli.sharding.zero.buckets import ParameterBuckets
 from swarmcli.sharding.zero.functional import FunctionalOptimizer, functional_equivalent
-from swarmcli.sharding.zero.local_state import settings_of
 from swarmcli.sharding.zero.partition import assign
+from swarmcli.sharding.zero.state import settings_of
 from swarmcli.sharding.zero.transfer import as_bytes
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from swarmcli.sharding.zero.arguments import (
 )
 from swarmcli.sharding.zero.broadcast import broadcast_from_owners
 from swarmcli.sharding.zero.buckets import ParameterBuckets
-from swarmcli.sharding.zero.consolidation import State, consolidate
+from swarmcli.sharding.zero.consolidation import consolidate
 from swarmcli.sharding.zero.functional import is_functional
 from swarmcli.sharding.zero.join import StepAlong, UnevenInputs
-from swarmcli.sharding.zero.local_state import copy_settings, own_entries, placed, settings_of
 from swarmcli.sharding.zero.ownership import Ownership
+from swarmcli.sharding.zero.state import State, copy_settings, own_entries, placed, settings_of
 
 if TYPE_CHECKING:
     from swarmcli.sharding.zero.overlap import Overlap

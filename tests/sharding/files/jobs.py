@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from swarmcli.sharding import ZeroRedundancyOptimizer
-from swarmcli.sharding.files.shard import State
-from swarmcli.sharding.zero.consolidation import copied
+from swarmcli.sharding.zero.state import State, copied
 
 SHAPES = [(7, 5), (5,), (), (11, 3), (3,), (2, 2, 2), (64,)]
 

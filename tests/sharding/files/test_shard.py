@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from swarmcli.errors import CheckpointError
-from swarmcli.sharding.files import manifest
-from swarmcli.sharding.files.manifest import read_sealed, seal, unseal, write_sealed
-from swarmcli.sharding.files.shard import Shard, description_file, shard_file, write_shard
+from swarmcli.sharding.files import shard as shards
+from swarmcli.sharding.files.shard import (
+    Shard,
+    description_file,
+    read_sealed,
+    seal,
+    shard_file,
+    unseal,
+    write_sealed,
+    write_shard,
+)
 from tests.sharding.files.jobs import differing
 
 STATE: dict[int, dict[str, Any]] = {
@@ -34,7 +42,7 @@ def test_state_of_every_kind_comes_back(tmp_path: Path) -> None:
     record = write_shard(tmp_path, 2, 5, STATE)
     assert (record.rank, record.indices) == (2, [3, 10, 11])
     assert sorted(load_file(shard_file(tmp_path, 2))) == [
-        "10/momentum_buffer", "10/prev/0", "10/prev/1", "3/exp_avg", "3/step",
+        "10/momentum_buffer", "10/prev/0", "10/prev/1/0", "3/exp_avg", "3/step",
     ]  # fmt: skip
     with Shard(tmp_path, record) as shard:
         shard.check_fit(12)
@@ -56,7 +64,7 @@ def test_names_that_look_like_others_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_a_value_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"state\[0\]\['hook'\] is a builtin"):
+    with pytest.raises(TypeError, match="0/hook is a builtin"):
         write_shard(tmp_path, 0, 0, {0: {"hook": print}})
     assert list(tmp_path.iterdir()) == []
 
@@ -79,8 +87,9 @@ def test_tensors_of_other_forms_than_described_are_refused(tmp_path: Path) -> No
     file = shard_file(tmp_path, 0)
     tensors = load_file(file)
     save_file({**tensors, "3/exp_avg": tensors["3/exp_avg"].reshape(5, 4)}, file)
-    with pytest.raises(CheckpointError, match=r"3/exp_avg is not float32 \(4, 5\)"):
-        Shard(tmp_path, msgspec.structs.replace(record, nbytes=file.stat().st_size))
+    reshaped = Shard(tmp_path, msgspec.structs.replace(record, nbytes=file.stat().st_size))
+    with reshaped, pytest.raises(CheckpointError, match="3/exp_avg is not what was written"):
+        reshaped.check_content([3])
     save_file({name: tensor for name, tensor in tensors.items() if name != "3/step"}, file)
     with pytest.raises(CheckpointError, match="has no tensor 3/step"):
         Shard(tmp_path, msgspec.structs.replace(record, nbytes=file.stat().st_size))
@@ -98,21 +107,21 @@ def test_state_of_parameters_that_are_not_there_is_refused(tmp_path: Path) -> No
         shard.check_fit(2)
 
 
-@pytest.mark.parametrize("odd", [2**64, {True: 1}, "\ud800", np.float64(2.0)], ids=["int", "key", "text", "numpy"])
+@pytest.mark.parametrize("odd", [2**64, "\ud800", np.float64(2.0)], ids=["int", "text", "numpy"])
 def test_what_could_not_be_read_again_is_named_and_leaves_nothing(tmp_path: Path, odd: Any) -> None:
-    with pytest.raises(TypeError, match=r"state\[7\]\['seed'\] cannot be written"):
+    with pytest.raises(TypeError, match="7/seed cannot be written"):
         write_shard(tmp_path, 0, 0, {7: {"seed": [odd]}})
     with pytest.raises(TypeError, match=r"state\[7\] has the key 5, a int: only texts"):
         write_shard(tmp_path, 0, 0, {7: {5: 1.0}})  # type: ignore[dict-item]
     within_itself: list[Any] = []
     within_itself.append(within_itself)
-    with pytest.raises(TypeError, match=r"state\[7\]\['seed'\] cannot be written: it is nested too deeply"):
+    with pytest.raises(TypeError, match="7/seed cannot be written: it is nested too deeply"):
         write_shard(tmp_path, 0, 0, {7: {"seed": within_itself}})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_description_longer_than_may_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "MAX_BYTES", 100)
+    monkeypatch.setattr(shards, "MAX_BYTES", 100)
     with pytest.raises(ValueError, match=r"rank-00000.msgpack would take \d+ bytes; at most 100"):
         write_shard(tmp_path, 0, 0, STATE)
 

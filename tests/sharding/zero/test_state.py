@@ -214,7 +214,7 @@ def consolidate_nested() -> None:
     secretive = ZeroRedundancyOptimizer(parameters, Nested, secret=True)
     trained(secretive, parameters, range(1))
     error = RuntimeError if secretive.rank == 1 else TypeError
-    with pytest.raises(error, match=r"\['rng'\] is a object, which cannot be sent"):
+    with pytest.raises(error, match="/rng is a object: only tensors"):
         secretive.consolidate_state_dict(to=1)
     dist.barrier()  # nobody is left waiting
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.sharding.zero.local_state import copy_settings, own_entries, placed
+from swarmcli.sharding.zero.state import copy_settings, own_entries, placed
 
 
 def test_settings_go_over_but_parameters_stay() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -23,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from swarmcli.errors import CheckpointError
-from swarmcli.sharding.files.durable import write_file
+from swarmcli.files.durable import write_file
 
 _NAMES = {
     torch.bool: "BOOL",
@@ -43,8 +42,8 @@ _NAMES = {
 _ALIGNMENT = 8
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """Writes the tensors (any device, any strides) and returns the SHA-256 of each one's bytes.
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], *, hashed: bool = False) -> dict[str, bytes]:
+    """Writes the tensors (any device, any strides, sharing memory or not). With `hashed` the digest of each one.
 
     The file appears whole or not at all. Raises OSError, and TypeError for a dtype that the format does not have.
     """
@@ -59,7 +58,8 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, bytes]
         for name, tensor in ordered.items():
             data = _bytes_of(tensor)
             stream.write(data)
-            digests[name] = hashlib.sha256(data).digest()
+            if hashed:
+                digests[name] = _digest(tensor, data)
 
     write_file(file, fill)
     return digests
@@ -73,9 +73,8 @@ class TensorFile:
 
     def __init__(self, file: Path) -> None:
         self.path = file
-        self._stack = ExitStack()
         try:
-            self._file: Any = self._stack.enter_context(safe_open(str(file), framework="pt"))
+            self._file: Any = safe_open(str(file), framework="pt").__enter__()
         except FileNotFoundError:
             raise CheckpointError(f"{file} is missing") from None
         except (OSError, SafetensorError) as error:
@@ -88,7 +87,7 @@ class TensorFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._file.__exit__(kind, error, trace)
 
     def tensor(self, name: str) -> Tensor:
         """A view of the file's pages, of which nothing is in memory yet."""
@@ -99,8 +98,14 @@ class TensorFile:
 
 
 def digest_of(tensor: Tensor) -> bytes:
-    """SHA-256 of a tensor's bytes."""
-    return hashlib.sha256(_bytes_of(tensor)).digest()
+    """SHA-256 of a tensor's type, shape and bytes."""
+    return _digest(tensor, _bytes_of(tensor))
+
+
+def _digest(tensor: Tensor, data: memoryview) -> bytes:
+    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    found.update(data)
+    return found.digest()
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from swarmcli.errors import CheckpointError
-from swarmcli.sharding.files import durable
-from swarmcli.sharding.files.tensor_file import _NAMES, TensorFile, digest_of, write_tensors
+from swarmcli.files import durable
+from swarmcli.files.tensor_file import _NAMES, TensorFile, digest_of, write_tensors
 
 EXAMPLES = {
     "0/step": torch.tensor(3.0),
@@ -25,7 +25,7 @@ EXAMPLES = {
 
 def test_what_was_written_is_what_safetensors_reads(tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
-    digests = write_tensors(file, EXAMPLES)
+    digests = write_tensors(file, EXAMPLES, hashed=True)
     read = load_file(file)
     assert read.keys() == EXAMPLES.keys()
     for name, tensor in EXAMPLES.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -13,12 +14,12 @@ def write_file(file: Path, fill: Callable[[BinaryIO], object]) -> None:
 
     Processes on several machines may do this to the same file of a shared directory: the last one's stays.
     """
-    partial = file.with_name(f".{file.name}.{os.uname().nodename}-{os.getpid()}")
+    partial = file.with_name(f".{file.name}.{platform.node()}-{os.getpid()}")
     try:
         with partial.open("wb") as stream:
             fill(stream)
             stream.flush()
-            os.fsync(stream.fileno())
+            os.fsync(stream.fileno())  # before the rename: else the new name could stand for an empty file
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarmcli.sharding.files.settings import apply_settings, describe_settings
+from swarmcli.sharding.zero.state import apply_settings, describe_settings
 
 
 def test_settings_come_back_in_their_types() -> None:
