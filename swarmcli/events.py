@@ -133,7 +133,7 @@ class DriftMeasured(Event):
     """The members of a group compared their parameters. Distances are relative to the parameters' usual length."""
 
     epoch: int
-    distance: float  # of this peer, from the member to which most are close
+    distance: float  # of this peer, from the median of the members' sketches
     distances: Mapping[str, float]  # of everyone who told a sketch; 1e9: further, or not finite
     strays: tuple[str, ...]  # who has to download the state, since the others agree
     averages: bool  # the members do not agree, so all average their states

@@ -233,7 +233,7 @@ class EpochEnd:
 
     async def _average_together(self, resume: Resume) -> Outcome:
         weight = await self._hand_in(resume)
-        self._strayed = self._keeper.judge(self._group.gathered)
+        self._strayed = self._keeper.compare(self._group.gathered)
         outcome = await self._group.contribute(0 if self._strayed else weight)
         if isinstance(outcome, Committed):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members

@@ -140,9 +140,13 @@ class StandingGroup:
 
     @property
     def gathered(self) -> dict[PeerID, bytes]:
-        """What the members of the round that has begun handed to `gather`, encoded: strangers' words. Empty before."""
+        """What the members of the round that has begun handed to `gather`, encoded: strangers' words. Empty before.
+
+        The leader is first; auxiliaries, which have no state to tell of, are not in it.
+        """
         group = self._control.group if self._control is not None and self.begun else None
-        return {member.peer_id: member.gathered for member in group.members} if group is not None else {}
+        members = group.members if group is not None else ()
+        return {member.peer_id: member.gathered for member in members if not member.auxiliary}
 
     async def wait_until_begun(self, timeout: float) -> bool:
         """Waits at most so long. Raises FingerprintError if all others refuse this peer."""
@@ -280,6 +284,7 @@ class Told(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, froze
 
     epoch: int
     sketch: bytes = b""  # of its parameters; empty: it tells none
+    signature: bytes = b""  # of the sketch and the lineage, by this member
     several: bool = False  # it counts more peers than one group may hold
     apart: bool = False  # its state is another than that of others at the same standing, see TrainingState.apart
 

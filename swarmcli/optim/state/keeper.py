@@ -1,8 +1,8 @@
 """Keeps the states of a run's peers together: when they are averaged, and what happens to one that has drifted away.
 
 every n epochs     the states are averaged after each n-th epoch, in the background where that is delayed
-by sketches        members of the group that ends an epoch bring sketches of their parameters to it; all come to
-                   the same verdict, and repair what is further apart than the tolerance after that epoch
+by sketches        members of the group that ends an epoch bring sketches of their parameters to it; all compare them
+                   with the median, and repair what is further away than the tolerance after that epoch
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.epoch.end import EpochRule
 from swarmcli.optim.epoch.group import Committed, Told
-from swarmcli.optim.state.comparison import Comparison
-from swarmcli.optim.state.drift import RepairPace, Verdict
+from swarmcli.optim.state.drift import Comparison, DriftMonitor
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.sketch import Sketch
 from swarmcli.optim.state.state_averaging import StateAveraging
 from swarmcli.optim.state.state_rounds import Occasion, state_config
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
     from swarmcli.optim.config import OptimizerConfig
     from swarmcli.optim.modes import Modes
+
+
+PAUSE = 8  # epochs between two averagings for the sake of drift: a liar in a pair could ask for one in every epoch
 
 
 class StateKeeper:
@@ -57,10 +60,9 @@ class StateKeeper:
         self._averaging = StateAveraging(
             node, own, replica, options.statistics, config.fingerprint, volume_bytes=options.volume_bytes
         )
-        self._comparison = Comparison(node, config.run_id, replica, options.tolerance)
-        self._verdict: Verdict | None = None  # of the round under way
-        self._pace = RepairPace()
-        self._before: Sketch | None = None  # of this peer's state, before a repair that is not over
+        self._monitor = DriftMonitor(node, config.run_id, replica, options.tolerance)
+        self._found: Comparison | None = None  # in the round under way
+        self._rests_until = 0  # epoch before which states that disagree are not averaged again
 
     async def start(self) -> None:
         await self._averaging.start()
@@ -72,16 +74,17 @@ class StateKeeper:
     @property
     def drift(self) -> float | None:
         """Of this peer's parameters from the others', as last measured, relative to their length."""
-        return self._comparison.drift
+        return self._monitor.drift
 
     @property
     def gathered(self) -> Told | None:
         """What the members of the next group are to know about this peer and its state; None: nothing."""
-        told = self._comparison.gathered
+        told = self._monitor.told
         if self._modes.target_group_size is None:
             return told
         state = self._replica.state
-        return Told(state.epoch, told.sketch if told else b"", several=self._rule.several, apart=state.apart)
+        told = told or Told(state.epoch)
+        return msgspec.structs.replace(told, several=self._rule.several, apart=state.apart)
 
     async def apply(self) -> bool:
         """Takes in what was averaged in the background, if it is there. Whether the state is another one for it."""
@@ -95,24 +98,18 @@ class StateKeeper:
         """Before a group opens: how this peer's state compares will be asked, unless all are averaged regularly."""
         self.strayed = False
         if self._modes.average_state_every(self._replica.state.apart) is None:
-            await self._comparison.look()
-            if self._before is not None:
-                if self._comparison.has_moved(self._before, await self._comparison.sketch()):
-                    self._pace.was_of_use()
-                self._before = None
+            await self._monitor.look()
 
-    def judge(self, gathered: Mapping[PeerID, bytes]) -> bool:
+    def compare(self, gathered: Mapping[PeerID, bytes]) -> bool:
         """When a round begins, with what its members told: whether this peer has strayed, so that its gradients, of
-        other parameters than everyone else's, should stay out. Not where that was said before and was not so."""
-        self._verdict = self._comparison.judge(gathered)
-        if self._verdict is None or self._pace.is_pausing(self._replica.standing.epoch + 1):
-            return False
-        return self._comparison.is_astray(self._verdict)
+        other parameters than everyone else's, must stay out."""
+        self._found = self._monitor.compare(gathered)
+        return self._found is not None and self._monitor.is_stray(self._found)
 
     async def after_epoch(self, committed: Committed, samples: int) -> None:
         """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
-        verdict, self._verdict = self._verdict, None
-        self._comparison.members = len(committed.members)
+        found, self._found = self._found, None
+        self._monitor.note_members(committed.members)
         every = self._modes.average_state_every(committed.several)
         if not committed.several and (committed.apart or self._replica.state.apart):
             await self._unite(committed)
@@ -120,15 +117,15 @@ class StateKeeper:
             if every is not None:
                 if self._replica.standing.epoch % every == 0:
                     await self._average(committed, samples)
-            elif verdict is not None:
-                await self._repair(committed, verdict)
+            elif found is not None:
+                await self._repair(committed, found)
         if not self.strayed:
             await self.look()
 
     def drop(self) -> None:
         """The state has been replaced by another peer's."""
-        self._verdict, self.strayed = None, False
-        self._comparison.drop()
+        self._found, self.strayed = None, False
+        self._monitor.drop()
         self._averaging.drop()
 
     async def _unite(self, committed: Committed) -> None:
@@ -149,17 +146,12 @@ class StateKeeper:
         if not self._delay:
             await self._averaging.apply(wait=True)
 
-    async def _repair(self, committed: Committed, verdict: Verdict) -> None:
-        astray = self._comparison.is_astray(verdict)
-        if not (astray or verdict.average):
-            self._pace.found_close()
-            return
-        if not self._pace.is_due(self._replica.standing.epoch):
-            return
-        self._before = await self._comparison.sketch()
-        if astray:
+    async def _repair(self, committed: Committed, found: Comparison) -> None:
+        epoch = self._replica.standing.epoch
+        if self._monitor.is_stray(found):
             await self._replica.change(self._go_astray)
-        else:
+        elif found.disagree and epoch >= self._rests_until:
+            self._rests_until = epoch + PAUSE
             await self._begin(committed, 1.0, changes=False)
             await self._averaging.apply(wait=True)
 
@@ -167,7 +159,7 @@ class StateKeeper:
         """Under a standing that the others' beats, so that this peer follows them as any other lineage that leads."""
         state = self._replica.state
         state.standing = state.standing.astray(self._node.peer_id)
-        self._comparison.drop()
+        self._monitor.drop()
         self.strayed = True
 
     async def _begin(
