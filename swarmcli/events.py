@@ -46,8 +46,8 @@ class PeerRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class PeerSeen(Event):
-    """A peer of the run appeared or its record changed; `gone` when it withdrew that ("left": it said goodbye), or let
-    it expire ("lost")."""
+    """A peer of the run appeared or its record changed; `gone` when it said goodbye ("left"), or let its record expire
+    ("lost")."""
 
     peer: str
     name: str
@@ -57,6 +57,17 @@ class PeerSeen(Event):
     samples_per_second: float
     client_mode: bool
     gone: Gone = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReported(Event):
+    """A trainer, perhaps this one, tells how an epoch went for it: the claim of a stranger."""
+
+    peer: str
+    epoch: int
+    loss: float  # its mean over the epoch that ended there
+    samples: int  # that it has computed since it started
+    samples_per_second: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from rich.console import Console
@@ -15,9 +16,9 @@ from rich.text import Text
 from coordinator_web.source import LiveStatus
 from swarmcli.cli.lines import clock as time_of_day
 from swarmcli.cli.lines import epoch_line, event_line, number, plural, remaining
-from swarmcli.cli.live_frame import Frame, mean_loss, total_rate
+from swarmcli.cli.live_frame import Frame, total_rate
 from swarmcli.events import Event, Events
-from swarmcli.journal import EpochRecord, EventRecord, Record, Recorder
+from swarmcli.journal import EpochRecord, EventRecord, Record, Recorder, ReportRecord
 
 REDRAW_SECONDS = 0.25
 PROGRESS_SECONDS = 30.0  # without a terminal: a line of progress after this long without any other
@@ -51,8 +52,10 @@ class LiveView:
         self._clock = clock
         self._interval = interval
         self._recorder = Recorder()
-        self._losses: deque[float] = deque(maxlen=LOSSES)
+        self._losses: dict[int, float] = {}  # epoch → this peer's own, where it computes
+        self._reports: dict[int, dict[str, ReportRecord]] = {}  # epoch → peer → what it told, where it does not
         self._last_epoch: EpochRecord | None = None
+        self._reached = 0  # this epoch
         self._heard: deque[Record] = deque(maxlen=MAX_WAITING)
         self._changed = threading.Condition()
         self._ending = False
@@ -94,7 +97,7 @@ class LiveView:
                 for record in records:
                     if isinstance(record, EventRecord):
                         self._print(record.time, event_line(record), STYLES.get(record.level, ""))
-                live.update(Frame(self._title, self._status(), self._last_epoch, tuple(self._losses)), refresh=True)
+                live.update(Frame(self._title, self._status(), self._last_epoch, self._curve()), refresh=True)
 
     def _print_lines(self) -> None:
         ending = False
@@ -115,18 +118,28 @@ class LiveView:
         shown: list[EpochRecord | EventRecord] = []
         for record in records:
             if isinstance(record, EpochRecord):
-                self._note(record)
+                if record.samples:  # otherwise its state was another peer's, and nobody knows how long it took
+                    self._last_epoch = record
+                self._reached = record.epoch
+                if record.loss is not None:
+                    self._losses[record.epoch] = record.loss
                 shown.append(record)
+            elif isinstance(record, ReportRecord):
+                self._reports.setdefault(record.epoch, {})[record.peer] = record
             elif isinstance(record, EventRecord) and record.level != "detail":
                 shown.append(record)
         return ending, shown
 
-    def _note(self, record: EpochRecord) -> None:
-        if record.samples:  # otherwise its state was another peer's, and nobody knows how long it took
-            self._last_epoch = record
-        loss = record.loss if record.loss is not None else mean_loss(self._status())
-        if loss is not None:
-            self._losses.append(loss)
+    def _curve(self) -> list[float]:
+        """The losses of the last epochs; the others' where this peer computes nothing, as far as they have told.
+
+        What somebody says of epochs that are yet to come is no news.
+        """
+        for history in (self._losses, self._reports):
+            while len(history) > LOSSES:
+                del history[min(history, key=lambda epoch: (epoch <= self._reached + 1, epoch))]
+        told = {n: _mean(reports.values()) for n, reports in self._reports.items() if n <= self._reached + 1}
+        return [loss for _, loss in sorted((told | self._losses).items())][-LOSSES:]
 
     def _print(self, moment: float, line: str, style: str = "") -> None:
         # A terminal would break a long line within a word; a pipe gets it whole.
@@ -148,3 +161,9 @@ class LiveView:
             eta += f", about {remaining(status.run_eta_seconds)} to the last epoch"
         counted = f"{status.samples:,} of {plural(status.target, 'sample')}"
         self._print(self._clock(), f"epoch {status.epoch}: {counted}{eta}, {number(rate, 1)} per second")
+
+
+def _mean(reports: Iterable[ReportRecord]) -> float:
+    """Weighted by the peers' rates."""
+    weights = {report.peer: max(report.samples_per_second, 1e-3) for report in reports}
+    return math.fsum(report.loss * weights[report.peer] for report in reports) / math.fsum(weights.values())

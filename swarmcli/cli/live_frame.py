@@ -62,7 +62,7 @@ class Frame:
 
     def _figures(self, status: LiveStatus, width: int) -> Text:
         """One line, whatever the width: a frame that changes its height jumps. The curve gets what is left."""
-        loss = self._losses[-1] if self._losses else mean_loss(status)
+        loss = self._losses[-1] if self._losses else None
         head = Text("loss ", style="dim").append(number(loss), style="bold")
         tail = Text()
         if status.state != "finished":
@@ -171,11 +171,3 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((value - low) * scale)] for value in values)
-
-
-def mean_loss(status: LiveStatus | None) -> float | None:
-    """The mean of what peers report, weighted by their rates."""
-    known = [(peer.loss, max(peer.samples_per_second, 1e-3)) for peer in status.peers] if status is not None else []
-    weighted = [(loss, weight) for loss, weight in known if loss is not None and math.isfinite(loss)]
-    total = math.fsum(weight for _, weight in weighted)
-    return math.fsum(loss * weight for loss, weight in weighted) / total if weighted else None

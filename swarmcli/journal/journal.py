@@ -15,7 +15,7 @@ from swarmcli.errors import JournalError
 from swarmcli.events import Event, Events, Noticed
 from swarmcli.journal.reader import JournalReader
 from swarmcli.journal.recording import Recorder
-from swarmcli.journal.records import ReportRecord, RunRecord
+from swarmcli.journal.records import RunRecord
 from swarmcli.journal.store import Store, open_for_writing
 from swarmcli.journal.writer import INTERVAL_SECONDS, MAX_BACKLOG, JournalStatistics, Writer
 
@@ -93,13 +93,6 @@ class Journal:
             records = list(self._recorder.records(event, self.clock()))
         for record in records:
             self._writer.put(record)
-
-    def report(self, report: ReportRecord) -> None:
-        """Records what a peer said about itself, unless it said the same before."""
-        with self._recording:
-            news = self._recorder.report(report)
-        if news:
-            self._writer.put(report)
 
     def read(self) -> JournalReader:
         """A view of the file as it is; close it soon. Raises JournalError when the file cannot be read."""

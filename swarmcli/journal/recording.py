@@ -19,7 +19,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self._first_seen: dict[str, float] = {}
-        self._last_report: dict[str, ReportRecord] = {}
         self._allowance = BURST
         self._allowance_at = 0.0
         self._suppressed = 0
@@ -33,6 +32,8 @@ class Recorder:
                 yield _round(event, now)
             case happened.PeerSeen():
                 yield from self._sighting(event, now)
+            case happened.EpochReported(peer, epoch, loss, samples, rate):
+                yield ReportRecord(now, peer, epoch, loss, samples, rate)
         line = describe(event)
         if line is not None and self._allowed(event, now):
             if self._suppressed:
@@ -41,14 +42,6 @@ class Recorder:
                 )
                 self._suppressed = 0
             yield EventRecord(now, *line)
-
-    def report(self, report: ReportRecord) -> bool:
-        """Whether this report says anything that the peer's last one did not."""
-        last = self._last_report.get(report.peer)
-        if last is not None and (last.epoch, last.loss, last.samples) == (report.epoch, report.loss, report.samples):
-            return False
-        self._last_report[report.peer] = report
-        return True
 
     def _sighting(self, event: happened.PeerSeen, now: float) -> Iterator[Record]:
         known = event.peer in self._first_seen
@@ -67,7 +60,6 @@ class Recorder:
         )
         if event.gone:
             del self._first_seen[event.peer]
-            self._last_report.pop(event.peer, None)
         if bool(event.gone) == known:
             yield EventRecord(now, *describe_sighting(event))
 

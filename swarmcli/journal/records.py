@@ -116,11 +116,9 @@ class ReportRecord:
     time: float
     peer: str
     epoch: int
-    loss: float | None
+    loss: float
     samples: int
     samples_per_second: float
-    outcome: str = ""
-    reason: str = ""
     run: int = 0
 
 

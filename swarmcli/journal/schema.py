@@ -19,7 +19,7 @@ from swarmcli.journal.records import (
 )
 
 APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
-VERSION = 2  # of the tables; a journal of another one is refused by name
+VERSION = 3  # of the tables; a journal of another one is refused by name
 
 MAX_TEXT = 2000  # characters kept of any text, for peers choose some of it
 MAX_INTEGER = 2**63 - 1  # what SQLite can hold

@@ -339,7 +339,7 @@ class OptimizerCore:
         if self._group.begun:
             return ""  # the others wait for this peer's gradients
         if self._group.undecided:
-            return f"the outcome of a round is not known here: {self._group.undecided}"
+            return self._group.undecided
         if self._keeper.strayed:
             return "its parameters had drifted away from the others'"
         leading = self._lineage.leading

@@ -1,18 +1,16 @@
-"""How a run stands at this moment, for the dashboard, the terminal, and the journal's history of reports."""
+"""How a run stands at this moment, for the dashboard and the terminal."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from coordinator_web.source import LivePeer, LiveStatus, State
-from swarmcli.events import EpochAdvanced, Event, PeerSeen
-from swarmcli.journal import ReportRecord
+from swarmcli.events import EpochAdvanced, Event
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.progress.progress import seconds_until
 
@@ -37,7 +35,6 @@ class RunWatch:
         self.join_line = join_line
         self._optimizer: Optimizer | None = None
         self._unsubscribe: Callable[[], None] | None = None
-        self._recorded: dict[PeerID, int] = {}  # the last epoch of each peer that the journal has
         self._lengths: deque[float] = deque(maxlen=RECENT_EPOCHS)  # seconds
         self.state: State | None = None  # what the role says that it does; None: told from the optimizer
 
@@ -49,43 +46,9 @@ class RunWatch:
         if self._unsubscribe is not None:
             self._unsubscribe()
 
-    # the journal's history
-
     def _note(self, event: Event) -> None:
-        optimizer = self._optimizer
-        if optimizer is None:
-            return
-        if isinstance(event, EpochAdvanced):
-            self._record(self._peer.peer_id, optimizer.report())
-            if event.samples and event.seconds > 0:
-                self._lengths.append(event.seconds)
-        elif isinstance(event, PeerSeen) and not event.gone:
-            peer = PeerID.parse(event.peer)
-            if report := optimizer.peers().get(peer):
-                self._record(peer, report)
-
-    def _record(self, peer: PeerID, report: PeerReport) -> None:
-        """Every epoch that this report tells of and none before did: reports are read less often than epochs end."""
-        if report.role != "trainer":
-            return
-        known = self._recorded.get(peer, -1)
-        for ended in report.recent:
-            if ended.epoch > known:
-                self._recorded[peer] = ended.epoch
-                self._peer.journal.report(
-                    ReportRecord(
-                        time=time.time(),
-                        peer=peer.text,
-                        epoch=ended.epoch,
-                        loss=ended.loss,
-                        samples=ended.samples,
-                        samples_per_second=report.samples_per_second,
-                        outcome=report.last_outcome,
-                        reason=report.last_reason,
-                    )
-                )
-
-    # this moment
+        if isinstance(event, EpochAdvanced) and event.samples and event.seconds > 0:
+            self._lengths.append(event.seconds)
 
     def status(self) -> LiveStatus:
         peer, optimizer = self._peer, self._optimizer

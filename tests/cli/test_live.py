@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from dataclasses import replace
 
@@ -9,8 +10,8 @@ from rich.console import Console
 
 from coordinator_web.source import LivePeer, LiveStatus
 from swarmcli.cli.live import LiveView
-from swarmcli.cli.live_frame import BARS, Frame, mean_loss, sparkline
-from swarmcli.events import EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen
+from swarmcli.cli.live_frame import BARS, Frame, sparkline
+from swarmcli.events import EpochAdvanced, EpochReported, Event, Events, Noticed, PeerConnected, PeerSeen
 from swarmcli.journal import EpochRecord
 
 ALICE, BOB = "a" * 52, "b" * 52
@@ -246,11 +247,28 @@ def test_names_cannot_steer_the_terminal() -> None:
     assert "[bold]x" in text and "]0;x evil" in text
 
 
-def test_the_swarms_loss_is_weighted_by_rates() -> None:
-    assert mean_loss(STATUS) == pytest.approx(2.5)
-    assert mean_loss(None) is None
-    assert mean_loss(replace(STATUS, peers=PEERS[2:])) is None
-    assert mean_loss(replace(STATUS, peers=(replace(PEERS[0], loss=float("nan")),))) is None
+def shown_losses(*heard: Event) -> list[str]:
+    """The loss beside the curve, each time that it is drawn anew, after these events."""
+    where, file = console(terminal=True)
+    events = Events()
+    with LiveView(lambda: replace(STATUS, role="monitor"), events, console=where, clock=lambda: 0.0):
+        for event in heard:
+            events.emit(event)
+    return re.findall(r"loss .*?([0-9.–]+)", re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue()))
+
+
+def test_who_computes_nothing_shows_the_loss_of_the_others_at_that_epoch_weighted_by_rates() -> None:
+    told = [EpochReported(ALICE, 8, 2.0, 99, 300.0), EpochReported(BOB, 8, 4.0, 99, 100.0)]
+    earlier = EpochReported(ALICE, 7, 9.0, 99, 300.0)
+    assert shown_losses(epoch(7, None), earlier, epoch(8, None), *told)[-1] == "2.5000"
+    assert shown_losses(epoch(7, None), *told, earlier)[-1] == "2.5000", "in whatever order they come"
+    assert shown_losses(epoch(8, 3.0), *told)[-1] == "3.0000", "its own where it computes"
+    assert shown_losses(epoch(7, None))[-1] == "–"
+
+
+def test_what_somebody_tells_of_epochs_to_come_is_not_shown() -> None:
+    future = [EpochReported(BOB, number, 1.0, 99, 100.0) for number in range(1000, 1100)]
+    assert shown_losses(epoch(8, None), EpochReported(ALICE, 8, 2.0, 99, 300.0), *future)[-1] == "2.0000"
 
 
 def test_a_little_curve_goes_from_the_lowest_to_the_highest_bar() -> None:

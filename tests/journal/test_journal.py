@@ -10,8 +10,8 @@ import pytest
 import sqlite_utils
 
 from swarmcli.errors import JournalError
-from swarmcli.events import Event, Events, Noticed
-from swarmcli.journal import Journal, JournalReader, ReportRecord, RunDescription
+from swarmcli.events import EpochReported, Event, Events, Noticed
+from swarmcli.journal import Journal, JournalReader, RunDescription
 from swarmcli.journal import store as store_module
 
 from .samples import ALICE, BOB, RUN, START, Clock, averaging_round, epoch, seen
@@ -40,7 +40,7 @@ def test_what_is_emitted_can_be_read_while_the_run_goes_on(journal: Journal, clo
     clock.now += 8
     events.emit(averaging_round(0))
     events.emit(epoch(1, loss=3.5))
-    journal.report(ReportRecord(clock(), BOB, 1, 3.0, 600, 12.5))
+    events.emit(EpochReported(BOB, 1, 3.0, 600, 12.5))
     assert journal.flush(30)
     with journal.read() as reader:
         (run,) = reader.runs()

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from swarmcli.errors import JournalError
-from swarmcli.journal import Journal, JournalReader, ReportRecord, RunDescription
+from swarmcli.events import EpochReported
+from swarmcli.journal import Journal, JournalReader, RunDescription
 from swarmcli.journal import reader as reader_module
 
-from .samples import ALICE, BOB, CAROL, RUN, Clock, averaging_round, epoch, seen
+from .samples import ALICE, BOB, RUN, Clock, averaging_round, epoch, seen
 
 
 @pytest.fixture
@@ -70,19 +71,17 @@ def test_details_can_be_left_out_of_the_events(journal: Journal, reader: Journal
 
 
 def test_the_loss_of_the_swarm_is_weighted_by_rates(journal: Journal, reader: JournalReader) -> None:
-    journal.report(ReportRecord(1.0, ALICE, 1, 2.0, 0, 300.0))
-    journal.report(ReportRecord(2.0, BOB, 1, 4.0, 0, 100.0))
-    journal.report(ReportRecord(2.0, CAROL, 1, None, 0, 100.0))
-    journal.report(ReportRecord(3.0, BOB, 2, 3.0, 0, 0.0))
+    for told in ((ALICE, 1, 2.0, 0, 300.0), (BOB, 1, 4.0, 0, 100.0), (BOB, 2, 3.0, 0, 0.0)):
+        journal.record(EpochReported(*told))
     journal.flush(30)
     losses = reader.losses("stdlib-lm")
-    assert [(loss.epoch, loss.reporters, loss.time) for loss in losses] == [(1, 2, 1.0), (2, 1, 3.0)]
+    assert [(loss.epoch, loss.reporters) for loss in losses] == [(1, 2), (2, 1)]
     assert losses[0].loss == pytest.approx(2.5) and losses[1].loss == pytest.approx(3.0)
 
 
 def test_a_later_report_of_the_same_epoch_replaces_the_earlier(journal: Journal, reader: JournalReader) -> None:
-    journal.report(ReportRecord(1.0, BOB, 1, 4.0, 0, 100.0))
-    journal.report(ReportRecord(2.0, BOB, 1, 3.0, 50, 100.0))
+    journal.record(EpochReported(BOB, 1, 4.0, 0, 100.0))
+    journal.record(EpochReported(BOB, 1, 3.0, 50, 100.0))
     journal.flush(30)
     assert [(report.loss, report.samples) for report in reader.reports("stdlib-lm")] == [(3.0, 50)]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from swarmcli import events as happened
-from swarmcli.journal import EpochRecord, EventRecord, PeerRecord, Recorder, ReportRecord, RoundRecord
+from swarmcli.journal import EpochRecord, EventRecord, PeerRecord, Recorder, RoundRecord
 from swarmcli.journal.recording import BURST
 
 from .samples import ALICE, BOB, averaging_round, epoch, seen
@@ -81,15 +81,6 @@ def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:
         for i in range(100):
             list(recorder.records(happened.PeerRefused(f"{i:052}", "no"), now))
     assert len(list(recorder.records(happened.PeerRefused(BOB, "no"), 50.0))) == 0
-
-
-def test_a_repeated_report_is_no_news() -> None:
-    recorder = Recorder()
-    first = ReportRecord(1.0, BOB, 3, 2.5, 100, 12.0)
-    assert recorder.report(first)
-    assert not recorder.report(ReportRecord(2.0, BOB, 3, 2.5, 100, 13.0))
-    assert recorder.report(ReportRecord(3.0, BOB, 4, 2.5, 100, 13.0))
-    assert recorder.report(ReportRecord(3.0, ALICE, 4, 2.5, 100, 13.0))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator_web.feed import Feed
 from coordinator_web.source import LivePeer, LiveStatus
-from swarmcli.events import EpochAdvanced, Noticed, PeerConnected, PeerSeen, RoundFinished
-from swarmcli.journal import Journal, ReportRecord, RunDescription
+from swarmcli.events import EpochAdvanced, EpochReported, Noticed, PeerConnected, PeerSeen, RoundFinished
+from swarmcli.journal import Journal, RunDescription
 from swarmcli.roles import journal_source
 from swarmcli.roles.journal_source import REREAD_SECONDS, JournalSource
 
@@ -108,7 +108,7 @@ def test_the_losses_of_others_fill_in_when_their_reports_arrive(world: World) ->
     world.epoch(1, None)
     world.written()
     assert [row.loss for row in world.source.epochs()] == [None]
-    world.journal.report(ReportRecord(world.now, BOB, 1, 3.5, 400, 10.0))
+    world.journal.record(EpochReported(BOB, 1, 3.5, 400, 10.0))
     world.written()
     assert [row.loss for row in world.source.epochs()] == [3.5]
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from swarmcli.events import EpochAdvanced, Noticed
+from swarmcli.events import EpochAdvanced, EpochReported, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.group import Failed, Undecided
@@ -83,7 +83,10 @@ class Account:
         seconds, or with another peer's state."""
         standing = self._standing()
         loss, length = self.ledger.end_epoch(_now(), standing.epoch)
-        self._node.endpoint.events.emit(
+        events = self._node.endpoint.events
+        if loss is not None:
+            events.emit(EpochReported(self.peer_id.text, standing.epoch, loss, self.ledger.samples, self.rate()))
+        events.emit(
             EpochAdvanced(
                 epoch=standing.epoch,
                 lineage=standing.lineage.hex(),

@@ -88,7 +88,8 @@ class LineageFollower:
                 holders = [peer for peer, claim in answers.items() if claim.standing.lineage == wanted.lineage]
                 donors = self._presence.by_convenience(holders)
                 try:
-                    await self._take_over(wanted, donors, max(0.0, deadline - _now()), reason)
+                    why = self._why(wanted, reason)
+                    await self._take_over(wanted, donors, max(0.0, deadline - _now()), why)
                     changed, pause, self.stranded = True, FIRST_PAUSE, False
                 except StateDownloadError as error:
                     logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
@@ -98,6 +99,13 @@ class LineageFollower:
                     pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             self.stranded = False
+
+    def _why(self, wanted: Standing, reason: str) -> str:
+        """The reason, for people: a round that was missed accounts for one epoch and no more."""
+        epoch = self._standing().epoch
+        if not self.settled or wanted.epoch <= epoch + 1:
+            return reason
+        return f"another peer holds epoch {wanted.epoch}, and this one held {epoch}"
 
     async def _wait_for(self, leading: Mapping[PeerID, PeerReport], began: float, deadline: float) -> None:
         """A moment: whoever listens may just be about to be dialed by the one that cannot be."""

@@ -16,7 +16,7 @@ import msgspec
 
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
-from swarmcli.events import Gone, PeerSeen
+from swarmcli.events import EpochReported, Gone, PeerSeen
 from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
@@ -87,6 +87,7 @@ class Presence:
         self._answer_timeout = answer_timeout
         self._method = f"{run_id}.standing"
         self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
+        self._present = False  # the others have been told of this peer
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
         self._claims: list[Claim] | None = None  # as of the last look; None: to be told anew
@@ -94,6 +95,7 @@ class Presence:
         self._doubts = Doubts()
         self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
+        self._missing: dict[PeerID, PeerReport] = {}  # the last of each peer without one, until people are told
         self.out_of_reach: dict[PeerID, PeerReport] = {}  # who lived, but could not be asked, at the last survey
         self.hearing = Hearing(node.endpoint, run_id, lambda: self.others)
         self._history = History()
@@ -107,6 +109,7 @@ class Presence:
         self._time = asyncio.get_running_loop().time
         self._endpoint.serve(self._method, StandingRequest, self._answer)
         self._note_standing()
+        self._present = True
         await self._publish()
         await self.refresh()
         await self.hearing.start()
@@ -114,12 +117,13 @@ class Presence:
         self._tasks.spawn(self._keep_reading())
 
     async def shutdown(self) -> None:
-        """Ends the background work and withdraws the report. Idempotent."""
+        """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
         self._endpoint.withdraw(self._method)
         await self.hearing.close()
         await self._tasks.close()
-        with contextlib.suppress(SwarmError):  # a record that cannot be withdrawn expires by itself
-            await self._board.withdraw()
+        if self._present:
+            self._present = False
+            await self._publish("left")
 
     def announce(self, *, anew: bool = False) -> None:
         """The report has changed: it goes out soon. `anew`: this peer has taken over another lineage."""
@@ -133,17 +137,40 @@ class Presence:
         except SwarmError as error:
             logger.warning("the peers' reports were not read: %s", error)
             return self.others
-        before, self.others = self.others, {p: r for p, r in records.items() if p != self._node.peer_id}
+        records.pop(self._node.peer_id, None)
+        before, self.others = self.others, {p: r for p, r in records.items() if r.phase != "left"}
         self._claims = self._at_work = None
         for peer, report in self.others.items():
             self._endpoint.learn(PeerInfo(peer, tuple(report.addresses)))
             if before.get(peer) != report:
                 self.hearing.note_report(peer, report)
-                self._endpoint.events.emit(_seen(peer, report))
-        for peer in before.keys() - self.others.keys():
-            self._endpoint.events.emit(_seen(peer, before[peer], self._how_it_went(before[peer])))
+                self._tell(peer, report, before.get(peer))
+        self._missing |= {peer: before[peer] for peer in before.keys() - self.others.keys()}
+        self._tell_of_missing(records)
         self._note_lineages()
         return self.others
+
+    def _tell(self, peer: PeerID, report: PeerReport, before: PeerReport | None, gone: Gone = "") -> None:
+        """Emits what this report says and the one before did not."""
+        known = before.recent if before is not None else []
+        for ended in report.recent if report.role == "trainer" else ():
+            if ended not in known:
+                self._endpoint.events.emit(
+                    EpochReported(peer.text, ended.epoch, ended.loss, ended.samples, report.samples_per_second)
+                )
+        self._endpoint.events.emit(_seen(peer, report, gone))
+
+    def _tell_of_missing(self, records: Mapping[PeerID, PeerReport]) -> None:
+        """Who said goodbye has left. Whose report expired is lost, unless a process of it is connected: that one was
+        started anew, and reports once it has loaded its model."""
+        for peer, last in list(self._missing.items()):
+            if peer not in records and self._endpoint.is_connected(peer):
+                continue
+            del self._missing[peer]
+            if peer not in records:
+                self._tell(peer, last, last, "lost")
+            elif peer not in self.others:
+                self._tell(peer, records[peer], last, "left")
 
     def claims(self) -> list[Claim]:
         """The lineages that others hold, by their last reports; those that are in doubt are left out."""
@@ -344,11 +371,6 @@ class Presence:
             if report.holds_state and report.claim.settled and self._history.differs(report.claim.standing)
         }
 
-    def _how_it_went(self, report: PeerReport) -> Gone:
-        """A report that is withdrawn disappears before its time."""
-        expired = self._endpoint.clock.now() >= report.time + self._board.expiration - 1.0
-        return "lost" if expired else "left"
-
     def holders(self) -> list[PeerID]:
         """The peers of this run, and with its fingerprint, that hold a state and are believed to."""
         terms = self._describe().terms
@@ -390,10 +412,11 @@ class Presence:
             report.leaving,
         )
 
-    async def _publish(self) -> None:
+    async def _publish(self, phase: Literal["left"] | None = None) -> None:
         self._changed.clear()
+        report = self._describe()
         try:
-            await self._board.publish(self._describe())
+            await self._board.publish(report if phase is None else report.model_copy(update={"phase": phase}))
         except SwarmError as error:
             logger.warning("this peer's report was not stored: %s", error)
 

@@ -26,6 +26,7 @@ Phase = Literal[
     "following",  # takes part in every round with weight zero
     "assisting",  # reduces for others, holds no state
     "lingering",  # is done, and serves its state to those who are not
+    "left",  # says goodbye: its last report, by which it is no peer of the run any more
 ]
 _UNSETTLED = ("joining", "stranded")
 _Name = Annotated[str, Field(max_length=64)]

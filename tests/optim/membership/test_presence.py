@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from pydantic import ValidationError
 
-from swarmcli.events import PeerSeen
+from swarmcli.events import EpochReported, PeerSeen
 from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.presence import Presence
@@ -25,8 +25,15 @@ class Peer:
         self.description = PeerDescription(role, name)
         self.presence = Presence(node, "run", self.report)
 
+        self.ledger = Ledger()
+
     def report(self) -> PeerReport:
-        return describe(self.node, self.description, self.terms, Ledger(), self.phase, self.standing)
+        return describe(self.node, self.description, self.terms, self.ledger, self.phase, self.standing)
+
+    def end_epoch(self, standing: Standing, loss: float) -> None:
+        self.standing = standing
+        self.ledger.note_loss(loss, 4)
+        self.ledger.end_epoch(0.0, standing.epoch)
 
 
 async def started(*peers: Peer) -> None:
@@ -69,6 +76,48 @@ def test_changes_are_seen_and_leaving_too() -> None:
             assert about == [("<b>Ada</b>", 0, ""), ("<b>Ada</b>", 1, ""), ("<b>Ada</b>", 1, "left")]
             assert watcher.presence.others == {}
             await ended(watcher)
+
+    virtual_time.run(main())
+
+
+def test_who_says_goodbye_tells_how_its_last_epoch_went() -> None:
+    async def main() -> None:
+        async with nodes(2) as members:
+            seen, losses = record(members[0], PeerSeen), record(members[0], EpochReported)
+            watcher, peer = Peer(members[0]), Peer(members[1])
+            peer.end_epoch(SECOND, 3.0)
+            await started(watcher, peer)
+            peer.end_epoch(THIRD, 2.0)  # and leaves before anybody reads of it
+            await ended(peer)
+            await asyncio.sleep(10)
+            assert (seen[-1].peer, seen[-1].epoch, seen[-1].gone) == (members[1].peer_id.text, 2, "left")
+            assert [(told.epoch, told.loss) for told in losses] == [(1, 3.0), (2, 2.0)], "each is told once"
+            await ended(watcher)
+
+    virtual_time.run(main())
+
+
+def test_who_is_started_anew_and_loads_for_long_is_not_lost() -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        first = await make_node(network, 0)
+        second = await make_node(network, 1, first)
+        gone = record(first, PeerSeen)
+        watcher, peer = Peer(first), Peer(second)
+        await started(watcher, peer)
+        network.kill(second.peer_id)
+        await asyncio.sleep(40)
+        again = Peer(await make_node(network, 1, first))
+        await asyncio.sleep(60)  # in which the record of its life before expires
+        assert watcher.presence.others == {} and [event.gone for event in gone if event.gone] == []
+        await again.presence.start()
+        await asyncio.sleep(10)
+        network.kill(second.peer_id)
+        await asyncio.sleep(100)
+        assert [event.gone for event in gone if event.gone] == ["lost"]
+        await ended(watcher, peer, again)
+        for node in (again.node, second, first):
+            await node.shutdown()
 
     virtual_time.run(main())
 
