@@ -22,10 +22,10 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print values and fingerprint as JSON.")] = False,
 ) -> None:
     """Check a recipe as `swarm join` would, without any network."""
-    from swarmcli.recipe import load_recipe
+    from swarmcli.recipe import fingerprint_of, load_recipe
 
     loaded = load_recipe(recipe, overrides or ())
-    fingerprint = loaded.fingerprint()
+    fingerprint = fingerprint_of(loaded)
     found = {} if quick else _try_out(loaded)
     if as_json:
         values = loaded.model_dump(mode="json")

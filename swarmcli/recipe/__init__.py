@@ -1,26 +1,24 @@
 """The recipe file: what is trained, how, and what each volunteer may choose."""
 
-from swarmcli.recipe.fingerprint import PROTOCOL, differing_keys
+from swarmcli.recipe.fingerprint import PROTOCOL, differing_keys, fingerprint_of
 from swarmcli.recipe.load import load_recipe, parse_recipe
-from swarmcli.recipe.modes import (
+from swarmcli.recipe.schema import Recipe
+from swarmcli.recipe.settings import (
     AveragingSettings,
+    CheckpointSettings,
     CompressionSettings,
     DelaySettings,
-    GradientAveragingSettings,
-    LocalUpdateSettings,
-)
-from swarmcli.recipe.schema import (
-    CheckpointSettings,
     FilesDataset,
+    GradientAveragingSettings,
     HuggingFaceDataset,
     LocalSettings,
+    LocalUpdateSettings,
     NetworkSettings,
     OptimizerSettings,
-    Recipe,
     SchedulerSettings,
+    SiteSettings,
     StdlibDataset,
 )
-from swarmcli.recipe.site import SiteSettings
 
 __all__ = [
     "PROTOCOL",
@@ -40,6 +38,7 @@ __all__ = [
     "SiteSettings",
     "StdlibDataset",
     "differing_keys",
+    "fingerprint_of",
     "load_recipe",
     "parse_recipe",
 ]

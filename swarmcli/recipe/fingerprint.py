@@ -6,14 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
 from swarmcli.errors import RecipeError
-
-if TYPE_CHECKING:
-    from swarmcli.recipe.schema import Recipe
+from swarmcli.recipe.schema import Recipe
 
 PROTOCOL = 1  # peers of another number compute or speak differently and cannot train together
 HASH_LENGTH = 16  # hex digits: enough against accidents, and a recipe is no secret

@@ -12,8 +12,8 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.annotations import at, sections
-from swarmcli.recipe.checks import Conflict
 from swarmcli.recipe.document import Entry
+from swarmcli.recipe.section import Conflict
 
 Key = str | int
 

@@ -1,157 +1,31 @@
-"""The recipe as typed values. What a field means stands in its description, from which docs/recipes.md is made."""
+"""The recipe as one typed value, and the rules that concern several of its sections at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import PrivateAttr, field_validator, model_validator
 
-from swarmcli.errors import AddressError
-from swarmcli.network.addresses import parse_address
-from swarmcli.recipe.checks import Conflict, beside, check_batches, check_modes, check_optimizer, check_schedule
 from swarmcli.recipe.document import Entry
-from swarmcli.recipe.fingerprint import fingerprint_of
-from swarmcli.recipe.modes import (
+from swarmcli.recipe.section import REQUIRED, Conflict, Section, beside, own, shared
+from swarmcli.recipe.settings import (
     AveragingSettings,
+    CheckpointSettings,
     CompressionSettings,
+    Dataset,
     DelaySettings,
     GradientAveragingSettings,
+    LocalSettings,
     LocalUpdateSettings,
+    NetworkSettings,
+    OptimizerSettings,
+    OwnPath,
+    SchedulerSettings,
 )
-from swarmcli.recipe.section import REQUIRED, Section, own, shared
-from swarmcli.recipe.site import SiteSettings, check_site
 
-
-def _resolve(path: Path, info: ValidationInfo) -> Path:
-    return beside((info.context or {}).get("directory", Path.cwd()), str(path))
-
-
-def _check_address(text: str) -> str:
-    try:
-        parse_address(text)
-    except AddressError as error:
-        raise ValueError(str(error)) from error
-    return text
-
-
-OwnPath = Annotated[Path, AfterValidator(_resolve)]
-AddressText = Annotated[str, AfterValidator(_check_address)]
-
-
-class FilesDataset(Section):
-    """Text from a file, or from all files below a directory."""
-
-    type: Literal["files"] = shared(REQUIRED, "text files of this machine")
-    path: str = shared(
-        REQUIRED, "a file or a directory, relative to local.data_dir or else to the recipe", min_length=1
-    )
-    glob: str = shared("**/*", "which files of a directory, for example **/*.py", min_length=1)
-    weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
-
-
-class StdlibDataset(Section):
-    """The sources of Python's own standard library: real text that is on every machine."""
-
-    type: Literal["stdlib"] = shared(REQUIRED, "the sources of Python's standard library")
-    weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
-
-
-class HuggingFaceDataset(Section):
-    """What `datasets.load_dataset` reads: a dataset of the Hub, or local json, parquet, csv or text files."""
-
-    type: Literal["huggingface"] = shared(REQUIRED, "a dataset for the library `datasets` (extra: swarmcli[datasets])")
-    path: str = shared(REQUIRED, "its name on the Hub, or json, parquet, csv or text for `data_files`", min_length=1)
-    name: str | None = shared(None, "the configuration of a dataset that has several")
-    split: str = shared("train", "which split", min_length=1)
-    data_files: tuple[str, ...] = shared((), "files of the dataset; local ones as `path` of a files dataset")
-    revision: str | None = shared(None, "a commit or tag of the dataset, so that all peers read the same")
-    text_column: str = shared("text", "the column that holds the text", min_length=1)
-    streaming: bool = own(True, "read while training instead of downloading everything first")
-    weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
-
-
-Dataset = Annotated[FilesDataset | StdlibDataset | HuggingFaceDataset, Field(discriminator="type")]
-
-
-class OptimizerSettings(Section):
-    """The optimizer that every peer steps with the average gradient."""
-
-    name: Literal["adamw", "adam", "sgd"] = shared("adamw", "which optimizer")
-    learning_rate: float = shared(1e-3, "the peak of the schedule", gt=0)
-    weight_decay: float = shared(0.0, "decay of matrices and embeddings; biases and norms have none", ge=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = shared(
-        (0.9, 0.999), "decay rates of the two moments (adam, adamw)"
-    )
-    eps: float = shared(1e-8, "added to the denominator (adam, adamw)", gt=0)
-    momentum: float = shared(0.0, "momentum (sgd)", ge=0, lt=1)
-    max_grad_norm: float | None = shared(None, "the average gradient is scaled down to this norm; null: never", gt=0)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> OptimizerSettings:
-        check_optimizer(self.name, self.model_fields_set)
-        return self
-
-
-class SchedulerSettings(Section):
-    """How the learning rate moves. One step is one epoch: one step of the optimizer by the whole swarm."""
-
-    name: Literal["constant", "linear", "cosine"] = shared("constant", "the shape behind the warm-up")
-    warmup_steps: int = shared(0, "epochs in which the rate rises from near zero to its peak", ge=0)
-    total_steps: int | None = shared(None, "the epoch at which linear and cosine end; null: max_epochs", ge=1)
-    min_lr_ratio: float = shared(0.0, "where linear and cosine end, as a fraction of learning_rate", ge=0, le=1)
-
-
-class CheckpointSettings(Section):
-    every_epochs: int = own(
-        0, "write a checkpoint every so many epochs, unless another peer does; 0: only when leaving", ge=0
-    )
-    keep: int = own(3, "how many of the newest checkpoints stay on the disk", ge=1)
-
-
-class NetworkSettings(Section):
-    initial_peers: tuple[AddressText, ...] = own((), "addresses of first contacts: tcp://host:port or …/peer id")
-
-
-class LocalSettings(Section):
-    """What each volunteer chooses for this machine. Nothing of it is compared with others."""
-
-    device: str = own(
-        "auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$"
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = own(
-        "auto", "what is computed in: auto is bfloat16 autocast on CUDA devices that have it, else float32"
-    )
-    threads: int | None = own(
-        None,
-        "processor threads of each process for arithmetic; null: the trainers of this machine share its cores",
-        ge=1,
-    )
-    micro_batch_size: int | None = own(None, "overrides micro_batch_size on this machine", ge=1)
-    gradient_accumulation_steps: int | None = own(None, "overrides gradient_accumulation_steps here", ge=1)
-    shuffle_buffer_size: int = own(
-        16384,
-        "sequences that are shuffled together, at most; of long ones fewer: 2²⁰ tokens, or 1024",
-        ge=1,
-        le=1 << 20,
-    )
-    data_dir: OwnPath | None = own(None, "where relative paths of datasets begin; null: beside the recipe")
-    name: str | None = own(None, "how this peer is called on the dashboard; null: the short peer id", max_length=64)
-    client_mode: bool = own(False, "never listen: for machines that cannot be dialed")
-    host: str = own("0.0.0.0", "the interface to listen on", min_length=1)
-    port: int = own(0, "the port to listen on; 0: any free one", ge=0, le=65535)
-    announce_addresses: tuple[AddressText, ...] = own((), "addresses told to others; empty: found out")
-    identity_path: OwnPath | None = own(None, "the key file of this peer; null: in its directory below output_dir")
-    bandwidth: float | None = own(
-        None, "share of the reducing work, relative to other peers; 0: none; null: as the others", ge=0
-    )
-    offload_optimizer: bool = own(
-        False, "keep the optimizer and a copy of the parameters in host memory; a delayed step does so anyway"
-    )
-    check_memory: bool = own(True, "refuse a model for which this machine has too little memory; false: try it anyway")
-    trust_remote_code: bool = own(False, "let a local checkpoint directory run Python code that lies in it")
-    site: SiteSettings = SiteSettings()
+_STATISTICS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
 class Recipe(Section):
@@ -204,18 +78,13 @@ class Recipe(Section):
     def _consistent(self) -> Recipe:
         if isinstance(self.base_model, Mapping) and not isinstance(self.base_model.get("model_type"), str):
             raise Conflict("base_model", "base_model lacks model_type; add for example `model_type: gpt2`")
-        check_schedule(self.lr_scheduler, self.max_epochs)
-        check_batches(self)
-        check_modes(self)
-        check_site(self)
+        _check_schedule(self.lr_scheduler, self.max_epochs)
+        _check_batches(self)
+        _check_statistics(self)
+        _check_several_groups(self)
+        _check_local_updates(self)
+        _check_site(self)
         return self
-
-    def fingerprint(self) -> dict[str, str]:
-        """Dotted key → short hash, for every key that must agree between peers, and `protocol`.
-
-        Raises RecipeError when a model or tokenizer directory that it names cannot be read.
-        """
-        return fingerprint_of(self)
 
     @property
     def directory(self) -> Path:
@@ -250,3 +119,129 @@ class Recipe(Section):
     def accumulation_steps(self) -> int:
         """Forward passes per step on this machine."""
         return self.local.gradient_accumulation_steps or self.gradient_accumulation_steps
+
+
+def _check_schedule(schedule: SchedulerSettings, max_epochs: int | None) -> None:
+    """Refuses a schedule without an end where it needs one, and keys that its shape would not use."""
+    if schedule.name == "constant":
+        for key in ("total_steps", "min_lr_ratio"):
+            if key in schedule.model_fields_set:
+                raise Conflict(
+                    f"lr_scheduler.{key}",
+                    f"{key} has no meaning for a constant rate; remove it, or take cosine",
+                )
+        return
+    end = schedule.total_steps or max_epochs
+    if end is None:
+        raise Conflict(
+            "lr_scheduler.name", f"a {schedule.name} schedule needs an end; set max_epochs or lr_scheduler.total_steps"
+        )
+    if schedule.warmup_steps >= end:
+        raise Conflict(
+            "lr_scheduler.warmup_steps",
+            f"a warm-up of {schedule.warmup_steps} epochs does not fit into {end}; make it shorter than that",
+        )
+
+
+def _check_batches(recipe: Recipe) -> None:
+    """Refuses steps of one process that are larger than the whole swarm's epoch: each would overshoot it."""
+    samples = recipe.micro_batch * recipe.accumulation_steps
+    if samples > recipe.target_batch_size:
+        own = [key for key in ("micro_batch_size", "gradient_accumulation_steps") if getattr(recipe.local, key)]
+        raise Conflict(
+            f"local.{own[0]}" if own else "micro_batch_size",
+            f"a step of {recipe.micro_batch} × {recipe.accumulation_steps} samples is larger than an epoch of the "
+            f"whole swarm; lower micro_batch_size or gradient_accumulation_steps to at most {recipe.target_batch_size} "
+            "samples together, or raise target_batch_size",
+        )
+
+
+def _check_statistics(recipe: Recipe) -> None:
+    """Refuses to average what the chosen optimizer does not keep."""
+    known = _STATISTICS[recipe.optimizer.name]
+    for statistic in recipe.averaging.average_opt_statistics:
+        if statistic not in known:
+            raise Conflict(
+                "averaging.average_opt_statistics",
+                f"{recipe.optimizer.name} keeps no statistic {statistic!r}; it has {' and '.join(known)}",
+            )
+
+
+def _check_several_groups(recipe: Recipe) -> None:
+    """Refuses what needs one average that all peers share."""
+    if recipe.averaging.target_group_size is None:
+        return
+    method = recipe.gradient_averaging.method
+    if method != "plain":
+        raise Conflict(
+            "averaging.target_group_size",
+            f"{method} needs one group of all peers, which share what it compresses with; remove target_group_size, or "
+            "use method: plain",
+        )
+    if recipe.compression.state_averaging != "none":
+        raise Conflict(
+            "compression.state_averaging",
+            f"several groups have no common average from which {recipe.compression.state_averaging} could tell small "
+            "differences; remove it, or averaging.target_group_size",
+        )
+
+
+def _check_local_updates(recipe: Recipe) -> None:
+    """Refuses what belongs to the averaging of gradients."""
+    if not recipe.local_updates.enabled:
+        return
+    if recipe.gradient_averaging.model_fields_set:
+        key = min(recipe.gradient_averaging.model_fields_set)
+        raise Conflict(
+            f"gradient_averaging.{key}",
+            "local updates average parameters, never gradients; remove gradient_averaging, or set "
+            "local_updates.enabled: false",
+        )
+    if "gradients" in recipe.compression.model_fields_set:
+        raise Conflict(
+            "compression.gradients",
+            "local updates send no gradients; set compression.state_averaging instead, or set "
+            "local_updates.enabled: false",
+        )
+    for key, delayed in (("grad_averaging", recipe.delay.grad_averaging), ("optimizer_step", recipe.delay.step)):
+        if delayed:
+            raise Conflict(
+                f"delay.{key}",
+                "local updates step after every batch and wait for nobody then; remove it (delay.state_averaging "
+                "is what lets them go on while parameters are averaged)",
+            )
+
+
+def _check_site(recipe: Recipe) -> None:
+    """Refuses a site that contradicts how the run averages or what it computes on."""
+    local, site = recipe.local, recipe.local.site
+    if site.hierarchy and not recipe.local_updates.enabled:
+        raise Conflict(
+            "local.site.hierarchy",
+            "without local updates the processes of a site never differ, so there is nothing to average in levels; "
+            "remove hierarchy, or join a run with local_updates.enabled: true",
+        )
+    if site.hierarchy and site.zero:
+        raise Conflict(
+            "local.site.zero",
+            "with a hierarchy each process steps a model of its own and needs all statistics for it, so there are no "
+            "shares; remove zero, or hierarchy",
+        )
+    if site.hierarchy and recipe.local.offload_optimizer:
+        raise Conflict(
+            "local.offload_optimizer",
+            "with a hierarchy each process steps the model itself, not a copy in host memory; remove one of the two",
+        )
+    if site.zero and recipe.offloaded:
+        why = "delay" if recipe.delay.step else "local.offload_optimizer"
+        raise Conflict(
+            "local.site.zero",
+            f"zero leaves no whole optimizer that {why} could keep in host memory; remove zero"
+            + ("" if recipe.delay.step else ", or offload_optimizer"),
+        )
+    if site.processes > 1 and (local.device == "mps" or ":" in local.device):
+        raise Conflict(
+            "local.device",
+            f"{local.device} is one device, and the site has {site.processes} processes; write cuda (a device for "
+            "each process), cpu or auto",
+        )

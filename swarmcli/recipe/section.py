@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,3 +27,16 @@ class Section(BaseModel):
     """Keys that are written below one name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class Conflict(ValueError):
+    """Keys that do not fit together. `key` is the one to point at, relative to the section that was checked."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def beside(directory: Path, text: str) -> Path:
+    """An absolute path: `~` is the home directory, and what is relative begins in `directory`."""
+    return (directory / Path(text).expanduser()).resolve()

@@ -18,7 +18,7 @@ from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.membership.report import Role
-from swarmcli.recipe import Recipe
+from swarmcli.recipe import Recipe, fingerprint_of
 from swarmcli.roles.admission import Admission
 from swarmcli.roles.home import Home
 from swarmcli.roles.processors import sharing_processors
@@ -72,7 +72,7 @@ class RunPeer:
 
     def _join(self, undo: ExitStack) -> None:
         recipe, local = self.recipe, self.recipe.local
-        fingerprint = recipe.fingerprint()
+        fingerprint = fingerprint_of(recipe)
         self.processors = undo.enter_context(sharing_processors(recipe, self.role, self.home.path))
         self.dht = DHT(
             self.contacts,

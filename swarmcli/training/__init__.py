@@ -26,7 +26,8 @@ from swarmcli.training.schedule import (
     parameter_groups,
 )
 from swarmcli.training.stream import STREAM, RememberedStream
-from swarmcli.training.task import Batch, BatchStream, Task, build_task, stream_seed
+from swarmcli.training.task import Batch, BatchStream, Task, stream_seed
+from swarmcli.training.tasks import build_task
 from swarmcli.training.tokenizer import ByteTokenizer, SavedTokenizer, load_tokenizer
 
 __all__ = [

@@ -9,8 +9,6 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
-from swarmcli.recipe import Recipe
-
 Batch: TypeAlias = Mapping[str, Tensor]  # all tensors have the samples in their first dimension
 
 
@@ -55,11 +53,3 @@ def stream_seed(seed: int, peer_id: bytes) -> int:
     """The seed of one peer's stream of data: always the same for the same peer, unlike for any two peers."""
     digest = hashlib.sha256(b"swarm data stream" + seed.to_bytes(8, "big") + bytes(peer_id)).digest()
     return int.from_bytes(digest[:8], "big") >> 1  # fits into a signed 64-bit integer
-
-
-def build_task(recipe: Recipe) -> Task:
-    """The task that a recipe names. Raises RecipeError or DataError, each with the fix."""
-    from swarmcli.training.causal_lm import CausalLanguageModelling
-
-    tasks = {"causal_lm": CausalLanguageModelling.from_recipe}
-    return tasks[recipe.task](recipe)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe import Recipe, differing_keys
+from swarmcli.recipe import Recipe, differing_keys, fingerprint_of
 from swarmcli.recipe.problems import all_keys
 
 from .recipes import SMALL, small
 
 
 def differs(*overrides: str) -> list[str]:
-    return differing_keys(small().fingerprint(), small(*overrides).fingerprint())
+    return differing_keys(fingerprint_of(small()), fingerprint_of(small(*overrides)))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_dataset_more_names_its_keys() -> None:
 
 
 def test_the_protocol_is_part_of_it_and_hashes_are_short() -> None:
-    fingerprint = small().fingerprint()
+    fingerprint = fingerprint_of(small())
     assert "protocol" in fingerprint
     assert all(len(value) == 16 for value in fingerprint.values())
     assert not [key for key in fingerprint if key.startswith(("local.", "network.", "checkpoint", "output_dir"))]
@@ -75,8 +75,8 @@ def test_the_protocol_is_part_of_it_and_hashes_are_short() -> None:
 
 def test_the_fingerprint_is_the_same_everywhere() -> None:
     # Peers of unlike machines and versions compare these: a change here is a change of the protocol.
-    assert small().fingerprint()["optimizer.betas"] == "46fa0d7f05324d57"
-    assert small().fingerprint()["base_model.n_layer"] == "6b86b273ff34fce1"
+    assert fingerprint_of(small())["optimizer.betas"] == "46fa0d7f05324d57"
+    assert fingerprint_of(small())["base_model.n_layer"] == "6b86b273ff34fce1"
 
 
 def test_every_field_says_whether_it_must_agree() -> None:
@@ -91,11 +91,11 @@ def test_a_model_directory_counts_by_its_config_wherever_it_lies(tmp_path: Path)
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(config)
     text = SMALL.replace(SMALL[SMALL.index("base_model") : SMALL.index("datasets")], "base_model: here\n")
-    here = small(text=text, directory=tmp_path).fingerprint()
-    there = small("base_model=there", text=text, directory=tmp_path).fingerprint()
+    here = fingerprint_of(small(text=text, directory=tmp_path))
+    there = fingerprint_of(small("base_model=there", text=text, directory=tmp_path))
     assert differing_keys(here, there) == []
     (tmp_path / "there" / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2}))
-    changed = small("base_model=there", text=text, directory=tmp_path).fingerprint()
+    changed = fingerprint_of(small("base_model=there", text=text, directory=tmp_path))
     assert differing_keys(here, changed) == ["base_model"]
 
 
@@ -104,24 +104,24 @@ def test_a_tokenizer_directory_counts_by_its_files(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "tokenizer.json").write_text("{}")
         (tmp_path / name / "README.md").write_text(name)
-    here = small("tokenizer=here", directory=tmp_path).fingerprint()
-    there = small("tokenizer=there", directory=tmp_path).fingerprint()
+    here = fingerprint_of(small("tokenizer=here", directory=tmp_path))
+    there = fingerprint_of(small("tokenizer=there", directory=tmp_path))
     assert differing_keys(here, there) == []
     (tmp_path / "there" / "tokenizer.json").write_text("{ }")
-    assert differing_keys(here, small("tokenizer=there", directory=tmp_path).fingerprint()) == ["tokenizer"]
+    assert differing_keys(here, fingerprint_of(small("tokenizer=there", directory=tmp_path))) == ["tokenizer"]
 
 
 def test_directories_that_are_not_there_are_named_with_the_place_in_the_recipe(tmp_path: Path) -> None:
     with pytest.raises(
         RecipeError, match="--set base_model=gone: base_model 'gone' is no directory with a saved model"
     ):
-        small("base_model=gone", directory=tmp_path).fingerprint()
+        fingerprint_of(small("base_model=gone", directory=tmp_path))
     with pytest.raises(RecipeError, match="--set tokenizer=gone: tokenizer 'gone' is no directory"):
-        small("tokenizer=gone", directory=tmp_path).fingerprint()
+        fingerprint_of(small("tokenizer=gone", directory=tmp_path))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     with pytest.raises(RecipeError, match="no valid JSON"):
-        small("base_model=broken", directory=tmp_path).fingerprint()
+        fingerprint_of(small("base_model=broken", directory=tmp_path))
 
 
 def test_keys_on_one_side_only_differ() -> None:

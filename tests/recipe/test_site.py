@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from swarmcli.recipe import fingerprint_of
+
 from .recipes import SMALL, refused, small
 
 FOUR = "local.site.processes=4"
@@ -22,7 +24,7 @@ def test_a_site_as_one_writes_it() -> None:
 
 
 def test_what_a_volunteer_does_with_a_site_is_not_compared_with_others() -> None:
-    assert small("local.site={processes: 2, zero: yes}").fingerprint() == small().fingerprint()
+    assert fingerprint_of(small("local.site={processes: 2, zero: yes}")) == fingerprint_of(small())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import nn
 from swarmcli.compression import Float16Compression, NoCompression
 from swarmcli.optim import GradientAverager, Optimizer
 from swarmcli.recipe import Recipe, load_recipe
-from swarmcli.recipe.modes import Codec
+from swarmcli.recipe.settings import Codec
 from swarmcli.roles.collaboration import (
     COMPRESSIONS,
     averager_options,

@@ -1,0 +1,279 @@
+"""The sections of a recipe as typed values. What a field means stands in its description, from which docs/recipes.md
+is made. Rules within one section are checked here; those between sections in `schema`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+
+from swarmcli.errors import AddressError
+from swarmcli.network.addresses import parse_address
+from swarmcli.recipe.section import REQUIRED, Conflict, Section, beside, own, shared
+
+_ONLY_FOR = {"betas": ("adam", "adamw"), "eps": ("adam", "adamw"), "momentum": ("sgd",)}
+Codec: TypeAlias = Literal[
+    "none", "float16", "bfloat16", "scaled_float16", "uniform_8bit", "quantile_8bit", "blockwise_8bit"
+]
+MAX_PROCESSES = 1024
+Period = Annotated[int, Field(ge=1)]
+GroupSize = Annotated[int, Field(ge=2)]
+
+
+def _resolve(path: Path, info: ValidationInfo) -> Path:
+    return beside((info.context or {}).get("directory", Path.cwd()), str(path))
+
+
+def _check_address(text: str) -> str:
+    try:
+        parse_address(text)
+    except AddressError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+OwnPath = Annotated[Path, AfterValidator(_resolve)]
+AddressText = Annotated[str, AfterValidator(_check_address)]
+
+
+class FilesDataset(Section):
+    """Text from a file, or from all files below a directory."""
+
+    type: Literal["files"] = shared(REQUIRED, "text files of this machine")
+    path: str = shared(
+        REQUIRED, "a file or a directory, relative to local.data_dir or else to the recipe", min_length=1
+    )
+    glob: str = shared("**/*", "which files of a directory, for example **/*.py", min_length=1)
+    weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
+
+
+class StdlibDataset(Section):
+    """The sources of Python's own standard library: real text that is on every machine."""
+
+    type: Literal["stdlib"] = shared(REQUIRED, "the sources of Python's standard library")
+    weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
+
+
+class HuggingFaceDataset(Section):
+    """What `datasets.load_dataset` reads: a dataset of the Hub, or local json, parquet, csv or text files."""
+
+    type: Literal["huggingface"] = shared(REQUIRED, "a dataset for the library `datasets` (extra: swarmcli[datasets])")
+    path: str = shared(REQUIRED, "its name on the Hub, or json, parquet, csv or text for `data_files`", min_length=1)
+    name: str | None = shared(None, "the configuration of a dataset that has several")
+    split: str = shared("train", "which split", min_length=1)
+    data_files: tuple[str, ...] = shared((), "files of the dataset; local ones as `path` of a files dataset")
+    revision: str | None = shared(None, "a commit or tag of the dataset, so that all peers read the same")
+    text_column: str = shared("text", "the column that holds the text", min_length=1)
+    streaming: bool = own(True, "read while training instead of downloading everything first")
+    weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
+
+
+Dataset = Annotated[FilesDataset | StdlibDataset | HuggingFaceDataset, Field(discriminator="type")]
+
+
+class OptimizerSettings(Section):
+    """The optimizer that every peer steps with the average gradient."""
+
+    name: Literal["adamw", "adam", "sgd"] = shared("adamw", "which optimizer")
+    learning_rate: float = shared(1e-3, "the peak of the schedule", gt=0)
+    weight_decay: float = shared(0.0, "decay of matrices and embeddings; biases and norms have none", ge=0)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = shared(
+        (0.9, 0.999), "decay rates of the two moments (adam, adamw)"
+    )
+    eps: float = shared(1e-8, "added to the denominator (adam, adamw)", gt=0)
+    momentum: float = shared(0.0, "momentum (sgd)", ge=0, lt=1)
+    max_grad_norm: float | None = shared(None, "the average gradient is scaled down to this norm; null: never", gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OptimizerSettings:
+        for key, names in _ONLY_FOR.items():
+            if key in self.model_fields_set and self.name not in names:
+                raise Conflict(key, f"{key} has no meaning for {self.name}; remove it, or use {' or '.join(names)}")
+        return self
+
+
+class SchedulerSettings(Section):
+    """How the learning rate moves. One step is one epoch: one step of the optimizer by the whole swarm."""
+
+    name: Literal["constant", "linear", "cosine"] = shared("constant", "the shape behind the warm-up")
+    warmup_steps: int = shared(0, "epochs in which the rate rises from near zero to its peak", ge=0)
+    total_steps: int | None = shared(None, "the epoch at which linear and cosine end; null: max_epochs", ge=1)
+    min_lr_ratio: float = shared(0.0, "where linear and cosine end, as a fraction of learning_rate", ge=0, le=1)
+
+
+class CheckpointSettings(Section):
+    every_epochs: int = own(
+        0, "write a checkpoint every so many epochs, unless another peer does; 0: only when leaving", ge=0
+    )
+    keep: int = own(3, "how many of the newest checkpoints stay on the disk", ge=1)
+
+
+class NetworkSettings(Section):
+    initial_peers: tuple[AddressText, ...] = own((), "addresses of first contacts: tcp://host:port or …/peer id")
+
+
+class AveragingSettings(Section):
+    """How peers meet and average. Times are upper bounds: a group that is complete starts at once."""
+
+    matchmaking_time: float = own(15.0, "seconds to look for others at most, when not everyone is there", gt=0)
+    averaging_timeout: float = own(60.0, "seconds after which an attempt to average is given up", gt=0)
+    load_state_timeout: float = own(600.0, "seconds after which a download of the state is given up", gt=0)
+    proceed_alone: bool = own(
+        False, "train a model apart when others train one whose state cannot be reached, instead of waiting for it"
+    )
+    target_group_size: int | None = shared(
+        None, "peers that average together; more than that are several groups, side by side; null: all together", ge=2
+    )
+    part_size_bytes: int = shared(524288, "size of the parts that gradients are cut into", ge=1024, le=8 << 20)
+    average_state_every: int | None = shared(
+        None, "epochs between averages of the parameters; null: every epoch with local updates, else on drift", ge=1
+    )
+    average_opt_statistics: tuple[Annotated[str, Field(min_length=1)], ...] = shared(
+        (), "statistics of the optimizer that are averaged with the parameters, for example [exp_avg_sq]"
+    )
+
+
+class GradientAveragingSettings(Section):
+    """What peers send of their gradients."""
+
+    method: Literal["plain", "powersgd", "poweref"] = shared(
+        "plain", "plain: the gradients themselves; the others: two thin matrices for each large one"
+    )
+    rank: int = shared(32, "columns of these matrices (powersgd, poweref)", ge=1, le=1024)
+    min_compression_ratio: float = shared(
+        0.5, "a tensor is sent whole unless it shrinks by more than this fraction (powersgd, poweref)", ge=0, lt=1
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GradientAveragingSettings:
+        for key in ("rank", "min_compression_ratio"):
+            if key in self.model_fields_set and self.method == "plain":
+                raise Conflict(key, f"{key} has no meaning for plain; remove it, or use method: powersgd or poweref")
+        return self
+
+
+class DelaySettings(Section):
+    """What goes on in the background while trainers compute. Gradients are then one update behind."""
+
+    grad_averaging: bool = shared(False, "trainers go on while gradients are averaged")
+    optimizer_step: bool | None = shared(
+        None, "trainers go on while the optimizer steps, in host memory; null: as grad_averaging"
+    )
+    state_averaging: bool = shared(True, "trainers go on while parameters are averaged")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DelaySettings:
+        if self.grad_averaging and self.optimizer_step is False:
+            raise Conflict(
+                "optimizer_step",
+                "a step cannot come before its gradients are averaged; remove it, or set grad_averaging: false",
+            )
+        return self
+
+    @property
+    def step(self) -> bool:
+        """Whether the optimizer steps while the trainer computes."""
+        return self.grad_averaging if self.optimizer_step is None else self.optimizer_step
+
+
+class LocalUpdateSettings(Section):
+    """Steps of each peer's own between averages."""
+
+    enabled: bool = shared(False, "each peer steps after every batch, and parameters are averaged once per epoch")
+
+
+class CompressionSettings(Section):
+    """What tensors become on the wire; docs/compression.md has the error of each."""
+
+    gradients: Codec = shared("none", "how gradients travel")
+    state_averaging: Codec = shared("none", "how parameters travel when they are averaged")
+    state_download: Codec = shared(
+        "none", "how a newcomer's state travels; anything but none leaves it with slightly other parameters"
+    )
+
+
+class SiteSettings(Section):
+    """Processes that train together behind one peer, on one machine or on several."""
+
+    processes: int = own(
+        1, "how many processes are one peer; 1: no site (`--nproc` and torchrun say it too)", ge=1, le=MAX_PROCESSES
+    )
+    zero: bool = own(False, "each process keeps and steps its share of the optimizer's statistics, and no more")
+    hierarchy: Mapping[Period, GroupSize] = own(
+        {}, "with local updates: after every so many steps, average in groups of so many: {2: 2, 4: 4}"
+    )
+    timeout: float = own(60.0, "seconds of silence after which a process of the site is taken for broken", gt=0)
+
+    @field_validator("hierarchy")
+    @classmethod
+    def _ascending(cls, hierarchy: Mapping[int, int]) -> Mapping[int, int]:
+        return dict(sorted(hierarchy.items()))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SiteSettings:
+        if self.zero and self.processes == 1:
+            raise Conflict("zero", "zero shares the optimizer among a site's processes; set processes to 2 or more")
+        if self.hierarchy:
+            _check_hierarchy(self.hierarchy, self.processes)
+        return self
+
+
+def _check_hierarchy(hierarchy: Mapping[int, int], processes: int) -> None:
+    """Refuses levels that are no groups of groups, the last of which is the whole site. Periods are ascending."""
+    for (period, size), (longer, larger) in pairwise(hierarchy.items()):
+        if larger <= size or larger % size:
+            raise Conflict(
+                f"hierarchy.{longer}",
+                f"groups of {larger} every {longer} steps cannot be made of the groups of {size} that average every "
+                f"{period}; make each size a multiple of the one before",
+            )
+    period, size = list(hierarchy.items())[-1]
+    if size != processes:
+        raise Conflict(
+            f"hierarchy.{period}",
+            f"the longest period averages groups of {size} in a site of {processes}; the last group is the whole site: "
+            "make the last size equal to local.site.processes",
+        )
+
+
+class LocalSettings(Section):
+    """What each volunteer chooses for this machine. Nothing of it is compared with others."""
+
+    device: str = own(
+        "auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = own(
+        "auto", "what is computed in: auto is bfloat16 autocast on CUDA devices that have it, else float32"
+    )
+    threads: int | None = own(
+        None,
+        "processor threads of each process for arithmetic; null: the trainers of this machine share its cores",
+        ge=1,
+    )
+    micro_batch_size: int | None = own(None, "overrides micro_batch_size on this machine", ge=1)
+    gradient_accumulation_steps: int | None = own(None, "overrides gradient_accumulation_steps here", ge=1)
+    shuffle_buffer_size: int = own(
+        16384,
+        "sequences that are shuffled together, at most; of long ones fewer: 2²⁰ tokens, or 1024",
+        ge=1,
+        le=1 << 20,
+    )
+    data_dir: OwnPath | None = own(None, "where relative paths of datasets begin; null: beside the recipe")
+    name: str | None = own(None, "how this peer is called on the dashboard; null: the short peer id", max_length=64)
+    client_mode: bool = own(False, "never listen: for machines that cannot be dialed")
+    host: str = own("0.0.0.0", "the interface to listen on", min_length=1)
+    port: int = own(0, "the port to listen on; 0: any free one", ge=0, le=65535)
+    announce_addresses: tuple[AddressText, ...] = own((), "addresses told to others; empty: found out")
+    identity_path: OwnPath | None = own(None, "the key file of this peer; null: in its directory below output_dir")
+    bandwidth: float | None = own(
+        None, "share of the reducing work, relative to other peers; 0: none; null: as the others", ge=0
+    )
+    offload_optimizer: bool = own(
+        False, "keep the optimizer and a copy of the parameters in host memory; a delayed step does so anyway"
+    )
+    check_memory: bool = own(True, "refuse a model for which this machine has too little memory; false: try it anyway")
+    trust_remote_code: bool = own(False, "let a local checkpoint directory run Python code that lies in it")
+    site: SiteSettings = SiteSettings()
