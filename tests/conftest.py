@@ -46,7 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("browser"):
             item.add_marker("e2e")
         matrix = getattr(item, "callspec", None)
-        if matrix is not None and matrix.indices.get("seed", 0) >= FIRST_SEEDS:
+        seed = matrix.params.get("seed") if matrix else None
+        if isinstance(seed, int) and min(seed, matrix.indices["seed"]) >= FIRST_SEEDS:
             item.add_marker("soak")
 
 

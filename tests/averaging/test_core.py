@@ -12,13 +12,14 @@ from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult
 from swarmcli.errors import MatchmakingError, NoReducerError
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_all_equal, assert_one_group
+from tests.suites import soak
 
 
 def run(main, seed: int = 0) -> None:
     virtual_time.run(main, seed=seed, timeout=3600)
 
 
-@pytest.mark.parametrize(("count", "seed"), [(2, 0), (2, 1), (4, 0), (4, 1), (16, 0), (64, 0)])
+@pytest.mark.parametrize(("count", "seed"), [(2, 0), (2, 1), (4, 0), (4, 1), (16, 0), *soak([(64, 0)])])
 def test_peers_that_step_together_share_one_average(count: int, seed: int) -> None:
     async def main() -> None:
         async with Averagers(seed) as swarm:
@@ -44,7 +45,7 @@ def test_the_next_round_of_the_same_peers_takes_a_few_round_trips() -> None:
     run(main(), 1)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *soak([1])])
 def test_many_peers_divide_into_groups_that_mix_from_round_to_round(seed: int) -> None:
     async def main() -> None:
         async with Averagers(seed) as swarm:

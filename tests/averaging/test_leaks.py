@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from swarmcli.averaging.allreduce.allreduce import Allreduce
@@ -125,6 +126,7 @@ async def _rounds(trio: Trio, count: int) -> Footprint:
     return Footprint.now()
 
 
+@pytest.mark.e2e
 def test_failed_rounds_leave_nothing_behind() -> None:
     async def main() -> None:
         async with Trio() as trio:

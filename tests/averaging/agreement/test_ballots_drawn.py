@@ -23,6 +23,7 @@ from swarmcli.averaging.agreement.ballots import (
     majority,
 )
 from swarmcli.averaging.agreement.outcome import Aborted, Committed
+from tests.suites import soak
 
 Message = Callable[[], None]
 
@@ -210,7 +211,7 @@ class Group:
 
 
 @pytest.mark.parametrize("faults", [1, 2])
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", [0, *soak([1])])
 def test_drawn_groups_share_one_outcome(block: int, faults: int) -> None:
     ends: Counter[str] = Counter()
     for seed in range(250 * block, 250 * block + 250):

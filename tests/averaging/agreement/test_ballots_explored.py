@@ -20,6 +20,7 @@ from swarmcli.averaging.agreement.ballots import (
 )
 from swarmcli.averaging.agreement.outcome import Committed, Decision
 from tests.averaging.exploration import Explorer, Rules
+from tests.suites import soak
 
 CASES = [
     *(
@@ -29,9 +30,7 @@ CASES = [
     ),
     *((kinds, attempts) for attempts in (1, 2, 3) for kinds in ("aa", "ab", "ax", "xa")),
     *((kinds, 1) for kinds in ("aaaa", "aaab", "aaax", "aabx", "aaxx", "xaaa")),
-    ("aaa", 3),
-    ("axx", 3),
-    ("aaaa", 2),
+    *soak([("aaa", 3), ("axx", 3), ("aaaa", 2)]),
 ]
 
 

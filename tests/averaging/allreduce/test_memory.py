@@ -43,6 +43,7 @@ def _line(process: subprocess.Popen[str]) -> str:
     return line
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("codec", ["none", "float16"])
 def test_the_peak_of_a_round(codec: str) -> None:
     with peers("memory", codec) as processes:
