@@ -19,8 +19,10 @@ def aux(
 ) -> None:
     """Help without computing gradients: add up the parts of others, on a processor alone."""
     from swarmcli.cli.session import Session
+    from swarmcli.recipe import load_recipe
     from swarmcli.roles.auxiliary import run_auxiliary
 
     choices = options.LocalChoices(name, host, port, announce, client_mode)
-    with Session("auxiliary", recipe, [*overrides, *choices.overrides()], peer, home, verbose=verbose) as session:
+    loaded = load_recipe(recipe, [*overrides, *choices.overrides()])
+    with Session("auxiliary", loaded, peer, home, verbose=verbose) as session:
         run_auxiliary(session.peer, session.show(), session.stop)

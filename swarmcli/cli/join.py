@@ -44,14 +44,14 @@ def join(
 
         take_part(process, Part(recipe, settings, peer, home, resume, web, web_host, verbose))
         return
-    processes = load_recipe(recipe, settings).local.site.processes
-    if processes > 1:
+    loaded = load_recipe(recipe, settings)
+    if loaded.local.site.processes > 1:
         from swarmcli.cli.site.launcher import start_site
 
-        raise typer.Exit(start_site(processes))
+        raise typer.Exit(start_site(loaded.local.site.processes))
 
     from swarmcli.cli.session import Session
     from swarmcli.roles.trainer import run_trainer
 
-    with Session("trainer", recipe, settings, peer, home, verbose=verbose, web_port=web, web_host=web_host) as session:
+    with Session("trainer", loaded, peer, home, verbose=verbose, web_port=web, web_host=web_host) as session:
         run_trainer(session.peer, session.show(), session.stop, resume=resume)

@@ -32,13 +32,14 @@ def monitor(
 ) -> None:
     """Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state."""
     from swarmcli.cli.session import Session
+    from swarmcli.recipe import load_recipe
     from swarmcli.roles.monitor import run_monitor
 
     choices = options.LocalChoices(name, host, port, announce, client_mode)
-    settings = [*overrides, *choices.overrides()]
+    loaded = load_recipe(recipe, [*overrides, *choices.overrides()])
     with Session(
-        "monitor", recipe, settings, peer, home,
-        default_port=DEFAULT_PORT, verbose=verbose, web_port=web, web_host=web_host,
+        "monitor", loaded, peer, home,
+        port=DEFAULT_PORT, verbose=verbose, web_port=web, web_host=web_host,
     ) as session:  # fmt: skip
         watch = session.show()
         run_monitor(session.peer, watch, session.stop, resume=resume, leave_when_done=leave_when_done)

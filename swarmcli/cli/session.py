@@ -24,7 +24,7 @@ from swarmcli.errors import ListenError, NoDonorReachable
 from swarmcli.events import Event, Noticed
 from swarmcli.network.addresses import parse_address
 from swarmcli.optim.membership.report import Role
-from swarmcli.recipe import Recipe, load_recipe
+from swarmcli.recipe import Recipe
 from swarmcli.roles.dashboard import dashboard
 from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer
@@ -51,25 +51,23 @@ class Session:
     def __init__(
         self,
         role: Role,
-        recipe: Path,
-        overrides: Sequence[str],
+        recipe: Recipe,
         contacts: Sequence[str],
         home: Path | None,
         *,
-        default_port: int = 0,
+        port: int = 0,
         verbose: bool = False,
         web_port: int | None = None,
         web_host: str = "127.0.0.1",
         process: SiteProcess | None = None,
     ) -> None:
-        """`web_port`: where the dashboard is served; None: nowhere. `process`: this one is rank 0 of a site, and asked
-        to stop as such."""
+        """`port`: where this peer listens if the recipe does not say it; 0: at any free one. `web_port`: where the
+        dashboard is served; None: nowhere. `process`: this one is rank 0 of a site, and asked to stop as such."""
         self._role = role
-        self._recipe_path = recipe
-        self._overrides = overrides
+        self._recipe = recipe
         self._contacts = contacts
         self._home = home
-        self._default_port = default_port
+        self._port = port
         self._verbose = verbose
         self._web_port = web_port
         self._web_host = web_host
@@ -82,16 +80,16 @@ class Session:
 
     def __enter__(self) -> Session:
         setup_logging(self._verbose)
-        recipe = load_recipe(self._recipe_path, self._overrides)
-        if "port" not in recipe.local.model_fields_set and self._default_port:
-            recipe = load_recipe(self._recipe_path, [*self._overrides, f"local.port={self._default_port}"])
+        recipe = self._recipe
         for contact in self._contacts:
             parse_address(contact)
         with ExitStack() as undo:
             self._reserve_web(undo)  # before anybody can meet a peer that would leave at once for want of the port
             home = undo.enter_context(self._claim_home(recipe))
             err.print(f"joining the run {recipe.run_id} as {self._as_what(recipe)}; my files are in {home.path}")
-            self.peer = RunPeer(recipe, self._role, home, contacts=self._contacts, listener=self._say_at_start)
+            self.peer = RunPeer(
+                recipe, self._role, home, contacts=self._contacts, port=self._port, listener=self._say_at_start
+            )
             undo.push(self._discard_unused)
             with _naming("--port"):
                 undo.enter_context(self.peer)
@@ -154,9 +152,9 @@ class Session:
 
     def _join_line(self) -> str:
         """The command with which others join through this peer; what they have to override likewise is in it."""
-        shared = [word for word in self._overrides if not word.startswith(OWN_KEYS)]
+        shared = [word for word in self._recipe.overrides if not word.startswith(OWN_KEYS)]
         addresses = self.peer.dht.get_visible_addresses()[:1]
-        words = ["swarm", "join", str(self._recipe_path)]
+        words = ["swarm", "join", self._recipe.file]
         words += [part for word in shared for part in ("--set", word)]
         return shlex.join([*words, *(part for address in addresses for part in ("--peer", address))])
 

@@ -9,7 +9,7 @@ import pydantic
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.document import MAX_BYTES, parse_document, plain
-from swarmcli.recipe.overrides import apply_overrides
+from swarmcli.recipe.overrides import apply_overrides, rename_old_keys
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
 
@@ -36,6 +36,7 @@ def parse_recipe(
 ) -> Recipe:
     """The same for a text; relative paths begin in `directory` (default: where the process was started)."""
     root = parse_document(text, name)
+    rename_old_keys(root)
     apply_overrides(root, overrides)
     home = directory or Path.cwd()
     try:
@@ -44,4 +45,5 @@ def parse_recipe(
         raise recipe_error(error, root, Recipe) from None
     recipe._root = root
     recipe._directory = home
+    recipe._file, recipe._overrides = name, tuple(overrides)
     return recipe

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.document import Entry, parse_value
+
+RENAMED = {"lr_scheduler.warmup_steps": "warmup_epochs", "lr_scheduler.total_steps": "total_epochs"}
+logger = logging.getLogger(__name__)
+
+
+def rename_old_keys(root: Entry) -> None:
+    """Accepts keys by the names that they had before, with a note. One that is written by both names stays unknown."""
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        below = root.child(section)
+        if below is not None and isinstance(below.value, dict) and key in below.value and new not in below.value:
+            below.value[new] = below.value.pop(key)
+            logger.warning("%s: %s is called %s now", below.value[new].origin, old, new)
 
 
 def apply_overrides(root: Entry, overrides: Sequence[str]) -> None:
@@ -15,12 +29,16 @@ def apply_overrides(root: Entry, overrides: Sequence[str]) -> None:
     """
     for override in overrides:
         _apply(root, override)
+        rename_old_keys(root)
 
 
 def _apply(root: Entry, override: str) -> None:
     origin = f"--set {override}"
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
+    if new := RENAMED.get(path.strip()):
+        logger.warning("%s: %s is called %s now", origin, path.strip(), new)
+        keys[-1] = new
     if not equals or not all(keys):
         raise RecipeError(f"{origin}: expected key=value; write for example --set optimizer.learning_rate=1e-3")
     here = root

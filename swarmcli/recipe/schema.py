@@ -66,6 +66,8 @@ class Recipe(Section):
 
     _root: Entry = PrivateAttr(default_factory=lambda: Entry({}, "recipe"))
     _directory: Path = PrivateAttr(default_factory=Path.cwd)
+    _file: str = PrivateAttr("")
+    _overrides: tuple[str, ...] = PrivateAttr(())
 
     @field_validator("base_model", mode="before")
     @classmethod
@@ -85,6 +87,16 @@ class Recipe(Section):
         _check_local_updates(self)
         _check_site(self)
         return self
+
+    @property
+    def file(self) -> str:
+        """The recipe file as it was named."""
+        return self._file
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What was said beside the file, as `a.b=value`."""
+        return self._overrides
 
     @property
     def directory(self) -> Path:
@@ -124,22 +136,22 @@ class Recipe(Section):
 def _check_schedule(schedule: SchedulerSettings, max_epochs: int | None) -> None:
     """Refuses a schedule without an end where it needs one, and keys that its shape would not use."""
     if schedule.name == "constant":
-        for key in ("total_steps", "min_lr_ratio"):
+        for key in ("total_epochs", "min_lr_ratio"):
             if key in schedule.model_fields_set:
                 raise Conflict(
                     f"lr_scheduler.{key}",
                     f"{key} has no meaning for a constant rate; remove it, or take cosine",
                 )
         return
-    end = schedule.total_steps or max_epochs
+    end = schedule.total_epochs or max_epochs
     if end is None:
         raise Conflict(
-            "lr_scheduler.name", f"a {schedule.name} schedule needs an end; set max_epochs or lr_scheduler.total_steps"
+            "lr_scheduler.name", f"a {schedule.name} schedule needs an end; set max_epochs or lr_scheduler.total_epochs"
         )
-    if schedule.warmup_steps >= end:
+    if schedule.warmup_epochs >= end:
         raise Conflict(
-            "lr_scheduler.warmup_steps",
-            f"a warm-up of {schedule.warmup_steps} epochs does not fit into {end}; make it shorter than that",
+            "lr_scheduler.warmup_epochs",
+            f"a warm-up of {schedule.warmup_epochs} epochs does not fit into {end}; make it shorter than that",
         )
 
 

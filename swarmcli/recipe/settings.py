@@ -96,11 +96,11 @@ class OptimizerSettings(Section):
 
 
 class SchedulerSettings(Section):
-    """How the learning rate moves. One step is one epoch: one step of the optimizer by the whole swarm."""
+    """How the learning rate moves, epoch by epoch: an epoch is one step of the optimizer by the whole swarm."""
 
     name: Literal["constant", "linear", "cosine"] = shared("constant", "the shape behind the warm-up")
-    warmup_steps: int = shared(0, "epochs in which the rate rises from near zero to its peak", ge=0)
-    total_steps: int | None = shared(None, "the epoch at which linear and cosine end; null: max_epochs", ge=1)
+    warmup_epochs: int = shared(0, "epochs in which the rate rises from near zero to its peak", ge=0)
+    total_epochs: int | None = shared(None, "the epoch at which linear and cosine end; null: max_epochs", ge=1)
     min_lr_ratio: float = shared(0.0, "where linear and cosine end, as a fraction of learning_rate", ge=0, le=1)
 
 

@@ -44,13 +44,16 @@ class RunPeer:
         home: Home,
         *,
         contacts: Sequence[str] = (),
+        port: int = 0,
         listener: Callable[[Event], None] | None = None,
     ) -> None:
-        """`listener` hears this peer's events from the first on, those of joining included."""
+        """`port`: where it listens if the recipe does not say it. `listener` hears this peer's events from the first
+        on, those of joining included."""
         self.recipe = recipe
         self.role: Role = role
         self.home = home
         self.contacts = tuple(contacts) or recipe.network.initial_peers
+        self._port = port
         self.saved = ""  # what became of this peer's state when it left, in words
         self.outcome = "done"  # how this peer's part in the run ended, for the journal
         self._listener = listener
@@ -79,7 +82,7 @@ class RunPeer:
             start=False,
             client_mode=local.client_mode,
             host=local.host,
-            port=local.port,
+            port=local.port if "port" in local.model_fields_set else self._port,
             announce_addresses=local.announce_addresses,
             identity_path=local.identity_path or self.home.identity,
             startup_timeout=CONTACT_SECONDS,

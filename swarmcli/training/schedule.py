@@ -82,8 +82,8 @@ def build_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> LambdaL
 
 def rate_by_epoch(settings: SchedulerSettings, max_epochs: int | None) -> Callable[[int], float]:
     """The factor on the learning rate at an epoch, from 0 to 1. Behind the end it stays at `min_lr_ratio`."""
-    warmup = settings.warmup_steps
-    end = settings.total_steps or max_epochs or 0
+    warmup = settings.warmup_epochs
+    end = settings.total_epochs or max_epochs or 0
     shapes: dict[str, Callable[[float], float]] = {
         "constant": lambda progress: 1.0,
         "linear": lambda progress: 1.0 - progress,

@@ -10,12 +10,14 @@ import pytest
 
 from swarmcli.cli.session import Session
 from swarmcli.errors import AddressError, ListenError
+from swarmcli.recipe import load_recipe, parse_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 
 
 def join_line(overrides: list[str], addresses: list[str]) -> list[str]:
-    session = Session("monitor", Path("a recipe.yaml"), overrides, [], None)
+    recipe = parse_recipe(RECIPE.read_text(), overrides, name="a recipe.yaml")
+    session = Session("monitor", recipe, [], None)
     session.peer = cast(Any, SimpleNamespace(dht=SimpleNamespace(get_visible_addresses=lambda: addresses)))
     return shlex.split(session._join_line())
 
@@ -26,15 +28,18 @@ def test_the_join_line_can_be_typed_as_it_is() -> None:
 
 
 def test_what_others_must_override_likewise_is_in_the_join_line() -> None:
-    overrides = ["max_epochs=9", "local.threads=1", "output_dir=/tmp", "optimizer.betas=[0.9, 0.95]"]
+    overrides = ["max_epochs=19", "local.threads=1", "output_dir=/tmp", "optimizer.betas=[0.9, 0.95]"]
     words = join_line(overrides, [])
-    assert words == ["swarm", "join", "a recipe.yaml", "--set", "max_epochs=9", "--set", "optimizer.betas=[0.9, 0.95]"]
+    assert words == ["swarm", "join", "a recipe.yaml", "--set", "max_epochs=19", "--set", "optimizer.betas=[0.9, 0.95]"]
 
 
 def test_a_taken_port_names_its_option_and_leaves_no_home(tmp_path: Path) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         overrides = [f"output_dir={tmp_path}", f"local.port={taken.getsockname()[1]}"]
-        with pytest.raises(ListenError, match=r"--port PORT"), Session("trainer", RECIPE, overrides, [], None):
+        with (
+            pytest.raises(ListenError, match=r"--port PORT"),
+            Session("trainer", load_recipe(RECIPE, overrides), [], None),
+        ):
             raise AssertionError("the session must not begin")
     assert not list((tmp_path / "stdlib-lm").iterdir())
 
@@ -43,7 +48,7 @@ def test_a_taken_port_of_the_dashboard_names_its_option(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ListenError, match=r"--web PORT"),
-        Session("monitor", RECIPE, [f"output_dir={tmp_path}"], [], None, web_port=taken.getsockname()[1]),
+        Session("monitor", load_recipe(RECIPE, [f"output_dir={tmp_path}"]), [], None, web_port=taken.getsockname()[1]),
     ):
         raise AssertionError("nobody may meet a peer that leaves at once")
     assert not (tmp_path / "stdlib-lm").exists()
@@ -53,7 +58,7 @@ def test_an_address_that_cannot_be_read_is_refused_before_a_home_is_made(tmp_pat
     overrides = [f"output_dir={tmp_path / 'runs'}"]
     with (
         pytest.raises(AddressError, match=r"127\.0\.0\.1:31330"),
-        Session("trainer", RECIPE, overrides, ["127.0.0.1:31330"], None),
+        Session("trainer", load_recipe(RECIPE, overrides), ["127.0.0.1:31330"], None),
     ):
         raise AssertionError("the session must not begin")
     assert not (tmp_path / "runs").exists()

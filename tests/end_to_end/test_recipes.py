@@ -21,7 +21,7 @@ SMALLER = {
     "sequence_len": 32,
     "target_batch_size": 2048,  # long enough for both trainers to start
     "max_epochs": EPOCHS,
-    "lr_scheduler.warmup_steps": 2,
+    "lr_scheduler.warmup_epochs": 2,
     "local.host": "127.0.0.1",
 }
 OVERRIDES = [word for key, value in SMALLER.items() for word in ("--set", f"{key}={value}")]

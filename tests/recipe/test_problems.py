@@ -13,7 +13,7 @@ from .recipes import SMALL, refused
     [
         ("target_batch_sise", "did you mean target_batch_size?"),
         ("learning_rate", "did you mean optimizer.learning_rate?"),
-        ("warmup_step", "did you mean lr_scheduler.warmup_steps?"),
+        ("warmup_step", "did you mean lr_scheduler.warmup_epochs?"),
         ("lr", "did you mean optimizer.learning_rate?"),
         ("batch_size", "did you mean micro_batch_size?"),
         ("num_epochs", "did you mean max_epochs?"),

@@ -88,7 +88,7 @@ def test_values_know_where_they_were_written() -> None:
         ("base_model={n_layer: 2}", "base_model lacks model_type; add for example `model_type: gpt2`"),
         ("optimizer.momentum=0.9", "momentum has no meaning for adamw; remove it, or use sgd"),
         ("lr_scheduler.min_lr_ratio=0.1", "min_lr_ratio has no meaning for a constant rate"),
-        ("lr_scheduler.name=cosine", "a cosine schedule needs an end; set max_epochs or lr_scheduler.total_steps"),
+        ("lr_scheduler.name=cosine", "a cosine schedule needs an end; set max_epochs or lr_scheduler.total_epochs"),
     ],
 )
 def test_values_out_of_bounds_are_refused_with_what_would_do(override: str, words: str) -> None:
@@ -99,10 +99,10 @@ def test_values_out_of_bounds_are_refused_with_what_would_do(override: str, word
 def test_keys_that_need_each_other_are_checked_together() -> None:
     assert "betas has no meaning for sgd" in refused(SMALL, "optimizer={name: sgd, betas: [0.9, 0.9]}")
     assert "a warm-up of 5 epochs does not fit into 5" in refused(
-        SMALL, "lr_scheduler={name: linear, warmup_steps: 5}", "max_epochs=5"
+        SMALL, "lr_scheduler={name: linear, warmup_epochs: 5}", "max_epochs=5"
     )
-    recipe = small("lr_scheduler={name: cosine, warmup_steps: 5, total_steps: 6}")
-    assert recipe.lr_scheduler.total_steps == 6
+    recipe = small("lr_scheduler={name: cosine, warmup_epochs: 5, total_epochs: 6}")
+    assert recipe.lr_scheduler.total_epochs == 6
 
 
 def test_a_step_larger_than_an_epoch_is_refused() -> None:

@@ -19,7 +19,7 @@ def rates(settings: SchedulerSettings, max_epochs: int | None, count: int) -> li
 
 
 def test_constant_with_warmup() -> None:
-    assert rates(SchedulerSettings(warmup_steps=3), None, 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert rates(SchedulerSettings(warmup_epochs=3), None, 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_linear_falls_to_its_floor_and_stays() -> None:
@@ -28,12 +28,12 @@ def test_linear_falls_to_its_floor_and_stays() -> None:
 
 
 def test_cosine_is_half_way_in_the_middle() -> None:
-    settings = SchedulerSettings(name="cosine", warmup_steps=2, total_steps=6)
+    settings = SchedulerSettings(name="cosine", warmup_epochs=2, total_epochs=6)
     assert rates(settings, 100, 8) == [1 / 3, 2 / 3, 1.0, 0.8535533905932737, 0.5, 0.14644660940672627, 0.0, 0.0]
 
 
 def test_the_schedule_moves_once_per_epoch(tmp_path: Path) -> None:
-    recipe = small(tmp_path, "optimizer.learning_rate=0.4", "lr_scheduler.warmup_steps=1")
+    recipe = small(tmp_path, "optimizer.learning_rate=0.4", "lr_scheduler.warmup_epochs=1")
     optimizer = build_optimizer(recipe, nn.Linear(2, 2))
     scheduler = build_scheduler(recipe, optimizer)
     seen = []
@@ -45,7 +45,7 @@ def test_the_schedule_moves_once_per_epoch(tmp_path: Path) -> None:
 
 
 def test_a_schedule_goes_on_from_its_state(tmp_path: Path) -> None:
-    recipe = small(tmp_path, "lr_scheduler={name: linear, total_steps: 10}")
+    recipe = small(tmp_path, "lr_scheduler={name: linear, total_epochs: 10}")
     first = build_optimizer(recipe, nn.Linear(2, 2))
     scheduler = build_scheduler(recipe, first)
     for _ in range(4):

@@ -42,12 +42,11 @@ def take_part(process: SiteProcess, part: Part) -> None:
         logging.getLogger("swarmcli.sites").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").addFilter(is_news)
     with process.running():
-        settings = [*part.settings, f"local.site.processes={place.size}"]
-        recipe = load_recipe(part.recipe, settings)
+        recipe = load_recipe(part.recipe, [*part.settings, f"local.site.processes={place.size}"])
         with form_site(recipe, place.local_rank, process.store) as (site, compute):
             restarted = site.any(process.restarted)
             if site.rank == 0:
-                _lead(process, part, settings, site, compute, restarted)
+                _lead(process, part, recipe, site, compute, restarted)
             else:
                 _follow(process, part, recipe, site, compute)
 
@@ -57,19 +56,16 @@ def is_news(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], SiteError)
 
 
-def _lead(process: SiteProcess, part: Part, settings: list[str], site: Site, compute: Compute, restarted: bool) -> None:
-    recipe = load_recipe(part.recipe, settings)
+def _lead(process: SiteProcess, part: Part, recipe: Recipe, site: Site, compute: Compute, restarted: bool) -> None:
     known = process.past.network
     contacts = [*(part.contacts or recipe.network.initial_peers), *known.contacts]
-    if known.port and not recipe.local.port:
-        settings.append(f"local.port={known.port}")  # others may have been told of it
     with (
         Session(
             "trainer",
-            part.recipe,
-            settings,
+            recipe,
             contacts,
             part.home,
+            port=known.port,  # others may have been told of it
             verbose=part.verbose,
             web_port=part.web,
             web_host=part.web_host,
