@@ -55,6 +55,7 @@ def test_a_swarm_behind_firewalls_takes_in_a_newcomer_through_the_monitor(swarm:
     assert run.summary("monitor")["digest"] == run.summary("trainer-1")["digest"]
 
 
+@pytest.mark.smoke
 def test_a_trainer_goes_on_from_the_monitors_checkpoint(swarm: MakeSwarm) -> None:
     run = swarm(8)
     monitor = run.start_monitor("--set", "checkpoint.every_epochs=2", "--leave-when-done")

@@ -183,5 +183,6 @@ def test_closing_with_a_full_disk_ends_and_says_that_rows_are_missing(bench: Ben
 
 
 def test_flushing_after_the_end_returns(bench: Bench) -> None:
+    bench.put("last")
     bench.writer.close("done")
-    bench.writer.flush(30)
+    assert bench.writer.flush(30), "all is written, and nobody is left to wait for"

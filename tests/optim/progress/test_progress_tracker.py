@@ -91,9 +91,11 @@ def test_one_that_is_no_daemon_keeps_the_process_until_it_is_shut_down() -> None
 
 
 def test_the_dht_may_end_first() -> None:
+    before = threading.enumerate()
     with dhts(1) as (dht,):
         left = tracker(dht)
     left.shutdown()
+    assert not [each for each in threading.enumerate() if each.name == "swarm-loop" and each not in before]
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,12 @@ def test_restored_parameters_of_the_model_are_adopted() -> None:
 def test_the_users_own_gradients_are_his() -> None:
     model = make_model()
     place = Offloaded(model.parameters(), OPTIMIZERS["sgd"])
-    model[0].weight.grad = torch.ones_like(model[0].weight)
+    model[0].weight.grad = own = torch.ones_like(model[0].weight)
     place.publish()
+    assert model[0].weight.grad is own and own.unique().tolist() == [1.0]
     model.zero_grad(set_to_none=True)
     place.publish()
+    assert all(parameter.grad is None for parameter in (*model.parameters(), *place.state_parameters))
 
 
 @pytest.mark.parametrize("action", ["check", "publish", "adopt"])
