@@ -237,10 +237,7 @@ class Table:
             assert seat.search.leader is not None
             self._invite(seat, self.seats[peer].search.me, seat.search.leader)
         for peer in moves.leave:
-            left = self.seats[peer]
-            self._send(
-                left, lambda left=left: left.search.on_leave(seat.search.me.peer_id, seat.search.me.search, self.now)
-            )
+            self._leave(seat, peer)
         if moves.begin:
             self._announce(seat)
         elif moves.give_up:
@@ -248,6 +245,10 @@ class Table:
         elif moves.wake_at < seat.wake or seat.wake <= self.now:
             seat.wake = max(moves.wake_at, self.now + 1e-6)
             self._at(seat.wake, lambda: self._step(seat))
+
+    def _leave(self, seat: Seat, peer: PeerID) -> None:
+        me, left = seat.search.me, self.seats.get(peer)
+        self._send(left, lambda: left and left.search.on_leave(me.peer_id, me.search, self.now))
 
     def _ask(self, seat: Seat, target: Candidate, stranded: bool) -> None:
         me, other = seat.search.me, self.seats.get(target.peer_id)
@@ -307,12 +308,15 @@ class Table:
         return self.seats[me.peer_id] is other and not other.gave_up and me.bucket == candidate.bucket
 
     def _expire(self, seat: Seat, peer: PeerID, answered: list[bool]) -> None:
+        other = self.seats.get(peer)
+        refuses = other is not None and not other.alive and other.heard  # whose machine says that nobody is there
+
         def time_out() -> None:
             if not answered and seat.alive and seat.group is None:
                 seat.search.on_lost(peer, self.now)
                 self._step(seat)
 
-        self._at(self.now + self.options.request_timeout, time_out)
+        self._at(self.now + (2 * self.delay(self.random) if refuses else self.options.request_timeout), time_out)
 
     def _announce(self, seat: Seat) -> None:
         order = [follower.candidate for follower in seat.search.gathering.by_rank()]
@@ -330,3 +334,5 @@ class Table:
         first, up = leader.search.me.peer_id, leader.search.waited_in_vain
         if seat.search.on_begin(first, candidate.search, members, waited_in_vain=up):
             seat.group, seat.formed_at = members, self.now
+            for peer in seat.search.forsaken():
+                self._leave(seat, peer)

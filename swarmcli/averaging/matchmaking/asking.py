@@ -15,12 +15,14 @@ class Asking:
 
     def __init__(self) -> None:
         self.since: dict[PeerID, float] = {}  # whose answer is awaited → since when
+        self.ever: set[PeerID] = set()  # who was asked in this search: only they may begin a group with this peer
         self.named: PeerID | None = None  # a leader that somebody named, and that is asked before all others
         self._full: dict[PeerID, float] = {}  # leader → until when it is believed to be full
         self._loyal: dict[PeerID, tuple[float, float]] = {}  # peer → since when it is waited for, next time to ask
 
     def ask(self, peer: PeerID, now: float) -> None:
         self.since[peer] = now
+        self.ever.add(peer)
 
     def answered(self, peer: PeerID) -> bool:
         """No answer of this peer is awaited any more. Returns whether one was."""

@@ -102,14 +102,24 @@ class Gathering:
     @property
     def beat_interval(self) -> float:
         """Seconds between two heartbeats to the same follower; more often when a lost member would delay a round."""
-        soon = self.target is None or self.total_progress >= NEARLY * self.target
+        soon = self.target is None or self._nearly_there
         rate = BEATS_PER_SECOND if soon else BEATS_AT_REST
         return max(self.options.request_timeout / (12 if soon else 4), len(self.followers) / rate)
 
     @property
     def patience(self) -> float:
-        """Seconds without a sign of life after which leader and followers give each other up."""
-        return BEATS_BEFORE_LOST * self.beat_interval
+        """Seconds without a sign of life after which leader and followers give each other up.
+
+        Whoever is given up goes to another group, and the two do not merge before their next round. So a peer that is
+        only slow, on a busy machine for example, gets as long as for any answer. A standing group that is about to
+        begin gives up sooner: its round waits, and who comes late for it takes over the outcome.
+        """
+        missed = BEATS_BEFORE_LOST * self.beat_interval
+        return missed if self._nearly_there else max(missed, self.options.request_timeout)
+
+    @property
+    def _nearly_there(self) -> bool:
+        return self.target is not None and self.total_progress >= NEARLY * self.target
 
     @property
     def total_progress(self) -> float:

@@ -37,8 +37,10 @@ from swarmcli.averaging.matchmaking.settling import Settling
 from swarmcli.network.identity import PeerID
 
 BELIEF = 2.0  # seconds that "I follow somebody else" or "my group is full" is believed
+NOTICE = 0.5  # seconds in which a follower that has given up its leader reaches the next one
 OVERDUE = 0.75  # seconds after the end of the time at which a leader that could have begun must have
 MAX_RENEWALS = 3  # times that a leader with too few members keeps its followers for another try
+UNCONNECTED = 1 / 3  # of request_timeout, for the answer of a peer to which there is no connection
 TICK = 1.0  # seconds between looks at the clock when nothing happens
 
 
@@ -178,9 +180,9 @@ class Search:
 
         `waited_in_vain`: it has waited in vain for others, so nobody in its group has to do so again.
         """
-        # The message may overtake the answer to the request to join.
-        awaited = self.asking.since if self.leader is None else (self.leader.peer_id,)
-        if self.begun or peer not in awaited or search != self.me.search:
+        # The message may overtake the answer to the request to join, or come from a slow leader that this peer gave
+        # up for another one. That group has begun and counts on this peer, the other one has not: so the first wins.
+        if self.begun or peer not in self.asking.ever or search != self.me.search:
             return False
         self._begin(mates)
         if waited_in_vain:
@@ -190,17 +192,26 @@ class Search:
     def _begin(self, mates: Iterable[PeerID]) -> None:
         self.begun, self._mates = True, tuple(mates)
 
+    def forsaken(self) -> list[PeerID]:
+        """Who still counts on this peer and is not in its group: its leader, its followers and those whom it asked."""
+        leader = [self.leader.peer_id] if self.leader is not None else []
+        everyone = [*leader, *self.gathering.followers, *self._redirects, *self._leaves, *self.asking.since]
+        beginner = self._mates[0] if self.begun else None
+        leads = beginner == self.me.peer_id
+        return [peer for peer in dict.fromkeys(everyone) if peer != beginner and not (leads and peer in self._mates)]
+
     def reopen(self, why: str, now: float) -> bool:
         """The group that was to begin cannot, for want of a reducer. Returns whether to wait for one to come."""
-        if self.gathering.target is not None or now >= self.gathering.close_at:
-            return False
         self.begun, self.gathering.blocked = False, why
-        return True
+        return self.gathering.target is None and now < self.gathering.close_at
 
     def on_leave(self, peer: PeerID, search: bytes, now: float) -> None:
         """A follower went, or the leader gave its group up: that search of it no longer counts on this peer."""
         self.roll.heard(peer)
-        self.gathering.remove(peer, search)
+        if peer in self.gathering.followers:
+            self.gathering.remove(peer, search)
+        else:
+            self.asking.answered(peer)  # an acceptance that this has overtaken is out of date
         if self.leader is not None and (self.leader.peer_id, self.leader.search) == (peer, search):
             self.on_parted(peer, now)
 
@@ -268,6 +279,9 @@ class Search:
         elif reply.verdict == "following" and reply.to is not None:
             if reply.to.peer_id != self.me.peer_id:
                 self.roll.names_leader(peer, reply.to.peer_id, now + BELIEF)
+                if peer in self.roll.entries:
+                    # That leader may be lost. Its follower notices after its patience, and this group is open then.
+                    self.roll.entries[peer].coming_until = now + self.options.request_timeout + NOTICE
             elif peer not in self.gathering.followers:
                 self._leaves.append(peer)  # it was given up here, and has to ask again
 
@@ -337,13 +351,14 @@ class Search:
         plan = self._plan(waiting, now) if now >= ready_at else Plan([], {}, crowded=True)
         expected = expected_followers(plan, self.roll, self.gathering.followers, now)
         patience = self.options.request_timeout
-        hedge = self.settling.hedge
         one_for_all = self.awaits_holders and not plan.crowded
-        if one_for_all:  # whoever is slow would be left to a group of its own
-            hedge = self.gathering.patience
-        hopes = [hope(e, hedge=hedge, patience=patience) for e in expected if self._attendance.waits_for(e.peer_id)]
+        hopes = [
+            hope(e, hedge=self._slack(e.peer_id, one_for_all), patience=patience)
+            for e in expected
+            if self._attendance.waits_for(e.peer_id)
+        ]
         if one_for_all:
-            hopes += [since + hedge for since in self.asking.since.values()]
+            hopes += [since + self._slack(peer, one_for_all) for peer, since in self.asking.since.items()]
         hoping = any(until > now for until in hopes)
         if not waiting and now >= ready_at:
             waiting = self._reach_out(plan, expected, hoping, now, moves)
@@ -357,6 +372,15 @@ class Search:
         judged_at = settled_at if self._elsewhere.peers else math.inf
         times = (moves.wake_at, decision.wake_at, ready_at, judged_at, *hopes, *hedged_at)
         moves.wake_at = min(time for time in times if time > now)
+
+    def _slack(self, peer: PeerID, one_for_all: bool) -> float:
+        """How long the group stays open for an answer of this peer: where there is one group for all, as long as that
+        may take, for who is slow would be left to a group of its own. Nobody says that a peer without a connection
+        is there at all, so it gets less."""
+        if not one_for_all:
+            return self.settling.hedge
+        timeout = self.options.request_timeout
+        return timeout if self._connected(peer) else UNCONNECTED * timeout
 
     def _decide(self, now: float, hoping: bool, asking: bool, absent: set[PeerID], settled_at: float) -> Decision:
         """Whether to begin. Who is `absent` then is not waited for in later searches."""

@@ -208,12 +208,7 @@ class Seeker:
     def _part(self) -> None:
         """Lets go of everyone; those who still count on this peer for a group are told."""
         self._watches.clear()
-        leads = self.group is not None and self.group.leader == self.search.me.peer_id
-        forsaken = [] if leads else list(self.search.gathering.followers)
-        if self.group is None and self.search.leader is not None:
-            forsaken.append(self.search.leader.peer_id)
-        forsaken += [peer for peer in self.search.asking.since if self.group is None or peer != self.group.leader]
-        for peer in forsaken:
+        for peer in self.search.forsaken():
             self._post.tell_leaving(peer, Leave(self.search.me.search))
 
     def _take_from_control(self) -> None:

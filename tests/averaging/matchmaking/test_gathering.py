@@ -146,6 +146,7 @@ def test_heartbeats_are_frequent_where_a_lost_member_would_delay_a_round() -> No
     assert standing.beat_interval == 0.75 and standing.patience == 3.0
     standing.own_progress = 80.0
     assert standing.beat_interval == gathering().beat_interval == 0.25
+    assert standing.patience == 1.0 and gathering().patience == 3.0
     assert gathering(followers=256).beat_interval == 1.0  # or the leader would do nothing else
 
 

@@ -92,7 +92,7 @@ def test_request_timeout_is_kept_below_min_matchmaking_time(caplog: pytest.LogCa
 
 @pytest.mark.parametrize("timeout", [1.0, 3.0])
 def test_request_timeout_bounds_the_wait_for_a_silent_peer(timeout: float) -> None:
-    """A client-mode peer that declared itself and froze can only come by itself: it gets half of the timeout."""
+    """Its connections stand, so it may only be slow."""
 
     async def main() -> None:
         async with Searchers(1, request_timeout=timeout) as swarm:
@@ -102,7 +102,7 @@ def test_request_timeout_bounds_the_wait_for_a_silent_peer(timeout: float) -> No
             await asyncio.sleep(2)
             swarm.network.freeze(silent.peer_id)
             assert await find_all(peers) == [3] * 3
-            assert all(peer.waits[-1] < timeout / 2 + 0.8 for peer in peers)
+            assert all(peer.waits[-1] < timeout + 0.8 for peer in peers)
             task.cancel()
             await asyncio.wait([task])
 

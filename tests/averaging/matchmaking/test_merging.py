@@ -10,6 +10,7 @@ import pytest
 
 from swarmcli.averaging.matchmaking.candidates import Candidate, search_id
 from swarmcli.averaging.matchmaking.declarations import Board
+from swarmcli.network.identity import PeerID
 from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
 
@@ -23,7 +24,7 @@ async def find_apart(peers: list[Searcher], gap: float) -> list[int]:
 
     async def find(position: int, peer: Searcher) -> int:
         await asyncio.sleep(gap * position)
-        group = await peer.find()
+        group = await peer.find(timeout=60.0)
         return len(group) if group is not None else 0
 
     return await asyncio.gather(*(find(position, peer) for position, peer in enumerate(peers)))
@@ -66,6 +67,42 @@ def test_loops_that_begin_apart_fall_into_step(gap: float, size: int | None, see
             await asyncio.gather(*(loop(position, peer) for position, peer in enumerate(peers)))
             assert [len(group) for peer in peers for group in peer.groups] == [4] * 24
             assert max(wait for peer in peers for wait in peer.waits[1:]) < 0.2
+
+    run(main(), seed)
+
+
+async def stall_now_and_then(swarm: Searchers, how: str) -> None:
+    """Every few seconds one peer freezes, or is slow to send, for 1 to 2.5 s; its connections stand."""
+    slow: set[PeerID] = set()
+    swarm.network._latency = lambda source, _: 1.0 if source in slow else 0.005
+    while True:
+        await asyncio.sleep(swarm.random.expovariate(0.3))
+        peer = swarm.random.choice(swarm.peers).peer_id
+        slow.add(peer)
+        if how == "freezes":
+            swarm.network.freeze(peer)
+        await asyncio.sleep(swarm.random.uniform(1.0, 2.5))
+        slow.discard(peer)
+        swarm.network.thaw(peer)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("how", ["freezes", "is slow"])
+def test_who_is_slow_is_not_taken_for_lost(how: str, seed: int) -> None:
+    """As on a busy machine, where a process gets no processor for a while."""
+
+    async def main() -> None:
+        async with Searchers(seed) as swarm:
+            peers = [await swarm.add() for _ in range(4)]
+            await asyncio.sleep(1)
+            async with asyncio.TaskGroup() as tasks:
+                stalling = tasks.create_task(stall_now_and_then(swarm, how))
+                for _ in range(12):
+                    assert await find_apart(peers, 0.3) == [4] * 4
+                    assert slowest(peers) < 5.0
+                    swarm.random.shuffle(peers)
+                    await asyncio.sleep(swarm.random.uniform(0.2, 1.0))
+                stalling.cancel()
 
     run(main(), seed)
 
