@@ -185,23 +185,23 @@ def container(tmp_path: Path) -> Iterator[Container]:
 
 @pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.USAGE, ExitCode.REFUSED, ExitCode.INTERRUPTED])
 def test_what_would_only_repeat_itself_ends_the_container(container: Container, code: int) -> None:
-    assert container.start([int(code), 0]).wait(20) == code
+    assert container.start([int(code), 0]).wait(60) == code
     assert container.started() == ["join a recipe"]
 
 
 def test_what_may_pass_is_tried_again_but_not_forever(container: Container) -> None:
     ended = container.start([1, int(ExitCode.NO_CONTACT), 137, 0])
-    assert ended.wait(20) == 0
+    assert ended.wait(60) == 0
     assert len(container.started()) == 4
-    assert container.start([1] * 9).wait(20) == 1
+    assert container.start([1] * 9).wait(60) == 1
     assert len(container.started()) == 4 + 6
 
 
 def test_a_container_that_is_stopped_lets_its_peer_say_goodbye(container: Container) -> None:
     running = container.start([1, "wait"])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not container.waits() and time.monotonic() < deadline:
         time.sleep(0.02)
     running.send_signal(signal.SIGTERM)
-    assert running.wait(20) == 0
+    assert running.wait(60) == 0
     assert len(container.started()) == 2

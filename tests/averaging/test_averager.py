@@ -42,8 +42,8 @@ def swarm(count: int, *, clients: int = 0, **options: Any) -> Iterator[list[Dece
 
 
 def average(averagers: list[DecentralizedAverager], **options: Any) -> list[Any]:
-    controls = [averager.step(wait=False, timeout=30, **options) for averager in averagers]
-    return [control.result(60) for control in controls]
+    controls = [averager.step(wait=False, timeout=120, **options) for averager in averagers]
+    return [control.result(120) for control in controls]
 
 
 def first_values(averager: DecentralizedAverager) -> list[float]:
@@ -73,7 +73,7 @@ def test_daemon_false_keeps_the_process_until_shutdown(daemon: bool, words: str)
             assert process.stdout.readline().strip() == words
             assert process.poll() is None
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
 
 
 def test_tensors_that_cannot_be_averaged_in_place_are_refused_at_once() -> None:
@@ -140,13 +140,13 @@ def test_waiting_trigger_weight_and_failure() -> None:
         assert one.step(timeout=0.5) is None  # nobody else came
         with pytest.raises(ValueError, match="require_trigger"):
             one.step(require_trigger=True)
-        controls = [each.step(wait=False, require_trigger=True, timeout=30) for each in (one, other)]
+        controls = [each.step(wait=False, require_trigger=True, timeout=120) for each in (one, other)]
         controls[0].begun.result(30)
         controls[0].weight = 3.0
         for control in controls:
             control.allow_allreduce()
-        assert controls[0].result(60).total_weight == 4.0
-        controls[1].result(60)
+        assert controls[0].result(120).total_weight == 4.0
+        controls[1].result(120)
         assert first_values(one) == first_values(other) == [0.25, 0.25]
         assert controls[0].stage is AveragingStage.FINISHED
 
@@ -156,7 +156,7 @@ def test_step_waits_for_the_result() -> None:
         control = other.step(wait=False)
         result = one.step(gather={"a": 1})
         assert result is not None and result[one.peer_id] == {"a": 1} and result[other.peer_id] is None
-        control.result(60)
+        control.result(120)
 
 
 class WithMetadata(DecentralizedAverager):
@@ -168,14 +168,14 @@ def test_state_is_loaded_from_whoever_shares_it() -> None:
     with swarm(2, declare_state_period=1.0) as (one, other):
         other.state_sharing_priority = 3.0
         assert other.state_sharing_priority == 3.0
-        loaded = one.load_state_from_peers(timeout=30)
+        loaded = one.load_state_from_peers(timeout=120)
         assert loaded is not None and loaded[0] is None
         assert [float(tensor.flatten()[0]) for tensor in loaded[1]] == [1.0, 1.0]
         with (
             WithMetadata([torch.zeros(1)], other.dht, start=True, prefix="more"),
             DecentralizedAverager([torch.zeros(1)], one.dht, start=True, prefix="more") as newcomer,
         ):
-            metadata, tensors = newcomer.load_state_from_peers(wait=False, timeout=30).result(60) or (None, [])
+            metadata, tensors = newcomer.load_state_from_peers(wait=False, timeout=120).result(120) or (None, [])
             assert metadata == {"epoch": 5} and torch.equal(tensors[0], torch.arange(4))
 
 
@@ -203,7 +203,7 @@ def test_what_is_shared_is_copied_when_it_is_asked_for() -> None:
         for value in range(3):
             with donor.get_tensors() as tensors:
                 tensors[0].fill_(value)
-            loaded = newcomer.load_state_from_peers(timeout=30)
+            loaded = newcomer.load_state_from_peers(timeout=120)
             assert loaded is not None and torch.equal(loaded[1][1], torch.full((5,), float(value)))
 
 
@@ -214,11 +214,11 @@ def test_sharing_is_a_property() -> None:
         donor.allow_state_sharing = True  # before it is started, and later
         with donor, DecentralizedAverager([torch.zeros(5)], second.dht, start=True, prefix="p") as newcomer:
             assert (donor.allow_state_sharing, donor.state_sharing_priority) == (True, 2.5)
-            assert newcomer.load_state_from_peers(timeout=30) is not None
+            assert newcomer.load_state_from_peers(timeout=120) is not None
             donor.allow_state_sharing = False
-            assert newcomer.load_state_from_peers(timeout=30) is None
+            assert newcomer.load_state_from_peers(timeout=120) is None
             donor.allow_state_sharing = True
-            assert newcomer.load_state_from_peers(timeout=30) is not None
+            assert newcomer.load_state_from_peers(timeout=120) is not None
             with pytest.raises(TypeError, match="allow_state_sharing='no': expected True or False"):
                 donor.allow_state_sharing = "no"  # type: ignore[assignment]
             with pytest.raises(ValueError, match="state_sharing_priority=nan"):
@@ -232,7 +232,7 @@ def test_a_state_of_another_form_is_named(caplog: pytest.LogCaptureFixture) -> N
         OfThree([torch.ones(5)], first.dht, start=True, prefix="three"),
         DecentralizedAverager([torch.zeros(5)], second.dht, start=True, prefix="three") as newcomer,
     ):
-        assert newcomer.load_state_from_peers(timeout=30) is None
+        assert newcomer.load_state_from_peers(timeout=120) is None
     assert "get_current_state() must return (metadata, tensors), got 3 values" in caplog.text
 
 
@@ -253,7 +253,7 @@ def test_tensors_and_states_travel_compressed() -> None:
         with one.get_tensors() as mine, other.get_tensors() as theirs:
             assert torch.equal(mine[0], theirs[0])
             torch.testing.assert_close(mine[0], torch.full((50, 7), 0.2))
-        loaded = one.load_state_from_peers(timeout=30)
+        loaded = one.load_state_from_peers(timeout=120)
         assert loaded is not None and torch.equal(loaded[1][0], mine[0].half().float())
 
 
@@ -274,7 +274,7 @@ def test_life() -> None:
         assert not later.is_alive and later.mode is AveragingMode.AUX
         with pytest.raises(RuntimeError, match="not running"):
             later.step()
-        later.run_in_background(timeout=10)
+        later.run_in_background(timeout=60)
         with pytest.raises(RuntimeError, match="started already"):
             later.run_in_background()
         control = later.step(wait=False)

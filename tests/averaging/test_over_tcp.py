@@ -33,7 +33,7 @@ def test_two_trainers_and_an_auxiliary_behind_a_firewall() -> None:
             for index, endpoint in enumerate(endpoints)
         ]
         for endpoint in endpoints[1:]:
-            await endpoint.connect(members[0].addresses[0], timeout=10)
+            await endpoint.connect(members[0].addresses[0], timeout=60)
         tensors = [[torch.full((700_000,), float(index)), torch.ones(3, 3)] for index in range(3)]  # 2.7 MiB, 6 parts
         group = Group.form(b"", members, reducing_shares(members, 700_009), bytes(16))
         results = await asyncio.gather(

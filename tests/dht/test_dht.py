@@ -48,7 +48,7 @@ def test_peers_store_and_read(first: DHT) -> None:
 
 def test_futures_may_be_waited_for_and_awaited(first: DHT) -> None:
     stored = first.store("key", 1, get_dht_time() + 60, return_future=True)
-    assert stored.result(timeout=10) is True
+    assert stored.result(timeout=60) is True
 
     async def main() -> Any:
         return await first.get("key", return_future=True)
@@ -170,7 +170,7 @@ def test_shutdown_in_the_middle_of_a_start() -> None:
 def test_shutdown_does_not_wait_for_a_first_contact_that_stays_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dht = DHT([f"tcp://127.0.0.1:{silent.getsockname()[1]}"], start=True, host="127.0.0.1", await_ready=False)
-        silent.settimeout(10)
+        silent.settimeout(60)
         incoming, _ = silent.accept()  # it is being dialed now, and hears nothing
         started = time.monotonic()
         dht.shutdown()
@@ -187,12 +187,12 @@ def test_shutdown_does_not_wait_for_a_name_server(monkeypatch: pytest.MonkeyPatc
         if host != "slow.example":
             return resolve(host, *arguments)
         asked.set()
-        answers.append(released.wait(10))
+        answers.append(released.wait(60))
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     dht = DHT(["tcp://slow.example:1"], start=True, host="127.0.0.1", await_ready=False)
-    assert asked.wait(10)
+    assert asked.wait(60)
     dht.shutdown()
     assert answers == [], "it is still being asked"
     (waiting,) = [thread for thread in threading.enumerate() if thread.name == "swarm-names"]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from examples import transformers_trainer as example
 from swarmcli.dht import DHT
 from swarmcli.events import EpochAdvanced
 from tests.optim.shells import at_once, dhts
@@ -16,6 +15,9 @@ EPOCHS = 4
 
 @pytest.fixture(autouse=True)
 def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    global example  # only now: transformers takes seconds to import, and every process of a run collects this file
+    from examples import transformers_trainer as example
+
     monkeypatch.setattr(example, "TARGET", 64)
 
 

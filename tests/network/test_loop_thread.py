@@ -88,9 +88,9 @@ def test_cancelling_the_future_cancels_the_coroutine(shared: LoopThread) -> None
             ended.set()
 
     future = shared.submit(lasting())
-    assert began.wait(10)
+    assert began.wait(60)
     assert future.cancel()
-    assert ended.wait(10)
+    assert ended.wait(60)
     with pytest.raises(concurrent.futures.CancelledError):
         future.result()
 
@@ -106,7 +106,7 @@ def test_running_out_of_time_cancels_the_coroutine(shared: LoopThread) -> None:
 
     with pytest.raises(TimeoutError):
         shared.run(lasting(), timeout=0.05)
-    assert ended.wait(10)
+    assert ended.wait(60)
 
 
 def test_a_coroutine_that_cancels_itself_gives_a_cancelled_future(shared: LoopThread) -> None:
@@ -114,7 +114,7 @@ def test_a_coroutine_that_cancels_itself_gives_a_cancelled_future(shared: LoopTh
         raise asyncio.CancelledError
 
     future = shared.submit(give_up())
-    done, _ = concurrent.futures.wait([future], timeout=10)
+    done, _ = concurrent.futures.wait([future], timeout=60)
     assert done == {future} and future.cancelled()
 
 
@@ -152,7 +152,7 @@ def test_a_cancelled_offload_ends_only_after_its_job(shared: LoopThread) -> None
 
     def job() -> None:
         began.set()
-        proceed.wait(10)
+        proceed.wait(60)
         order.append("job")
 
     async def caller() -> None:
@@ -195,6 +195,6 @@ def _exit_code_of_child(inherited: LoopThread) -> int:
         else:
             return 1
     own = LoopThread.acquire()
-    result = own.run(answer(9), timeout=10)
+    result = own.run(answer(9), timeout=60)
     own.release()
     return 0 if result == 9 else 3

@@ -20,7 +20,7 @@ def test_the_average_is_weighted_by_samples() -> None:
     with dhts(2) as (first, second):
         (one, small), (_, large) = filled(first, 1.0, 1), filled(second, 5.0, 3)
         with small, large:
-            results = at_once(lambda: small.step(timeout=30), lambda: large.step(timeout=30))
+            results = at_once(lambda: small.step(timeout=120), lambda: large.step(timeout=120))
             assert all(isinstance(result, RoundResult) for result in results)
             assert results[0].total_weight == 4
             assert (small.local_samples_accumulated, small.local_times_accumulated) == (0, 0)
@@ -34,7 +34,7 @@ def test_scheduled_ahead_it_averages_what_is_there_when_it_begins() -> None:
     with dhts(2) as (first, second):
         (_, one), (_, other) = filled(first, 2.0, 2), filled(second, 4.0, 2)
         with one, other:
-            controls = [one.schedule_step(timeout=30), other.schedule_step(timeout=30)]
+            controls = [one.schedule_step(timeout=120), other.schedule_step(timeout=120)]
             one.accumulate_grads_(2)
             results = [averager.step(control=c, wait=False) for averager, c in zip((one, other), controls, strict=True)]
             assert all(isinstance(result, StepControl) for result in results)

@@ -35,7 +35,7 @@ class Local:
         self.averager.accumulate_grads_(samples)
 
     def step(self):
-        return self.averager.step(timeout=30)
+        return self.averager.step(timeout=120)
 
     def averaged(self) -> list[torch.Tensor]:
         with self.averager.use_averaged_gradients():
@@ -74,7 +74,7 @@ def test_two_average_and_a_third_joins_them(kind: type[LowRankGradientAverager])
                 for seed in range(20, 40, 3):  # the first two may begin without it, and it follows at its next step
                     for index, member in enumerate(members):
                         member.accumulate(seed + index, 2)
-                    control = newcomer.averager.schedule_step(timeout=30)
+                    control = newcomer.averager.schedule_step(timeout=120)
                     wait_until_declared(third, "grads.0b")
                     results = at_once(one.step, other.step, partial(newcomer.averager.step, control=control))
                     if all(result is not None and len(result.contributors) == 3 for result in results):
@@ -110,7 +110,7 @@ def test_a_step_that_nobody_waits_for_is_taken_in_when_it_is_used(kind: type[Low
         with one.averager, other.averager:
             one.accumulate(0, 1)
             other.accumulate(1, 1)
-            controls = [member.averager.step(timeout=30, wait=False) for member in (one, other)]
+            controls = [member.averager.step(timeout=120, wait=False) for member in (one, other)]
             assert all(isinstance(control, StepControl) for control in controls)
             one.accumulate(2, 4)  # belongs to the next step
             assert equal(one.averaged(), other.averaged())
