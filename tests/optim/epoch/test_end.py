@@ -85,7 +85,7 @@ class Story:
 
     # the keeper of the state
 
-    def judge(self, gathered: object) -> bool:
+    def compare(self, gathered: object) -> bool:
         return self.has_strayed
 
     async def after_epoch(self, committed: Committed, samples: int) -> None:
