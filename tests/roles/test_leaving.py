@@ -24,7 +24,7 @@ from swarmcli.roles.watch import RunWatch
 from swarmcli.training import CheckpointStore, load_checkpoint
 from tests.recipe.recipes import small
 
-PATIENCE = 60.0  # seconds, for a busy machine
+PATIENCE = 200.0  # seconds, for a busy machine
 
 
 class Sums:
@@ -145,8 +145,6 @@ class Peer:
 def run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes peers, and ends those that are left."""
     monkeypatch.setattr("swarmcli.roles.collaboration.build_task", lambda recipe: Sums())
-    monkeypatch.setattr("swarmcli.roles.trainer.LINGER_SECONDS", 0.5)
-    monkeypatch.setattr("swarmcli.roles.monitor.LINGER_SECONDS", 0.5)
     made: list[Peer] = []
     with ThreadPoolExecutor(8) as pool:
 
@@ -265,7 +263,7 @@ def test_a_full_disk_when_leaving_is_an_error_and_spares_what_is_there(
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("swarmcli.training.checkpoint_store._flush", full)
+    monkeypatch.setattr("swarmcli.training.checkpoint_store.flush", full)
     with pytest.raises(CheckpointError, match=r"is not in .*one/checkpoints: see the warning above") as raised:
         peer.leave()
     assert exit_code(raised.value) == 1
