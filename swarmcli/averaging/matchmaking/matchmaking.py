@@ -116,7 +116,7 @@ class Search:
         peer = candidate.peer_id
         if self.begun:
             return Answer("begun", gone=self._mates[:MAX_GONE])
-        if rank_of(candidate) < self.rank and not (joining.stranded and self._takes_in(peer)):
+        if rank_of(candidate) < self.rank:
             return Answer("outranked", self.me)
         if self.leader is not None:
             return Answer("follow", self.me, self.leader)
@@ -131,11 +131,6 @@ class Search:
                 self.settling.news(now)  # whoever was turned away elsewhere gets the time to find this group
         self.gathering.add(candidate, joining, now)
         return Answer("accepted", self.me, patience=self.gathering.patience)
-
-    def _takes_in(self, peer: PeerID) -> bool:
-        """Whether a stranded peer may come though it ranks before: only to one that leads others, and not to one
-        that asks it in turn, so that no two follow each other."""
-        return self.leader is None and bool(self.gathering.followers) and peer not in self.asking.since
 
     def on_invitation(self, sender: Candidate, to: Candidate, now: float) -> Reply:
         """A peer names a leader to ask: itself, or the one that it follows now together with its followers."""
@@ -257,8 +252,7 @@ class Search:
                 # Otherwise the leader was lost before it had told everyone, and those who have not heard either are
                 # whom to look for now.
             case "outranked":
-                if answer.candidate is not None and rank_of(answer.candidate) > self.rank:
-                    self.asking.is_full(peer, now + BELIEF)  # it takes in nobody who is stranded
+                pass  # the answerer's rank is known now, if it was not
             case _:
                 self.roll.pass_over([peer], now + BELIEF)
 
@@ -423,8 +417,7 @@ class Search:
         if at > now:
             moves.wake_at = min(moves.wake_at, at)
             return True
-        candidate = moves.ask = self.roll.entries[peer].candidate
-        moves.stranded = rank_of(candidate) > self.rank
+        moves.ask = self.roll.entries[peer].candidate
         self.asking.ask(peer, now)
         moves.wake_at = min(moves.wake_at, now + self.settling.hedge)
         return True
@@ -440,9 +433,7 @@ class Search:
             above = [peer for peer in (*directed, *order) if self.roll.entries[peer].rank < self.rank]
             peer, at = self.asking.first(above, now)
         if peer is None and self.options.target_group_size is not None and not hoping and not stands:
-            # Stranded: too few have come and nobody else will. A group with room will do, for a peer that is alone
-            # of any rank: nobody follows it who would have to come along.
-            alone = len(self.gathering) == 1
-            doors = [peer for peer in order if alone or self.roll.entries[peer].rank < self.rank]
+            # Too few have come and nobody else will: a group with room will do.
+            doors = [peer for peer in order if self.roll.entries[peer].rank < self.rank]
             peer, at = self.asking.first(doors, now)
         return peer, at
