@@ -104,6 +104,10 @@ class ConnectionLost(NetworkError):
         super().__init__(reason)
         self.reason = reason
 
+    def fresh(self) -> ConnectionLost:
+        """The same for one more who waits: raised by several, one instance would tie their tracebacks together."""
+        return type(self)(self.reason)
+
 
 class ProtocolViolation(ConnectionLost):
     """The connection was closed because the other end broke the protocol; `reason` names the rule."""

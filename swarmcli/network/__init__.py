@@ -2,11 +2,10 @@
 
 from swarmcli.errors import EndOfStream
 from swarmcli.network.addresses import Address, PeerInfo, format_address, parse_address
-from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.endpoint import Endpoint, EndpointStatistics
 from swarmcli.network.identity import Identity, PeerID, verify
 from swarmcli.network.limits import Limits
 from swarmcli.network.streams.stream import Stream
-from swarmcli.network.traffic import EndpointStatistics
 from swarmcli.network.transports.base import Buffer, Purpose, Transport
 
 __all__ = [

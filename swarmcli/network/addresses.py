@@ -1,18 +1,19 @@
-"""Addresses as URLs: `tcp://host:port[/peer id]` and, inside one process, `memory://name[/peer id]`."""
+"""Where peers can be dialed: URLs `tcp://host:port[/peer id]` and, inside one process, `memory://name[/peer id]`."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from swarmcli.errors import AddressError
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 
 Scheme = Literal["tcp", "memory"]
 
-_MAX_LENGTH = 512
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 _EXPECTED = "expected tcp://host:port, tcp://host:port/peerid or tcp://[ipv6]:port"
 
@@ -40,8 +41,8 @@ class PeerInfo:
 
 def parse_address(text: str) -> Address:
     """Reads an address. Raises AddressError with what was given and what was expected."""
-    if not isinstance(text, str) or len(text) > _MAX_LENGTH:
-        raise AddressError(f"an address is text of at most {_MAX_LENGTH} characters, got {str(text)[:80]!r}")
+    if not isinstance(text, str) or len(text) > MAX_ADDRESS:
+        raise AddressError(f"an address is text of at most {MAX_ADDRESS} characters, got {str(text)[:80]!r}")
     scheme, separator, rest = text.partition("://")
     if not separator or scheme not in get_args(Scheme):
         raise AddressError(f"{text!r} is no address: {_as_url(text)}{_EXPECTED}")
@@ -61,6 +62,52 @@ def format_address(address: Address) -> str:
     place = host if address.scheme == "memory" else f"{host}:{address.port}"
     peer = "" if address.peer_id is None else f"/{address.peer_id.text}"
     return f"{address.scheme}://{place}{peer}"
+
+
+@dataclass(slots=True)
+class _Entry:
+    own: tuple[str, ...] = ()  # what the peer itself said over an authenticated connection, or where it answered
+    heard: tuple[str, ...] = ()  # what others last said; they may err or lie, so it never displaces the former
+
+
+class AddressBook:
+    """Bounded: the peer that was named or asked for least recently goes first."""
+
+    def __init__(self, max_peers: int) -> None:
+        self._max_peers = max_peers
+        self._entries: OrderedDict[PeerID, _Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def learn(self, info: PeerInfo) -> None:
+        """Takes in hearsay. No addresses: nothing new."""
+        if info.addresses:
+            self._entry(info.peer_id).heard = _bounded(info.addresses)
+
+    def told(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
+        """Takes in what the peer itself says. No addresses: it cannot be dialed, or says nothing."""
+        if addresses:
+            self._entry(peer).own = _bounded(addresses)
+
+    def answered(self, peer: PeerID, address: str) -> None:
+        """The peer has just proved that it is at this address: it is tried first from now on."""
+        entry = self._entry(peer)
+        entry.own = _bounded((address, *(other for other in entry.own if other != address)))
+
+    def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
+        entry = self._entries.get(peer)
+        if entry is None:
+            return ()
+        self._entries.move_to_end(peer)
+        return tuple(dict.fromkeys((*entry.own, *entry.heard)))[:MAX_ADDRESSES]
+
+    def _entry(self, peer: PeerID) -> _Entry:
+        entry = self._entries.setdefault(peer, _Entry())
+        self._entries.move_to_end(peer)
+        if len(self._entries) > self._max_peers:
+            self._entries.popitem(last=False)
+        return entry
 
 
 def _as_url(text: str) -> str:
@@ -89,3 +136,7 @@ def _ipv6(text: str, host: str) -> str:
         return str(ipaddress.IPv6Address(host))
     except ValueError as error:
         raise AddressError(f"{text!r} has no IPv6 address in its brackets: {_EXPECTED}") from error
+
+
+def _bounded(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(address for address in addresses if len(address) <= MAX_ADDRESS)[:MAX_ADDRESSES]

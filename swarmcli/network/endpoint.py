@@ -1,7 +1,7 @@
 """Calls and streams between peers, over any transport.
 
-    Endpoint ── Connections ── ControlChannel (one per peer): calls, pings
-             └─ BulkPool ───── BulkChannel (several per peer): one stream at a time each
+    Endpoint ── ControlPool ── ControlChannel (one per peer): calls, pings
+             └─ StreamPool ─── StreamChannel (several per peer): one stream at a time each
 
 Either end of a connection calls the other, whoever dialed it. See docs/protocol.md for what goes over the wire.
 """
@@ -13,32 +13,43 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swarmcli.clock import Clock
-from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost, ProtocolViolation
-from swarmcli.events import Events, PeerRefused
-from swarmcli.network.address_book import AddressBook
+from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost
+from swarmcli.events import Events
 from swarmcli.network.addresses import PeerInfo
-from swarmcli.network.control.channel import ChannelRetired, ControlChannel
-from swarmcli.network.control.pool import Connections
+from swarmcli.network.context import EndpointContext, Volume
+from swarmcli.network.control.channel import ChannelRetired
+from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import Limits
-from swarmcli.network.streams.channel import BulkChannel
-from swarmcli.network.streams.pool import BulkPool
-from swarmcli.network.streams.stream import Stream, StreamBlock
-from swarmcli.network.tasks import TaskOwner
-from swarmcli.network.traffic import EndpointStatistics, Refusals, Traffic, Volume
+from swarmcli.network.streams.pool import StreamPool
+from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, Purpose, Transport
-from swarmcli.network.wire.handlers import Methods
-from swarmcli.network.wire.messages import BulkDenied, BulkWanted, Hello
+from swarmcli.network.wire.handlers import Handler
 
 logger = logging.getLogger(__name__)
 
 Req = TypeVar("Req")
 Resp = TypeVar("Resp")
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatistics:
+    """What an endpoint looks like at one moment."""
+
+    control_connections: int
+    bulk_connections: int
+    idle_bulk_connections: int
+    known_peers: int  # in the address book
+    calls_waiting: int  # own ones, for an answer
+    calls_serving: int
+    calls_made: int  # since the start
+    streams_open: int  # in both directions
+    traffic: Volume  # since the start
+    violations: Mapping[str, int]  # name of the broken rule → connections closed for it
 
 
 class Endpoint:
@@ -51,53 +62,50 @@ class Endpoint:
         clock: Clock | None = None,
         client_mode: bool = False,
         announce: Sequence[str] = (),
-        limits: Limits | None = None,
         events: Events | None = None,
         seed: int | None = None,
     ) -> None:
         """`announce` replaces the addresses that the listener finds for itself. `seed` makes `random` repeatable."""
-        self.transport = transport
+        dice = random.Random(seed if seed is not None else os.urandom(16))
+        context = EndpointContext(transport, clock or Clock(), events or Events(), dice)
         self.identity = transport.identity
-        self.peer_id = transport.identity.peer_id
-        self.clock = clock if clock is not None else Clock()
+        self.peer_id = context.peer_id
+        self.clock = context.clock
         self.client_mode = client_mode
-        self.limits = limits if limits is not None else Limits()
-        self.events = events if events is not None else Events()
-        self.random = random.Random(seed if seed is not None else os.urandom(16))
-        self.methods = Methods()
-        self.life = self.random.randbytes(16)
-        self.info = PeerInfo(self.peer_id)
+        self.limits = context.limits
+        self.events = context.events
+        self.random = context.random
+        self._context = context
         self._announce = tuple(announce)
-        self._book = AddressBook(self.limits.max_known_peers)
-        self._traffic = Traffic(self.limits.max_known_peers)
-        self._refusals = Refusals(self.limits.max_known_peers)
-        self.events.subscribe(self._refusals.hear)
-        self._connections = Connections(self, self._book)
-        self._pool = BulkPool(self, self._connections, self._book)
-        self._tasks = TaskOwner()
+        self._control = ControlPool(context)
+        self._streams = StreamPool(context, self._control)
         self._calls_made = 0
-        self._streams_made = 0
         self._closed = False
+
+    @property
+    def info(self) -> PeerInfo:
+        """This peer and where it can be dialed: addresses are there once it listens."""
+        return self._context.info
 
     # Life
 
     async def start(self) -> None:
         """Listens, unless in client mode, and sets `info`. Raises ListenError."""
         if not self.client_mode:
-            found = await self.transport.listen(self._accept)
-            self.info = PeerInfo(self.peer_id, self._announce or found)
-        self._tasks.spawn(self._keep_alive())
+            found = await self._context.transport.listen(self._accept)
+            self._context.info = PeerInfo(self.peer_id, self._announce or found)
+        self._context.tasks.spawn(self._keep_alive())
 
     async def close(self) -> None:
         """Says goodbye to all peers and ends everything that is under way. Idempotent; leaves no task."""
         if self._closed:
             return
         self._closed = True
-        await self._connections.farewell("the peer has left")
-        for channel in self._pool.channels():
+        await self._control.farewell("the peer has left")
+        for channel in self._streams.channels():
             channel.reset("the peer has left")
-        await self._tasks.close()
-        await self.transport.close()
+        await self._context.tasks.close()
+        await self._context.transport.close()
 
     # Serving
 
@@ -107,17 +115,21 @@ class Endpoint:
         A handler may raise CallRefused, which the caller sees as it is; any other exception is logged here and
         reaches the caller as RemoteError. It is cancelled when the caller gives up or is gone.
         """
-        self.methods.serve(method, request_type, handler)
+        handlers = self._context.handlers
+        handlers.add(handlers.calls, method, Handler(request_type, handler))
 
     def serve_stream(
         self, method: str, request_type: type[Req], handler: Callable[[PeerID, Req, Stream], Awaitable[None]]
     ) -> None:
         """The same for streams. When the handler returns, the stream has ended in both directions."""
-        self.methods.serve_stream(method, request_type, handler)
+        handlers = self._context.handlers
+        handlers.add(handlers.streams, method, Handler(request_type, handler))
 
     def withdraw(self, *methods: str) -> None:
         """No longer answers these; handlers that run are not disturbed. Unknown names are ignored."""
-        self.methods.withdraw(*methods)
+        for method in methods:
+            self._context.handlers.calls.pop(method, None)
+            self._context.handlers.streams.pop(method, None)
 
     # Calling
 
@@ -132,13 +144,14 @@ class Endpoint:
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    channel = self._connections.current(peer) or await self._connections.control(peer)
+                    channel = self._control.current(peer) or await self._control.control(peer)
                     with contextlib.suppress(ChannelRetired):
                         return await channel.call(method, request, response_type)
         except TimeoutError:
             raise CallTimeout(f"{peer.short} did not answer {method} within {timeout:g} s") from None
 
-    def stream(self, peer: PeerID, method: str, request: Any, *, timeout: float) -> AbstractAsyncContextManager[Stream]:
+    @contextlib.asynccontextmanager
+    async def stream(self, peer: PeerID, method: str, request: Any, *, timeout: float) -> AsyncIterator[Stream]:
         """A stream of messages both ways, on a connection of its own, opened by whichever end can dial.
 
         `timeout` bounds the opening only (CallTimeout). What the handler raises, or that there is none, shows at
@@ -148,25 +161,30 @@ class Endpoint:
         and the handler is cancelled. Entering raises CallTimeout, PeerUnreachable and ConnectionLost.
         """
 
-        async def opened() -> tuple[BulkChannel, Stream]:
-            self._streams_made += 1
-            try:
-                async with asyncio.timeout(timeout):
-                    return await self._pool.open(peer, method, request)
-            except TimeoutError:
-                raise CallTimeout(f"no stream to {peer.short} for {method} within {timeout:g} s") from None
-
-        return StreamBlock(opened)
+        try:
+            async with asyncio.timeout(timeout):
+                channel, stream = await self._streams.open(peer, method, request)
+        except TimeoutError:
+            raise CallTimeout(f"no stream to {peer.short} for {method} within {timeout:g} s") from None
+        try:
+            yield stream
+        except BaseException:
+            channel.reset("cancelled by the caller")
+            raise
+        failure = stream.unseen_failure()
+        await channel.leave()
+        if failure is not None:
+            raise failure
 
     # Knowing peers
 
     def learn(self, info: PeerInfo) -> None:
         """Takes up where a peer can be dialed, by hearsay. The book is bounded; see Limits.max_known_peers."""
         if info.peer_id != self.peer_id:
-            self._book.learn(info)
+            self._context.book.learn(info)
 
     def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
-        return self.info.addresses if peer == self.peer_id else self._book.addresses_of(peer)
+        return self.info.addresses if peer == self.peer_id else self._context.book.addresses_of(peer)
 
     async def connect(self, address: str, *, timeout: float) -> PeerID:
         """First contact at an address; with a peer id in it, only with that peer. Returns who answered.
@@ -175,16 +193,16 @@ class Endpoint:
         """
         try:
             async with asyncio.timeout(timeout):
-                return await self._connections.connect(address, timeout)
+                return await self._control.connect(address, timeout)
         except TimeoutError:
             raise ConnectError(f"{address} did not answer within {timeout:g} s", address=address) from None
 
     def can_reach(self, peer: PeerID) -> bool:
         """Whether a call could work: there is a connection or an address."""
-        return self.is_connected(peer) or bool(self._book.addresses_of(peer))
+        return self.is_connected(peer) or bool(self._context.book.addresses_of(peer))
 
     def is_connected(self, peer: PeerID) -> bool:
-        return self._connections.current(peer) is not None
+        return self._control.current(peer) is not None
 
     def lost(self, peer: PeerID) -> asyncio.Future[str]:
         """A future that is done, with the reason, as soon as there is no control connection to this peer any more.
@@ -192,94 +210,53 @@ class Endpoint:
         Already done if there is none. While someone waits for it, the peer is watched closely: a dead cable is
         noticed after `keepalive_interval + keepalive_timeout`. Cancel it when it no longer matters.
         """
-        return self._connections.lost(peer)
+        return self._control.lost(peer)
 
     def received(self, peer: PeerID) -> int | None:
         """Bytes that have come from this peer on the connections that stand now; None: there is no control connection.
 
         They grow as long as the peer lives: while someone waits for `lost`, each second of silence is asked about.
         """
-        channel = self._connections.current(peer)
-        return channel.connection.bytes_received + self._pool.received_from(peer) if channel is not None else None
+        channel = self._control.current(peer)
+        return channel.connection.bytes_received + self._streams.received_from(peer) if channel is not None else None
 
     def round_trip(self, peer: PeerID) -> float | None:
         """Smoothed seconds from a question to its answer, without the time spent in handlers. None: not known."""
-        return self._connections.round_trip(peer)
+        channel = self._control.current(peer)
+        return channel.round_trip if channel is not None else None
 
     def passed(self) -> Volume:
-        """Bytes that have gone through this peer's links so far, as far as that is known."""
-        return self._traffic.passed(self._standing())
-
-    def _standing(self) -> list[Connection]:
-        controls = [channel.connection for channel in self._connections.channels()]
-        return controls + [channel.connection for channel in self._pool.channels()]
+        """Bytes that have gone through this peer's links so far, as far as that is known: without what still waits."""
+        waiting = sum(connection.bytes_waiting for connection in self._connections())
+        traffic = self._traffic()
+        return Volume(traffic.sent - waiting, traffic.received)
 
     def statistics(self) -> EndpointStatistics:
-        controls, bulk = self._connections.channels(), self._pool.channels()
-        total, by_peer = self._traffic.totals(self._standing())
+        """For tests, benchmarks and whoever debugs."""
+        controls, bulk = self._control.channels(), self._streams.channels()
         return EndpointStatistics(
-            peers=len({channel.peer_id for channel in controls}),
+            control_connections=len(controls),
             bulk_connections=len(bulk),
-            idle_bulk_connections=self._pool.idle_count(),
-            known_peers=len(self._book),
+            idle_bulk_connections=self._streams.idle_count(),
+            known_peers=len(self._context.book),
             calls_waiting=sum(channel.calls_waiting for channel in controls),
             calls_serving=sum(channel.calls_serving for channel in controls),
             calls_made=self._calls_made,
             streams_open=sum(channel.stream is not None for channel in bulk),
-            streams_made=self._streams_made,
-            traffic=total,
-            traffic_by_peer=by_peer,
-            violations=dict(self._traffic.violations),
-            refusals=dict(self._refusals.by_kind),
-            refusals_by_peer=dict(self._refusals.by_peer),
+            traffic=self._traffic(),
+            violations=dict(self._context.violations),
         )
 
-    # What channels need of their endpoint
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._tasks.spawn(work)
-
-    def greeted(self, channel: ControlChannel, hello: Hello) -> None:
-        self._connections.greeted(channel, hello)
-
-    def retired(self, channel: ControlChannel) -> None:
-        self._connections.retired(channel)
-
-    def idle(self, channel: ControlChannel) -> None:
-        self._connections.idle(channel)
-
-    def bulk_wanted(self, channel: ControlChannel, wanted: BulkWanted) -> None:
-        self._pool.bulk_wanted(channel, wanted)
-
-    def bulk_denied(self, channel: ControlChannel, denied: BulkDenied) -> None:
-        self._pool.bulk_denied(channel, denied)
-
-    def round_trip_measured(self, peer: PeerID, seconds: float) -> None:
-        self._connections.round_trip_measured(peer, seconds)
-
-    def channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None:
-        self._connections.channel_lost(channel, error)
-
-    def link_lost(self, peer: PeerID, reason: str) -> None:
-        self._pool.link_lost(peer, reason)
-
-    def offered(self, channel: BulkChannel, token: int) -> bool:
-        return self._pool.offered(channel, token)
-
-    def bulk_idle(self, channel: BulkChannel) -> None:
-        self._pool.bulk_idle(channel)
-
-    def bulk_lost(self, channel: BulkChannel, error: ConnectionLost) -> None:
-        self._pool.bulk_lost(channel, error)
-
-    def connection_ended(self, connection: Connection, error: ConnectionLost) -> None:
-        self._traffic.ended(connection)
-        if isinstance(error, ProtocolViolation):
-            self._traffic.violated(error)
-            self.events.emit(PeerRefused(connection.peer_id.text, error.reason))
-            logger.warning("closed the connection to %s: %s", connection.peer_id.short, error.reason)
-
     # Inside
+
+    def _connections(self) -> list[Connection]:
+        controls = [channel.connection for channel in self._control.channels()]
+        return controls + [channel.connection for channel in self._streams.channels()]
+
+    def _traffic(self) -> Volume:
+        """Since the start, on connections that have ended and those that stand."""
+        standing = [Volume(each.bytes_sent, each.bytes_received) for each in self._connections()]
+        return sum(standing, self._context.ended_traffic)
 
     def _accept(self, connection: Connection) -> None:
         if self._closed:
@@ -287,13 +264,13 @@ class Endpoint:
         elif connection.peer_id == self.peer_id:
             connection.abort("dialed oneself")
         elif connection.purpose is Purpose.BULK:
-            self._pool.accepted(connection)
+            self._streams.accepted(connection)
         else:
-            self._tasks.spawn(self._welcome(connection))
+            self._context.tasks.spawn(self._welcome(connection))
 
     async def _welcome(self, connection: Connection) -> None:
         try:
-            await self._connections.establish(connection)
+            await self._control.establish(connection)
         except ConnectionLost as error:
             logger.debug("%s was gone before it was greeted: %s", connection.peer_id.short, error)
 
@@ -303,10 +280,8 @@ class Endpoint:
         await asyncio.sleep(interval * self.random.random())
         while True:
             await asyncio.sleep(interval)
-            for channel in self._connections.channels():
-                channel.tick(self._watched(channel), self._pool.received_from(channel.peer_id))
-            self._pool.tick()
-
-    def _watched(self, channel: ControlChannel) -> bool:
-        peer = channel.peer_id
-        return channel.busy or self._connections.watched(peer) or self._pool.in_use(peer)
+            for channel in self._control.channels():
+                peer = channel.peer_id
+                watched = self._control.watched(peer) or self._streams.in_use(peer)
+                channel.tick(watched, self._streams.received_from(peer))
+            self._streams.tick()

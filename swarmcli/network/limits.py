@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_ADDRESSES = 8  # that a peer may name for itself
+MAX_ADDRESS = 512  # characters
+DIAL_STAGGER = 0.25  # seconds between the starts of two attempts at one peer (RFC 8305, section 5)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in bytes, times in seconds. The first four must agree between peers, or honest ones will be refused."""
+    """Sizes in bytes, times in seconds. The first four must agree between peers, or honest ones will be refused.
 
-    max_message: int = 1 << 20  # one message with its envelope
+    A transport is made with them and keeps to the sizes of a frame; the endpoint on it keeps to the others.
+    """
+
+    max_message: int = 1 << 20  # one message with its envelope: the header of a frame
     max_payload: int = 16 << 20  # the raw bytes behind one message of a stream
     max_calls_per_peer: int = 1024  # unanswered ones; own calls beyond it wait, a peer's are a violation
     max_requests_per_peer: int = 32 << 20  # bytes of a peer's unanswered calls; beyond it they are refused as "busy"
     max_replies_per_peer: int = 32 << 20  # bytes of answers that a peer does not read; beyond it they become "busy"
     max_streams_per_peer: int = 64  # that this endpoint opens to one peer at a time; further ones wait
     max_bulk_connections_per_peer: int = 160  # in both directions, idle ones too; beyond it new ones are refused
+    max_handshakes: int = 256  # of strangers at the same time; further ones wait in the system's queue
+    handshake_grace: float = 2.0  # after which a stranger may be dropped to make room for another
+    handshake_timeout: float = 10.0  # after which a stranger is dropped in any case
     max_connections: int = 4096  # control connections; beyond it the least used are given up
     max_idle_bulk_per_peer: int = 4  # kept for the next stream …
     bulk_idle_timeout: float = 60.0  # … for this long

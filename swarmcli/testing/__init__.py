@@ -1,7 +1,7 @@
 """Whole swarms in one process, without sockets and without waiting: for tests, here and in other projects."""
 
 from swarmcli.testing import virtual_time
-from swarmcli.testing.memory_network import MemoryNetwork
-from swarmcli.testing.memory_transport import MemoryTransport
+from swarmcli.testing.memory_network import MemoryNetwork, MemoryTransport
+from swarmcli.testing.virtual_time import Deadlock, run
 
-__all__ = ["MemoryNetwork", "MemoryTransport", "virtual_time"]
+__all__ = ["Deadlock", "MemoryNetwork", "MemoryTransport", "run", "virtual_time"]

@@ -7,21 +7,18 @@ it again) until the path heals or someone gives up. A killed peer's connections 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Iterable
 
+from swarmcli.errors import ConnectError, HandshakeError, ListenError, WrongPeerError
+from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.transports.base import FrameLimits
-from swarmcli.testing.memory_link import Link
-from swarmcli.testing.memory_transport import MemoryConnection, MemoryTransport
-
-Latency = float | Callable[[PeerID, PeerID], float]
-
-_RETRANSMISSION = 0.2  # seconds; the least timeout of TCP on Linux
+from swarmcli.network.limits import Limits
+from swarmcli.network.transports.base import Accept, Purpose
+from swarmcli.testing.memory_cables import Cables, Latency
+from swarmcli.testing.memory_connection import MemoryConnection
 
 
-class MemoryNetwork:
-    """The cables between the peers of one simulation. Every random choice comes from `random`."""
+class MemoryNetwork(Cables):
+    """The peers of one simulation, and the cables between them."""
 
     def __init__(
         self, *, seed: int = 0, latency: Latency = 0.01, bandwidth: float | None = None, loss: float = 0.0
@@ -29,50 +26,15 @@ class MemoryNetwork:
         """`latency` is seconds one way, or a function of source and target; `bandwidth` bytes per second of each
         peer's own link, in each direction (None: unlimited); `loss` the probability that a packet has to be sent
         twice, which delays it."""
-        self.random = random.Random(seed)
-        self._latency = latency
-        self._bandwidth = bandwidth
-        self._loss = loss
+        super().__init__(seed, latency, bandwidth, loss)
         self._transports: dict[str, MemoryTransport] = {}
-        self._uplinks: dict[PeerID, Link] = {}
-        self._downlinks: dict[PeerID, Link] = {}
-        self._groups: dict[PeerID, int] = {}  # partition; who is in none is in group -1
-        self._cuts: dict[tuple[PeerID, PeerID], None] = {}
-        self._frozen: dict[PeerID, None] = {}
-        self._connections: dict[MemoryConnection, None] = {}
-        self._changed = asyncio.Event()
 
-    def transport(
-        self, identity: Identity, *, listening: bool = True, limits: FrameLimits | None = None
-    ) -> MemoryTransport:
+    def transport(self, identity: Identity, *, listening: bool = True, limits: Limits | None = None) -> MemoryTransport:
         """A peer's access to this network, at memory://<peer id's short form> if it may listen."""
-        transport = MemoryTransport(self, identity, listening=listening, limits=limits or FrameLimits())
+        transport = MemoryTransport(self, identity, listening=listening, limits=limits or Limits())
         self._transports[transport.name] = transport
-        self._uplinks[identity.peer_id] = Link(self._bandwidth)
-        self._downlinks[identity.peer_id] = Link(self._bandwidth)
+        self.plug_in(identity.peer_id)
         return transport
-
-    def partition(self, *groups: Iterable[PeerID]) -> None:
-        """Peers reach only those of their own group; peers in no group reach each other. Replaces the last one."""
-        self._groups = {peer: number for number, group in enumerate(groups) for peer in group}
-
-    def cut(self, a: PeerID, b: PeerID) -> None:
-        """Nothing passes between these two any more."""
-        self._cuts[_pair(a, b)] = None
-
-    def heal(self) -> None:
-        """Ends every partition and cut; what was held up arrives now."""
-        self._groups.clear()
-        self._cuts.clear()
-        self._flow_again()
-
-    def freeze(self, peer: PeerID) -> None:
-        """Like SIGSTOP: nothing comes from this peer and nothing reaches it, but its connections stand."""
-        self._frozen[peer] = None
-
-    def thaw(self, peer: PeerID) -> None:
-        self._frozen.pop(peer, None)
-        self._flow_again()
 
     def kill(self, peer: PeerID) -> None:
         """Like SIGKILL: its connections are reset, it neither listens nor dials again."""
@@ -80,59 +42,95 @@ class MemoryNetwork:
             if transport.identity.peer_id == peer:
                 transport.die("killed")
 
-    def set_bandwidth(self, peer: PeerID, bytes_per_second: float | None) -> None:
-        """Of both directions."""
-        self.set_bandwidths(peer, uplink=bytes_per_second, downlink=bytes_per_second)
-
-    def set_bandwidths(self, peer: PeerID, *, uplink: float | None, downlink: float | None) -> None:
-        """Of a link that is faster one way than the other, in bytes per second."""
-        self._uplinks[peer].bandwidth = uplink
-        self._downlinks[peer].bandwidth = downlink
-
-    # The rest is for memory_transport.py.
-
-    def severed(self, a: PeerID, b: PeerID) -> bool:
-        return self._groups.get(a, -1) != self._groups.get(b, -1) or _pair(a, b) in self._cuts
-
-    def frozen(self, *peers: PeerID) -> bool:
-        return any(peer in self._frozen for peer in peers)
-
-    def flows(self, a: PeerID, b: PeerID) -> bool:
-        return not self.severed(a, b) and not self.frozen(a, b)
-
-    async def until_flowing(self, a: PeerID, b: PeerID) -> None:
-        while not self.flows(a, b):
-            await self._changed.wait()
-
-    def latency(self, source: PeerID, target: PeerID) -> float:
-        """Seconds that the next packet takes one way."""
-        seconds = self._latency(source, target) if callable(self._latency) else self._latency
-        if self._loss and self.random.random() < self._loss:
-            seconds += _RETRANSMISSION + 2 * seconds
-        return seconds
-
-    def uplink(self, peer: PeerID) -> Link:
-        return self._uplinks[peer]
-
-    def downlink(self, peer: PeerID) -> Link:
-        return self._downlinks[peer]
-
     def listener(self, name: str) -> MemoryTransport | None:
         transport = self._transports.get(name)
         return transport if transport is not None and transport.accepts else None
 
-    def joined(self, connection: MemoryConnection) -> None:
-        self._connections[connection] = None
 
-    def left(self, connection: MemoryConnection) -> None:
-        self._connections.pop(connection, None)
+class MemoryTransport:
+    """One peer's access to a MemoryNetwork. `limits` bound what it takes in."""
 
-    def _flow_again(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-        for connection in list(self._connections):
-            connection.pump()
+    def __init__(self, network: MemoryNetwork, identity: Identity, *, listening: bool, limits: Limits) -> None:
+        self.network = network
+        self.identity = identity
+        self.limits = limits
+        self.name = identity.peer_id.short
+        self._connections: list[MemoryConnection] = []  # those that stand, and some that have ended
+        self._listening = listening
+        self._accept: Accept | None = None
+        self._closed = False
 
+    @property
+    def accepts(self) -> bool:
+        return self._accept is not None and not self._closed
 
-def _pair(a: PeerID, b: PeerID) -> tuple[PeerID, PeerID]:
-    return (a, b) if a < b else (b, a)
+    async def listen(self, accept: Accept) -> tuple[str, ...]:
+        if self._closed or not self._listening:
+            raise ListenError(f"{self.name} cannot listen on this memory network: closed or made with listening=False")
+        self._accept = accept
+        return (f"memory://{self.name}",)
+
+    async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> MemoryConnection:
+        parsed = parse_address(address)
+        wanted = expected if expected is not None else parsed.peer_id
+        progress = ["connect"]
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._dial(parsed.host, wanted, purpose, address, progress)
+        except TimeoutError:
+            kind = ConnectError if progress == ["connect"] else HandshakeError
+            raise kind(f"{address} did not answer within {timeout:g} s", address=address) from None
+
+    async def _dial(
+        self, name: str, wanted: PeerID | None, purpose: Purpose, address: str, progress: list[str]
+    ) -> MemoryConnection:
+        if self._closed:
+            raise ConnectError("this transport is closed", address=address)
+        there = self.network.listener(name)
+        if there is None:
+            raise ConnectError(f"{address} refused the connection: nobody listens there", address=address)
+        ids = (self.identity.peer_id, there.identity.peer_id)
+        await self._round_trip(*ids)  # TCP
+        progress.append("handshake")
+        await self._round_trip(*ids)  # TLS
+        if wanted is not None and there.identity.peer_id != wanted:
+            raise WrongPeerError(f"{address} is {there.identity.peer_id.short}, not {wanted.short}", address=address)
+        if not there.accepts or self._closed:
+            raise HandshakeError(f"{address} went away during the handshake", address=address)
+        return self._connect(there, purpose, address)
+
+    async def _round_trip(self, a: PeerID, b: PeerID) -> None:
+        await asyncio.sleep(self.network.latency(a, b) + self.network.latency(b, a))
+        await self.network.until_flowing(a, b)
+
+    def _connect(self, there: MemoryTransport, purpose: Purpose, address: str) -> MemoryConnection:
+        ids = (self.identity.peer_id, there.identity.peer_id)
+        local = MemoryConnection(self.network, ids, purpose, self.limits, dialed=True, address=address)
+        own_address = f"memory://{self.name}"
+        remote = MemoryConnection(self.network, ids[::-1], purpose, there.limits, dialed=False, address=own_address)
+        local.other, remote.other = remote, local
+        self._keep(local)
+        there._keep(remote)
+        # The dialer is done half a round trip before the listener.
+        delay = self.network.latency(*ids)
+        asyncio.get_running_loop().call_later(delay, there.accept, remote)
+        return local
+
+    def accept(self, connection: MemoryConnection) -> None:
+        if self._accept is not None and not self._closed:
+            self._accept(connection)
+        else:
+            connection.die("the listener is gone")
+
+    async def close(self) -> None:
+        self.die("transport closed")
+
+    def die(self, reason: str) -> None:
+        """Every connection is reset; nothing listens and nothing is dialed any more."""
+        self._closed = True
+        for connection in self._connections:
+            connection.die(f"closed by us: {reason}")
+
+    def _keep(self, connection: MemoryConnection) -> None:
+        self._connections = [each for each in self._connections if not each.ended]
+        self._connections.append(connection)

@@ -31,12 +31,12 @@ class Swarm:
 
     async def endpoint(self, name: object, *, client_mode: bool = False, ahead: float = 0.0) -> Endpoint:
         """A started endpoint whose machine's clock is `ahead` of the true time by so many seconds."""
-        transport = self.network.transport(identity(name), listening=not client_mode)
+        transport = self.network.transport(identity(name), listening=not client_mode, limits=self._limits)
         loop = asyncio.get_running_loop()
         clock = Clock(wall=lambda: EPOCH + loop.time() + ahead)
         self._lives += 1  # a peer that starts anew must not draw the same numbers again
         seed = zlib.crc32(f"{self._seed} {name} {self._lives}".encode())
-        endpoint = Endpoint(transport, clock=clock, client_mode=client_mode, limits=self._limits, seed=seed)
+        endpoint = Endpoint(transport, clock=clock, client_mode=client_mode, seed=seed)
         await endpoint.start()
         return endpoint
 

@@ -71,7 +71,7 @@ def run(pipe: Connection, index: int, roles: Sequence[Role]) -> None:
 
 
 async def _run(pipe: Connection, index: int, roles: Sequence[Role]) -> None:
-    endpoint = Endpoint(TCPTransport(Identity.from_seed(index), host="127.0.0.1"), limits=LIMITS)
+    endpoint = Endpoint(TCPTransport(Identity.from_seed(index), host="127.0.0.1", limits=LIMITS))
     await endpoint.start()
     if roles[index].strike is not None:
         _strike_at(endpoint, pipe, roles[index].strike)

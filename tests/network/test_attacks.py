@@ -15,10 +15,10 @@ import pytest
 
 from swarmcli.errors import ConnectionLost, HandshakeError, ProtocolViolation, WrongPeerError
 from swarmcli.network.identity import Identity
-from swarmcli.network.transports.base import FrameLimits, Purpose
+from swarmcli.network.limits import Limits
+from swarmcli.network.transports.base import Purpose
+from swarmcli.network.transports.tcp.certificates import listener_context
 from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, Kind
-from swarmcli.network.transports.tcp.tls import listener_context
-from swarmcli.network.transports.tcp.transport import HandshakeLimits
 
 from .tcp_helpers import (
     DIALER,
@@ -280,7 +280,7 @@ def test_programs_that_speak_tls_but_greet_wrongly_are_turned_away(hello: bytes,
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_handshake_that_does_not_go_on_is_ended(tls: bool) -> None:
     async def main() -> None:
-        async with peer(handshake_timeout=0.2) as listener, raw_peer(listener.address, tls=tls) as raw:
+        async with peer(limits=Limits(handshake_timeout=0.2)) as listener, raw_peer(listener.address, tls=tls) as raw:
             raw.writer.write(b"SWRM" if tls else b"\x16\x03")  # the beginning of what is expected, and no more
             await raw.rest()
             assert listener.transport.refusals == {"handshake timeout": 1}
@@ -291,7 +291,7 @@ def test_a_handshake_that_does_not_go_on_is_ended(tls: bool) -> None:
 
 def test_a_thousand_silent_strangers_do_not_keep_others_out() -> None:
     async def main() -> None:
-        async with peer(handshakes=HandshakeLimits(most=16, grace=0)) as listener:
+        async with peer(limits=Limits(max_handshakes=16, handshake_grace=0)) as listener:
             place = host_and_port(listener.address)
             strangers = [socket.socket() for _ in range(1000)]
             try:
@@ -311,7 +311,7 @@ def test_a_thousand_silent_strangers_do_not_keep_others_out() -> None:
 def test_handshakes_within_their_grace_are_not_dropped_for_others() -> None:
     async def main() -> None:
         async with (
-            peer(handshakes=HandshakeLimits(most=2, grace=WAIT)) as listener,
+            peer(limits=Limits(max_handshakes=2, handshake_grace=WAIT)) as listener,
             dialing() as transport,
             raw_peer(listener.address, tls=False),
             raw_peer(listener.address, tls=False) as second,
@@ -332,8 +332,8 @@ def test_handshakes_within_their_grace_are_not_dropped_for_others() -> None:
 @pytest.mark.parametrize(
     ("announced", "rule"),
     [
-        ((1001, 0), "oversized header: 1001 bytes, at most 1000"),
-        ((0xFFFF_FFFE, 0), "oversized header: 4294967294 bytes, at most 1000"),
+        ((1001, 0), "oversized message: 1001 bytes, at most 1000"),
+        ((0xFFFF_FFFE, 0), "oversized message: 4294967294 bytes, at most 1000"),
         ((10, 2001), "oversized payload: 2001 bytes, at most 2000"),
         ((10, 0xFFFF_FFFF), "oversized payload: 4294967295 bytes, at most 2000"),
         ((0xFFFF_FFFF, 513), "oversized goodbye: 513 bytes, at most 512"),
@@ -343,7 +343,7 @@ def test_oversized_frames_end_their_connection_before_anything_is_allocated(
     announced: tuple[int, int], rule: str
 ) -> None:
     async def main() -> None:
-        async with peer(limits=FrameLimits(max_header=1000, max_payload=2000)) as listener:
+        async with peer(limits=Limits(max_message=1000, max_payload=2000)) as listener:
             async with raw_peer(listener.address) as raw:
                 await raw.greet()
                 _, recorder = await listener.next()
@@ -466,7 +466,7 @@ def test_a_slow_reader_slows_its_writer_and_nobody_else() -> None:
 
 def test_a_thousand_connections_of_one_peer_do_not_disturb_the_others() -> None:
     async def main() -> None:
-        async with peer(handshake_timeout=PATIENCE, handshakes=HandshakeLimits(grace=PATIENCE)) as listener:
+        async with peer(limits=Limits(handshake_timeout=PATIENCE, handshake_grace=PATIENCE)) as listener:
             await flood_and_work(listener)
 
     async def flood_and_work(listener: Peer) -> None:

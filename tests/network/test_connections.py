@@ -21,7 +21,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def dialed_by(endpoint: Endpoint, peer: PeerID) -> bool:
-    channel = endpoint._connections.current(peer)
+    channel = endpoint._control.current(peer)
     assert channel is not None
     return channel.connection.dialed
 
@@ -50,7 +50,7 @@ def test_two_peers_that_dial_each_other_settle_on_one_connection(first: int, del
             if delay < 0.03:
                 assert dialed_by(smaller, larger.peer_id) and not dialed_by(larger, smaller.peer_id)
             for peer in peers:
-                assert len(peer._connections.channels()) == 1 and not peer.statistics().violations
+                assert peer.statistics().control_connections == 1 and not peer.statistics().violations
 
     run(main())
 
@@ -71,10 +71,10 @@ def test_long_calls_outlive_the_connection_that_lost_the_choice() -> None:
                 asyncio.create_task(smaller.call(larger.peer_id, "slow", Number(2), Number, timeout=100)),
             ]
             await asyncio.sleep(1)
-            assert len(larger._connections.channels()) == 2
+            assert larger.statistics().control_connections == 2
             assert await asyncio.gather(*calls) == [Number(1), Number(2)]
             await asyncio.sleep(1)
-            assert len(larger._connections.channels()) == len(smaller._connections.channels()) == 1
+            assert larger.statistics().control_connections == smaller.statistics().control_connections == 1
 
     run(main())
 
@@ -96,9 +96,9 @@ def test_calls_that_waited_for_their_turn_move_to_the_better_connection() -> Non
             await asyncio.sleep(1)
             await smaller.connect(larger.info.addresses[0], timeout=5)  # not naming the peer, so it dials anew
             await asyncio.sleep(1)
-            assert len(larger._connections.channels()) == 2
+            assert larger.statistics().control_connections == 2
             await asyncio.sleep(61)
-            assert len(larger._connections.channels()) == 1 and larger.statistics().calls_waiting == 2
+            assert larger.statistics().control_connections == 1 and larger.statistics().calls_waiting == 2
             assert await asyncio.gather(*calls) == [Number(n) for n in range(6)]
             assert not smaller.statistics().violations
 
@@ -135,7 +135,7 @@ def test_a_peer_that_started_anew_is_recognized_at_once() -> None:
             network.freeze(old.peer_id)
             await asyncio.sleep(0.1)
             network.thaw(old.peer_id)
-            old._connections.channels()[0].connection.pause_reading()  # it hears nothing any more
+            old._control.channels()[0].connection.pause_reading()  # it hears nothing any more
 
             new = Endpoint(network.transport(Identity.from_seed(1)), client_mode=True, seed=2)
             new.serve("double", Number, double)
@@ -156,7 +156,7 @@ def test_many_callers_share_one_dial() -> None:
         async with endpoints(MemoryNetwork(), 2) as [a, b]:
             calls = [a.call(b.peer_id, "double", Number(n), Number, timeout=5) for n in range(50)]
             await asyncio.gather(*calls)
-            assert len(a._connections.channels()) == 1 and b.statistics().peers == 1
+            assert a.statistics().control_connections == b.statistics().control_connections == 1
 
     run(main())
 

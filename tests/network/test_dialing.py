@@ -10,7 +10,7 @@ import pytest
 
 from swarmcli.errors import AddressError, ConnectError
 from swarmcli.network import Identity, PeerID, Purpose
-from swarmcli.network.transports.dialing import STAGGER, dial_any
+from swarmcli.network.transports.dialing import DIAL_STAGGER, dial_any
 from swarmcli.testing import virtual_time
 
 PEER = Identity.from_seed(1).peer_id
@@ -70,7 +70,7 @@ def test_a_silent_address_does_not_hold_up_the_next() -> None:
     async def main() -> None:
         transport = FakeTransport()
         assert (await transport.dial_any("100", "200", "0.1")).address == "0.1"
-        assert now() == pytest.approx(2 * STAGGER + 0.1) and transport.left_open() == ["0.1"]
+        assert now() == pytest.approx(2 * DIAL_STAGGER + 0.1) and transport.left_open() == ["0.1"]
 
     run(main())
 

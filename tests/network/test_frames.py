@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.errors import ProtocolViolation
-from swarmcli.network.transports.base import FrameLimits
+from swarmcli.network.limits import Limits
 from swarmcli.network.transports.frames import FrameReader, PeerSaidGoodbye, byte_views, frame_start, goodbye_frame
 
-LIMITS = FrameLimits(max_header=50, max_payload=200)
+LIMITS = Limits(max_message=50, max_payload=200)
 
 
 class Collector:

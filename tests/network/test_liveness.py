@@ -97,12 +97,12 @@ def test_unwatched_peers_are_pinged_rarely_and_watched_ones_often() -> None:
         async with endpoints(MemoryNetwork(), 2) as [a, b]:
             await a.connect(b.info.addresses[0], timeout=5)
             await asyncio.sleep(1)
-            before = a.statistics().bytes_sent + b.statistics().bytes_sent
+            before = a.statistics().traffic.sent + b.statistics().traffic.sent
             await asyncio.sleep(100)
-            idle = a.statistics().bytes_sent + b.statistics().bytes_sent - before
+            idle = a.statistics().traffic.sent + b.statistics().traffic.sent - before
             lost = a.lost(b.peer_id)
             await asyncio.sleep(100)
-            watched = a.statistics().bytes_sent + b.statistics().bytes_sent - before - idle
+            watched = a.statistics().traffic.sent + b.statistics().traffic.sent - before - idle
             lost.cancel()
             assert 0 < idle * 2 < watched
 
@@ -117,7 +117,7 @@ def test_an_idle_connection_stands_for_a_day_and_its_death_is_noticed() -> None:
             await asyncio.sleep(86400)
             gone: list[Event] = []
             for peer in (a, b):
-                assert peer.statistics().peers == 1
+                assert peer.statistics().control_connections == 1
                 peer.events.subscribe(gone.append)
             network.cut(a.peer_id, b.peer_id)
             await asyncio.sleep(20)

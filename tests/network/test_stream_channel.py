@@ -11,7 +11,6 @@ import pytest
 
 from swarmcli.errors import ConnectionLost, EndOfStream
 from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Stream, wire
-from swarmcli.network.transports.base import FrameLimits
 from swarmcli.network.wire.messages import Done, Failed, Finish, Offer, Open, Piece, Ping
 from swarmcli.testing import MemoryNetwork, virtual_time
 
@@ -66,7 +65,7 @@ async def scene(limits: Limits | None = None) -> AsyncIterator[Scene]:
     async with endpoints(network, 2, limits=limits) as [victim, friend]:
         victim.serve_stream("collect", Number, collect)
         victim.serve_stream("ignore", Number, ignore)
-        wide = FrameLimits(max_header=8 << 20, max_payload=64 << 20)
+        wide = Limits(max_message=8 << 20, max_payload=64 << 20)
         attacker = Attacker(network.transport(Identity.from_seed(66), limits=wide))
         control, _ = await attacker.dial(victim, Purpose.CONTROL)
         beating = asyncio.create_task(_stay_alive(control))
@@ -105,7 +104,7 @@ OPEN = Open("collect", Number(0))
         ([OPEN, Piece("not a number")], "unreadable message"),
         ([OPEN, (Piece("not a number"), b"payload")], "unreadable message"),
         ([OPEN, (Piece(Number(1)), bytes(17 << 20))], "oversized payload"),
-        ([OPEN, Piece(bytes(2 << 20))], "oversized header"),
+        ([OPEN, Piece(bytes(2 << 20))], "oversized message"),
     ],
 )
 def test_a_bad_message_ends_its_connection_with_the_rules_name(frames: list[Any], rule: str) -> None:
@@ -122,7 +121,7 @@ def test_a_bad_message_ends_its_connection_with_the_rules_name(frames: list[Any]
     run(main())
 
 
-def test_limits_of_the_endpoint_hold_where_the_transport_allows_more() -> None:
+def test_what_is_beyond_the_limits_is_refused() -> None:
     async def main() -> None:
         async with scene(Limits(max_message=1000, max_payload=10_000)) as play:
             for frame, rule in (
@@ -186,7 +185,7 @@ def test_bulk_connections_do_not_outlive_the_control_connection() -> None:
             await alone.send(wire.encode(Open("ignore", Number(0))))
             await asyncio.sleep(20)
             assert not heard.ends and alone_heard.ends
-            channel = play.victim._connections.current(play.attacker.peer_id)
+            channel = play.victim._control.current(play.attacker.peer_id)
             assert channel is not None
             channel.connection.abort("the test says so")
             await heard.ended.wait()

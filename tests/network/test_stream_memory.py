@@ -23,6 +23,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 class FakeConnection:
     def __init__(self) -> None:
+        self.peer_id = Identity.from_seed(1).peer_id
         self.reading = True
 
     def pause_reading(self) -> None:
@@ -33,14 +34,12 @@ class FakeConnection:
 
 
 class FakeChannel:
-    """Stands where the stream's bulk channel stands."""
+    """Stands where the stream's channel stands."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.peer_id = Identity.from_seed(1).peer_id
         self.connection = FakeConnection()
-        self.limits = limits or Limits()
         self.resets: list[str] = []
-        self.stream = Stream(self, "test")  # type: ignore[arg-type]
+        self.stream = Stream(self.connection, limits or Limits(), "test", self.reset)  # type: ignore[arg-type]
 
     def reset(self, reason: str, violation: Exception | None = None) -> None:
         self.resets.append(reason)
@@ -147,14 +146,14 @@ def test_a_connection_that_was_dialed_for_a_stream_given_up_is_closed() -> None:
         async with endpoints(MemoryNetwork(), 2, clients=(1,)) as [a, client]:
             await client.connect(a.info.addresses[0], timeout=5)
             await asyncio.sleep(1)
-            offered = a._pool.offered
+            offered = a._streams._offered
 
             def offer_and_cancel(*arguments: Any) -> bool:
                 taken = offered(*arguments)
                 opening.cancel()
                 return taken
 
-            a.offered = offer_and_cancel  # type: ignore[method-assign]
+            a._streams._offered = offer_and_cancel  # type: ignore[method-assign]
             block = a.stream(client.peer_id, "anything", Number(0), timeout=5)
             opening = asyncio.ensure_future(block.__aenter__())
             await asyncio.wait([opening])

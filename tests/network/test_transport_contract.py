@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import AddressError, ConnectError, ConnectionLost, EndOfStream, ProtocolViolation, WrongPeerError
-from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
-from swarmcli.network.transports.base import Connection, FrameLimits
+from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Stream
+from swarmcli.network.transports.base import Connection
 
 from .worlds import MemoryWorld, Number, Recorder, TCPWorld, World, double
 
@@ -43,9 +43,9 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(world: World, purpose: Purpose = Purpose.BULK, limits: FrameLimits | None = None) -> AsyncIterator[Pair]:
+async def pair(world: World, purpose: Purpose = Purpose.BULK, limits: Limits | None = None) -> AsyncIterator[Pair]:
     """`limits` are the listener's; the dialer has wide ones."""
-    a, b = world.transport(1, FrameLimits(1 << 22, 64 << 20)), world.transport(2, limits)
+    a, b = world.transport(1, Limits(max_message=1 << 22, max_payload=64 << 20)), world.transport(2, limits)
     accepted: asyncio.Queue[Connection] = asyncio.Queue()
     try:
         (address,) = (await b.listen(accepted.put_nowait))[:1]
@@ -178,6 +178,25 @@ async def test_who_does_not_read_stops_the_sender(world: World) -> None:
 
 
 @on_each_transport
+async def test_a_sender_that_is_cancelled_before_its_turn_has_written_nothing(world: World) -> None:
+    async with pair(world) as both:
+        both.dialer.start(both.at_dialer)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(ASecond):
+                await _flood(both.dialer)
+        sent = both.dialer.bytes_sent
+        waiting = [asyncio.create_task(both.dialer.send(b"%d" % number)) for number in range(3)]
+        await asyncio.sleep(0.1)
+        waiting[1].cancel()
+        await asyncio.wait(waiting[1:2])
+        assert both.dialer.bytes_sent == sent
+        both.listener.start(both.at_listener)
+        await asyncio.wait(waiting)
+        await both.at_listener.until(sent // (1 << 19) + 2)
+        assert [header for header, _ in both.at_listener.frames if header != b"flood"] == [b"0", b"2"]
+
+
+@on_each_transport
 async def test_what_waits_to_be_read_is_known_at_the_sender(world: World) -> None:
     async with pair(world) as both:
         both.dialer.start(both.at_dialer)
@@ -271,7 +290,7 @@ async def test_a_violation_closes_the_connection_with_its_reason(world: World) -
 
 @on_each_transport
 async def test_frames_beyond_the_limits_are_refused_before_anything_is_allocated(world: World) -> None:
-    limits = FrameLimits(max_header=1000, max_payload=100_000)
+    limits = Limits(max_message=1000, max_payload=100_000)
     for header, payload in ((b"h" * 1001, b""), (b"", bytes(100_001))):
         async with pair(world, limits=limits) as both:
             both.at_listener.payload_buffer = pytest.fail  # type: ignore[method-assign,assignment]
@@ -281,7 +300,7 @@ async def test_frames_beyond_the_limits_are_refused_before_anything_is_allocated
             await both.dialer.send(header, [payload])
             await both.at_listener.ended.wait()
             assert isinstance(both.at_listener.ends[0], ProtocolViolation) and both.at_listener.frames == []
-            assert str(both.at_listener.ends[0]).startswith("oversized header: " if header else "oversized payload: ")
+            assert str(both.at_listener.ends[0]).startswith("oversized message: " if header else "oversized payload: ")
 
 
 @on_each_transport

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Transport, wire
-from swarmcli.network.transports.base import Connection, FrameLimits
+from swarmcli.network.transports.base import Connection
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.wire.messages import Hello
 from swarmcli.testing import MemoryNetwork, virtual_time
@@ -33,7 +33,7 @@ class MemoryWorld:
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         return virtual_time.run(main, timeout=3600)
 
-    def transport(self, seed: int, limits: FrameLimits | None = None) -> Transport:
+    def transport(self, seed: int, limits: Limits | None = None) -> Transport:
         return self.network.transport(Identity.from_seed(seed), limits=limits)
 
     def nowhere(self) -> str:
@@ -52,8 +52,8 @@ class TCPWorld:
 
         return asyncio.run(bounded())
 
-    def transport(self, seed: int, limits: FrameLimits | None = None) -> Transport:
-        return TCPTransport(Identity.from_seed(seed), host="127.0.0.1", limits=limits or FrameLimits())
+    def transport(self, seed: int, limits: Limits | None = None) -> Transport:
+        return TCPTransport(Identity.from_seed(seed), host="127.0.0.1", limits=limits or Limits())
 
     def nowhere(self) -> str:
         return "tcp://127.0.0.1:1"
@@ -78,9 +78,8 @@ async def endpoints(
     """Started peers that serve `double`, and know each other's addresses; `clients` are in client mode."""
     peers = [
         make(
-            network.transport(Identity.from_seed(seed), listening=seed not in clients),
+            network.transport(Identity.from_seed(seed), listening=seed not in clients, limits=limits),
             client_mode=seed in clients,
-            limits=limits,
             seed=seed,
         )
         for seed in range(count)

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from swarmcli.network.traffic import Volume
+from swarmcli.network.context import Volume
 
 MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; beyond a gigabit it is the processor that limits a round
 MOST_ABOVE_MEDIAN = 16.0  # no claim counts more than so many times the median of its group …

@@ -1,11 +1,19 @@
-"""The calls that one end of a control connection makes: numbered, bounded, each with exactly one reply."""
+"""The calls that go over one control connection, in both directions: numbered, bounded, each with exactly one reply."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
+from swarmcli.network.context import EndpointContext
+from swarmcli.network.transports.base import Connection
+from swarmcli.network.wire.codec import decode_body, encode, encode_body
+from swarmcli.network.wire.failures import failed
+from swarmcli.network.wire.handlers import Handler
+from swarmcli.network.wire.messages import Answer, BulkDenied, Cancel, Failed, Failure, IncomingRequest
 
 
 class Call:
@@ -24,24 +32,17 @@ class Call:
 
 
 class OutgoingCalls:
-    """At most `limit` unanswered ones; whoever comes then waits in `slot`."""
+    """Those made at this end: at most `limit` unanswered ones, each of which holds one of `slots`."""
 
     def __init__(self, limit: int) -> None:
+        self.slots = asyncio.Semaphore(limit)  # acquired before `begin`; the reply releases it
         self.waiting: dict[int, Call] = {}  # by number
         self.abandoned: dict[int, None] = {}  # given up here, to be acknowledged there
         self._next = 0
-        self._slots = asyncio.Semaphore(limit)
         self._loop = asyncio.get_running_loop()
 
-    async def slot(self) -> None:
-        """Waits for a place. It is given back by the reply, or by `give_back`."""
-        await self._slots.acquire()
-
-    def give_back(self) -> None:
-        self._slots.release()
-
     def begin(self, method: str, response_type: type[Any], sent_raw: float) -> tuple[int, Call]:
-        """Numbers a call that has its place."""
+        """Numbers a call that has its slot."""
         number, self._next = self._next, self._next + 1
         call = Call(self._loop.create_future(), method, response_type, sent_raw, self._loop.time())
         self.waiting[number] = call
@@ -51,6 +52,8 @@ class OutgoingCalls:
         """Whether this call was still waiting; its reply will be taken without a word."""
         if self.waiting.pop(number, None) is None:
             return False
+        # Its slot stays taken until the other end acknowledges the cancellation: that end counts the call as well, and
+        # would take one more for a violation.
         self.abandoned[number] = None
         return True
 
@@ -61,18 +64,120 @@ class OutgoingCalls:
             if number not in self.abandoned:
                 raise ProtocolViolation(f"answer to no call: {number}")
             del self.abandoned[number]
-        self._slots.release()
+        self.slots.release()
         return call
 
     def fail(self, error: ConnectionLost) -> None:
-        """The connection is gone; those who wait for a place find that out one after the other."""
+        """The connection is gone; those who wait for a slot find that out one after the other."""
         calls, self.waiting = self.waiting, {}
         for call in calls.values():
             if not call.future.done():
-                call.future.set_exception(fresh(error))
-        self._slots.release()
+                call.future.set_exception(error.fresh())
+        self.slots.release()
 
 
-def fresh(error: ConnectionLost) -> ConnectionLost:
-    """Each waiter raises an instance of its own, or their tracebacks would grow into each other."""
-    return type(error)(error.reason)
+class IncomingCalls:
+    """Those answered at this end. `replied` is called whenever a reply has been handed over."""
+
+    def __init__(self, connection: Connection, context: EndpointContext, replied: Callable[[], None]) -> None:
+        self._connection = connection
+        self._peer = connection.peer_id
+        self._context = context
+        self._limits = context.limits
+        self._replied = replied
+        self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes of its request
+        self._held = 0  # bytes of all these requests
+        self._next = 0  # all numbers below have been used
+        self._replying = 0  # replies that the connection has not taken yet …
+        self._unsent = 0  # … and their bytes
+
+    @property
+    def count(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._tasks or self._replying)
+
+    def request_received(self, request: IncomingRequest) -> None:
+        """Starts the handler. Raises ProtocolViolation."""
+        limits = self._limits
+        if request.id < self._next:
+            raise ProtocolViolation(f"call id used twice: {request.id}")
+        if len(self._tasks) >= limits.max_calls_per_peer:
+            raise ProtocolViolation(f"too many unanswered calls: more than {limits.max_calls_per_peer}")
+        self._next = request.id + 1
+        handler = self._context.handlers.calls.get(request.method)
+        size = memoryview(request.body).nbytes
+        if handler is None:
+            self.reply(Failure(request.id, Failed("unknown method", "", request.method)))
+        elif self._held and self._held + size > limits.max_requests_per_peer:
+            self.reply(Failure(request.id, Failed("refused", "busy", "too many bytes of unanswered requests")))
+        else:
+            body = decode_body(handler.request_type, request.body, request.method)
+            work = self._serve(request.id, request.method, handler, body, self._context.clock.raw())
+            self._tasks[request.id] = self._context.tasks.spawn(work), size
+            self._held += size
+
+    def cancel_received(self, cancel: Cancel) -> None:
+        task = self._take(cancel.id)
+        if task is not None:
+            task.cancel()
+        elif cancel.id >= self._next:
+            self._next = cancel.id + 1  # the request itself was never sent
+        else:
+            return  # the answer has crossed the wish to cancel
+        self.reply(Failure(cancel.id, Failed("cancelled")))
+
+    def reply(self, message: Failure | BulkDenied) -> None:
+        """Posts a reply that no handler waits to send."""
+        self._context.tasks.spawn(self._send(self._begin_reply(message)))
+
+    def cancel_all(self) -> None:
+        """The connection is gone, and with it whoever asked."""
+        tasks, self._tasks = self._tasks, {}
+        for task, _ in tasks.values():
+            task.cancel()
+
+    async def _serve(self, number: int, method: str, handler: Handler, request: Any, received: float) -> None:
+        reply: Answer | Failure
+        try:
+            body = encode_body(await handler.answer(self._peer, request), self._limits.max_message)
+            reply = Answer(number, received, self._context.clock.raw(), body)
+        except asyncio.CancelledError:
+            # Not by the caller's wish, which would have taken the number out: he must not wait for an answer.
+            if self._take(number) is not None:
+                self.reply(Failure(number, Failed("cancelled")))
+            raise
+        except Exception as error:
+            reply = Failure(number, failed(error, method, self._peer))
+        self._take(number)
+        await self._send(self._begin_reply(reply))
+
+    def _take(self, number: int) -> asyncio.Task[None] | None:
+        task, size = self._tasks.pop(number, (None, 0))
+        self._held -= size
+        return task
+
+    def _begin_reply(self, reply: Answer | Failure | BulkDenied) -> bytes:
+        """What to send. Who asks and does not read the answers is not read either; large ones he does not even get."""
+        limits, data = self._limits, encode(reply)
+        if isinstance(reply, Answer) and self._unsent and self._unsent + len(data) > limits.max_replies_per_peer:
+            data = encode(Failure(reply.id, Failed("refused", "busy", "too many bytes of answers that were not read")))
+        self._replying += 1
+        self._unsent += len(data)
+        if self._replying > limits.max_calls_per_peer:
+            self._connection.pause_reading()
+        return data
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            with contextlib.suppress(ConnectionLost):  # then the channel learns it too, and ends everything
+                await self._connection.send(data)
+        finally:
+            self._replying -= 1
+            self._unsent -= len(data)
+            # Exactly at the bound, not below it: resuming is wanted once, when the last one too many has gone.
+            if self._replying == self._limits.max_calls_per_peer:
+                self._connection.resume_reading()
+            self._replied()

@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
-import msgspec
-
-from swarmcli.clock import Clock
 from swarmcli.errors import ConnectionLost, ProtocolViolation
-from swarmcli.network import wire
-from swarmcli.network.control.calls import OutgoingCalls, fresh
+from swarmcli.network.context import EndpointContext
+from swarmcli.network.control.calls import IncomingCalls, OutgoingCalls
 from swarmcli.network.control.liveness import Liveness
-from swarmcli.network.control.serving import IncomingCalls
-from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Connection
-from swarmcli.network.wire.handlers import FailureWords, Methods, decode_body, encode_body
+from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body
+from swarmcli.network.wire.failures import raised
 from swarmcli.network.wire.messages import (
     BulkDenied,
-    BulkWanted,
     Cancel,
     ControlMessage,
     Failure,
@@ -41,24 +35,9 @@ from swarmcli.network.wire.messages import (
 
 R = TypeVar("R")
 
-_CONTROL: Any = ControlMessage  # to mypy a union is no type[T]
+Reaction: TypeAlias = Callable[["ControlChannel", Any], None]
 
-
-class ControlHost(Protocol):
-    """What a channel needs of its endpoint. Callbacks run on the loop and may raise ProtocolViolation."""
-
-    clock: Clock
-    limits: Limits
-    methods: Methods
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
-    def greeted(self, channel: ControlChannel, hello: Hello) -> None: ...
-    def retired(self, channel: ControlChannel) -> None: ...
-    def idle(self, channel: ControlChannel) -> None: ...
-    def bulk_wanted(self, channel: ControlChannel, wanted: BulkWanted) -> None: ...
-    def bulk_denied(self, channel: ControlChannel, denied: BulkDenied) -> None: ...
-    def round_trip_measured(self, peer: PeerID, seconds: float) -> None: ...
-    def channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None: ...
+_SMOOTHING = 1 / 8  # of round trips, as TCP does it (RFC 6298)
 
 
 class ChannelRetired(Exception):
@@ -68,28 +47,43 @@ class ChannelRetired(Exception):
 class ControlChannel:
     """The Receiver of a control connection, and the way to send on it."""
 
-    def __init__(self, connection: Connection, host: ControlHost) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        context: EndpointContext,
+        reactions: Mapping[type, Reaction],
+        lost: Callable[[ControlChannel, ConnectionLost], None],
+    ) -> None:
+        """`reactions` are to messages that concern more than this channel; `lost` is called once, at the end."""
         self.connection = connection
         self.peer_id = connection.peer_id
-        self.life: bytes | None = None  # of the other end, once it has greeted
+        self.boot_id: bytes | None = None  # of the other end, once it has greeted
         self.error: ConnectionLost | None = None
         self.retiring = False  # nothing more is begun on it from here
-        self.retire_sent = False
-        self.retire_received = False
-        self._host = host
+        self.round_trip: float | None = None  # smoothed, in seconds
+        self._context = context
+        self._lost = lost
         self._loop = asyncio.get_running_loop()
         self.used_at = self._loop.time()  # of the last call in either direction
-        self._calls = OutgoingCalls(host.limits.max_calls_per_peer)
-        self._serving = IncomingCalls(connection, host, self._replied)
+        self._calls = OutgoingCalls(context.limits.max_calls_per_peer)
+        self._serving = IncomingCalls(connection, context, self._close_if_retired)
         self._pings: dict[int, tuple[float, float]] = {}  # under way: raw and loop time of their sending
         self._pong_due = False
-        self._liveness = Liveness(connection, host.limits)
+        self._liveness = Liveness(connection, context.limits)
         self._goodbye: str | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether somebody here waits for the other end."""
-        return bool(self._calls.waiting)
+        self._retire_sent = False
+        self._retire_received = False
+        self._reactions: dict[type, Callable[[Any], None]] = {
+            IncomingRequest: self._request_received,
+            IncomingAnswer: self._answer_received,
+            Failure: self._failure_received,
+            Cancel: self._serving.cancel_received,
+            Ping: self._ping_received,
+            Pong: self._pong_received,
+            Retire: self._other_retires,
+            Goodbye: self._goodbye_received,
+        }
+        self._shared_reactions = reactions
 
     @property
     def calls_waiting(self) -> int:
@@ -109,45 +103,46 @@ class ControlChannel:
 
         Raises ChannelRetired if the call has not begun when the channel is given up for another one.
         """
-        body = encode_body(request, self._host.limits)
-        await self._calls.slot()
+        body = encode_body(request, self._context.limits.max_message)
+        await self._calls.slots.acquire()
         if self.error is not None or self.retiring:
-            self._calls.give_back()  # for the next in line, who will find the same
-            raise ChannelRetired if self.retiring or self.error is None else fresh(self.error)
-        number, call = self._calls.begin(method, response_type, self._host.clock.raw())
+            self._calls.slots.release()  # for the next in line, who will find the same
+            raise ChannelRetired if self.retiring or self.error is None else self.error.fresh()
+        number, call = self._calls.begin(method, response_type, self._context.clock.raw())
         self.used_at = call.sent_at
         try:
-            await self.connection.send(wire.encode(Request(number, method, body)))
+            # Nothing may wait between `begin` and here: the connection writes in the order of `send`, and the numbers
+            # on the wire only grow.
+            await self.connection.send(encode(Request(number, method, body)))
             return await call.future
         finally:
+            # Also where the request itself was cancelled before its turn: the other end counts every number.
             if self._calls.abandon(number):
                 self.post(Cancel(number))
 
     def post(self, message: Any) -> None:
         """Sends a message without waiting; one that can no longer be sent is dropped."""
         if self.error is None:
-            self._host.spawn(self._send_quietly(wire.encode(message)))
+            self._context.tasks.spawn(self._send_quietly(encode(message)))
 
     def reply(self, message: BulkDenied) -> None:
         """Posts what the other end has asked for, which it has to read before it may ask on without end."""
         if self.error is None:
             self._serving.reply(message)
 
-    async def say(self, message: Any) -> None:
-        """Sends a message. Raises ConnectionLost."""
-        await self.connection.send(wire.encode(message))
+    def retire(self) -> None:
+        """Says that nothing more is begun on it from here. Both have to say so before it is closed."""
+        if not self._retire_sent:
+            self._retire_sent = True
+            self.post(Retire())
 
     def tick(self, watched: bool, elsewhere: int = 0) -> None:
         """Called at each keepalive interval. `watched`: someone wants to know soon when the other end is gone;
         `elsewhere`: bytes that have come from there on bulk connections."""
         if self._liveness.dead(elsewhere):
-            self.connection.abort(f"no sign of life for {self._host.limits.keepalive_timeout:g} s")
-        elif (number := self._liveness.ping_due(watched)) is not None:
+            self.connection.abort(f"no sign of life for {self._context.limits.keepalive_timeout:g} s")
+        elif (number := self._liveness.ping_due(watched or self.calls_waiting > 0)) is not None:
             self._ping(number)
-
-    def _ping(self, number: int) -> None:
-        self._pings.setdefault(number, (self._host.clock.raw(), self._loop.time()))
-        self.post(Ping(number))
 
     # Receiver
 
@@ -155,18 +150,18 @@ class ControlChannel:
         raise ProtocolViolation("payload on a control connection")
 
     def frame_received(self, header: bytes, payload: memoryview) -> None:
-        if len(header) > self._host.limits.max_message:
-            raise ProtocolViolation(f"oversized message: {len(header)} bytes, at most {self._host.limits.max_message}")
-        try:
-            message: Any = wire.decode(_CONTROL, header)
-        except msgspec.DecodeError as error:
-            raise ProtocolViolation(f"unreadable message: {error}") from None
+        message = decode_header(ControlMessage, header)
         kind = type(message)
-        if self.life is None and kind is not Hello:
+        if kind is Hello:
+            self._hello_received(message)
+        elif self.boot_id is None:
             raise ProtocolViolation("unexpected message: no greeting before it")
-        self._reactions[kind](self, message)
-        if self.retire_sent:
-            self._host.idle(self)
+        elif kind in self._reactions:
+            self._reactions[kind](message)
+        else:
+            self._shared_reactions[kind](self, message)
+        if self._retire_sent:
+            self._close_if_retired()
 
     def connection_lost(self, error: Exception) -> None:
         lost = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error) or type(error).__name__)
@@ -175,20 +170,13 @@ class ControlChannel:
         self.error = lost
         self._calls.fail(lost)
         self._serving.cancel_all()
-        self._host.channel_lost(self, lost)
+        self._lost(self, lost)
 
     # Calls
 
     def _request_received(self, request: IncomingRequest) -> None:
         self.used_at = self._loop.time()
         self._serving.request_received(request)
-
-    def _cancel_received(self, cancel: Cancel) -> None:
-        self._serving.cancel_received(cancel)
-
-    def _replied(self) -> None:
-        if self.retire_sent and self.error is None:
-            self._host.idle(self)
 
     def _answer_received(self, answer: IncomingAnswer) -> None:
         call = self._calls.replied(answer.id)
@@ -200,32 +188,35 @@ class ControlChannel:
         try:
             call.future.set_result(decode_body(call.response_type, answer.body, call.method))
         except ProtocolViolation as error:
-            call.future.set_exception(fresh(error))
+            call.future.set_exception(error.fresh())
             raise
 
     def _failure_received(self, failure: Failure) -> None:
         call = self._calls.replied(failure.id)
         if call is not None and not call.future.done():
-            words = FailureWords(failure.kind, failure.code, failure.text)
-            call.future.set_exception(words.error(self.peer_id))
+            call.future.set_exception(raised(failure.why, self.peer_id))
 
     # The rest
 
     def _hello_received(self, hello: Hello) -> None:
-        if self.life is not None:
+        if self.boot_id is not None:
             raise ProtocolViolation("unexpected message: a second greeting")
-        self.life = hello.life
-        self._host.greeted(self, hello)
+        self.boot_id = hello.boot_id
+        self._shared_reactions[Hello](self, hello)
         self._ping(self._liveness.ping())
+
+    def _ping(self, number: int) -> None:
+        self._pings.setdefault(number, (self._context.clock.raw(), self._loop.time()))
+        self.post(Ping(number))
 
     def _ping_received(self, ping: Ping) -> None:
         if not self._pong_due:  # else the last answer is not even sent: one is enough for both
             self._pong_due = True
-            self._host.spawn(self._send_pong(ping.number, self._host.clock.raw()))
+            self._context.tasks.spawn(self._send_pong(ping.number, self._context.clock.raw()))
 
     async def _send_pong(self, number: int, received: float) -> None:
         try:
-            await self._send_quietly(wire.encode(Pong(number, received, self._host.clock.raw())))
+            await self._send_quietly(encode(Pong(number, received, self._context.clock.raw())))
         finally:
             self._pong_due = False
 
@@ -238,38 +229,24 @@ class ControlChannel:
             self._measured(raw, at, pong.received, pong.replied)
 
     def _measured(self, sent_raw: float, sent_at: float, received: float, replied: float) -> None:
-        clock = self._host.clock
+        clock = self._context.clock
         clock.observe(self.peer_id, sent_raw, received, replied, clock.raw())
         elapsed = self._loop.time() - sent_at
         if 0 <= replied - received <= elapsed:  # what the handler took; a lie can only make us look slow
-            self._host.round_trip_measured(self.peer_id, elapsed - (replied - received))
+            seconds, known = elapsed - (replied - received), self.round_trip
+            self.round_trip = seconds if known is None else known + _SMOOTHING * (seconds - known)
 
-    def _bulk_wanted_received(self, wanted: BulkWanted) -> None:
-        self._host.bulk_wanted(self, wanted)
+    def _other_retires(self, retire: Retire) -> None:
+        self._retire_received = True
 
-    def _bulk_denied_received(self, denied: BulkDenied) -> None:
-        self._host.bulk_denied(self, denied)
-
-    def _retire_received(self, retire: Retire) -> None:
-        self.retire_received = True
-        self._host.retired(self)
+    def _close_if_retired(self) -> None:
+        """Closes it once both ends have said that they begin nothing more, and nothing is under way."""
+        agreed = self.retiring and self._retire_sent and self._retire_received
+        if agreed and not self.unfinished and self.error is None:
+            self._context.tasks.spawn(self.connection.close("another connection is used"))
 
     def _goodbye_received(self, goodbye: Goodbye) -> None:
         self._goodbye = goodbye.reason
-
-    _reactions: ClassVar[dict[type[Any], Callable[[ControlChannel, Any], None]]] = {
-        IncomingRequest: _request_received,
-        IncomingAnswer: _answer_received,
-        Failure: _failure_received,
-        Cancel: _cancel_received,
-        Hello: _hello_received,
-        Ping: _ping_received,
-        Pong: _pong_received,
-        BulkWanted: _bulk_wanted_received,
-        BulkDenied: _bulk_denied_received,
-        Retire: _retire_received,
-        Goodbye: _goodbye_received,
-    }
 
     async def _send_quietly(self, data: bytes) -> None:
         with contextlib.suppress(ConnectionLost):  # `connection_lost` says it to everyone who should know

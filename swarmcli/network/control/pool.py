@@ -9,37 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 from swarmcli.errors import ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
-from swarmcli.events import Events, PeerConnected, PeerDisconnected
-from swarmcli.network.address_book import AddressBook
-from swarmcli.network.addresses import PeerInfo, parse_address
-from swarmcli.network.control.channel import ControlChannel, ControlHost
+from swarmcli.events import PeerConnected, PeerDisconnected
+from swarmcli.network.addresses import parse_address
+from swarmcli.network.context import EndpointContext
+from swarmcli.network.control.channel import ControlChannel, Reaction
 from swarmcli.network.identity import PeerID
-from swarmcli.network.transports.base import Connection, Purpose, Transport
+from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.transports.dialing import dial_any
-from swarmcli.network.wire.messages import Goodbye, Hello, Retire
+from swarmcli.network.wire.codec import encode
+from swarmcli.network.wire.messages import Goodbye, Hello
 
 logger = logging.getLogger(__name__)
 
-_SMOOTHING = 1 / 8  # of round trips, as TCP does it (RFC 6298)
 
-
-class ConnectionsHost(ControlHost, Protocol):
-    """What is needed of the endpoint beyond what each channel needs."""
-
-    transport: Transport
-    events: Events
-    life: bytes
-    info: PeerInfo
-
-    def link_lost(self, peer: PeerID, reason: str) -> None: ...
-    def connection_ended(self, connection: Connection, error: ConnectionLost) -> None: ...
-
-
-class Link:
-    """All that is known about the connection to one peer."""
+class _Pair:
+    """This endpoint and one peer: their connections, of which one is used, and who waits for what."""
 
     def __init__(self, peer: PeerID) -> None:
         self.peer = peer
@@ -47,7 +34,6 @@ class Link:
         self.current: ControlChannel | None = None
         self.opening: asyncio.Future[ControlChannel] | None = None
         self.watchers: list[asyncio.Future[str]] = []
-        self.round_trip: float | None = None
 
     def prefer(self, own_id: PeerID) -> None:
         """Chooses the current channel by the rule that both ends share."""
@@ -58,65 +44,65 @@ class Link:
             channel.retiring = channel is not self.current
 
 
-class Connections:
-    """The links to all peers."""
+class ControlPool:
+    """Finds the control connection to each peer.
 
-    def __init__(self, host: ConnectionsHost, book: AddressBook) -> None:
-        self._host = host
-        self._book = book
-        self._links: dict[PeerID, Link] = {}
-        self._own_id = host.transport.identity.peer_id
+    `reactions` are to messages that concern more than their channel; `peer_lost(peer, reason)` is called when the last
+    connection to a peer has gone. Others add to both before the first connection comes about.
+    """
+
+    def __init__(self, context: EndpointContext) -> None:
+        self.reactions: dict[type, Reaction] = {Hello: self._greeted}
+        self.peer_lost: list[Callable[[PeerID, str], None]] = []
+        self._context = context
+        self._pairs: dict[PeerID, _Pair] = {}
         self._closed = False
 
     def current(self, peer: PeerID) -> ControlChannel | None:
-        link = self._links.get(peer)
-        return link.current if link is not None else None
+        pair = self._pairs.get(peer)
+        return pair.current if pair is not None else None
 
     def channels(self) -> list[ControlChannel]:
-        return [channel for link in self._links.values() for channel in link.channels]
-
-    def round_trip(self, peer: PeerID) -> float | None:
-        link = self._links.get(peer)
-        return link.round_trip if link is not None else None
+        return [channel for pair in self._pairs.values() for channel in pair.channels]
 
     async def control(self, peer: PeerID) -> ControlChannel:
         """The channel to this peer, dialed if there is none. Raises PeerUnreachable."""
-        link = self._links.get(peer)
-        if link is not None and link.current is not None:
-            return link.current
+        pair = self._pairs.get(peer)
+        if pair is not None and pair.current is not None:
+            return pair.current
         if self._closed:
             raise ConnectionLost("this endpoint is closed")
-        if peer == self._own_id:
+        if peer == self._context.peer_id:
             raise ValueError("a peer cannot call itself over the network")
-        if link is None:
-            link = self._links[peer] = Link(peer)
-        if link.opening is None:
-            link.opening = asyncio.get_running_loop().create_future()
-            self._host.spawn(self._open(link, self._book.addresses_of(peer)))
-        opened = await asyncio.shield(link.opening)
-        return link.current or opened  # a better one may have come meanwhile
+        if pair is None:
+            pair = self._pairs[peer] = _Pair(peer)
+        if pair.opening is None:
+            pair.opening = asyncio.get_running_loop().create_future()
+            self._context.tasks.spawn(self._open(pair, self._context.book.addresses_of(peer)))
+        opened = await asyncio.shield(pair.opening)
+        return pair.current or opened  # a better one may have come meanwhile
 
     async def connect(self, address: str, timeout: float) -> PeerID:
         """Dials an address of somebody who may be unknown. Raises ConnectError, AddressError."""
         expected = parse_address(address).peer_id
         if expected is not None and self.current(expected) is not None:
             return expected
-        connection = await self._host.transport.dial(address, expected, Purpose.CONTROL, timeout)
-        if connection.peer_id == self._own_id:
+        connection = await self._context.transport.dial(address, expected, Purpose.CONTROL, timeout)
+        if connection.peer_id == self._context.peer_id:
             connection.abort("dialed oneself")
             raise OwnAddressError(f"{address} is this peer itself", address=address)
         try:
             await self.establish(connection)
         except ConnectionLost as error:
             raise ConnectError(f"{address}: {error}", step="handshake", address=address) from error
-        self._book.answered(connection.peer_id, address)
+        self._context.book.answered(connection.peer_id, address)
         return connection.peer_id
 
-    async def establish(self, connection: Connection) -> ControlChannel:
+    async def establish(self, connection: Connection) -> None:
         """Greets on a new connection and takes it up. Raises ConnectionLost."""
-        channel = ControlChannel(connection, self._host)
+        channel = ControlChannel(connection, self._context, self.reactions, self._channel_lost)
         try:
-            await channel.say(Hello(self._host.life, self._host.info.addresses))
+            await connection.send(encode(Hello(self._context.boot_id, self._context.info.addresses)))
         except asyncio.CancelledError:
             connection.abort("given up while being dialed")
             raise
@@ -125,146 +111,127 @@ class Connections:
             raise ConnectionLost("this endpoint is closed")
         self._take_up(channel)
         connection.start(channel)
-        return channel
 
     def lost(self, peer: PeerID) -> asyncio.Future[str]:
         """See Endpoint.lost."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        link = self._links.get(peer)
-        if link is None or link.current is None:
+        pair = self._pairs.get(peer)
+        if pair is None or pair.current is None:
             future.set_result("not connected")
         else:
-            link.watchers = [watcher for watcher in link.watchers if not watcher.done()]
-            link.watchers.append(future)
+            pair.watchers = [watcher for watcher in pair.watchers if not watcher.done()]
+            pair.watchers.append(future)
         return future
 
     def watched(self, peer: PeerID) -> bool:
         """Whether anyone wants to know soon when this peer is gone."""
-        link = self._links.get(peer)
-        return link is not None and any(not watcher.done() for watcher in link.watchers)
+        pair = self._pairs.get(peer)
+        return pair is not None and any(not watcher.done() for watcher in pair.watchers)
 
     async def farewell(self, reason: str) -> None:
         """Tells all peers, and closes. Takes at most the time that the limits allow."""
         self._closed = True
         channels = self.channels()
         try:
-            async with asyncio.timeout(self._host.limits.goodbye_timeout), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(self._context.limits.goodbye_timeout), asyncio.TaskGroup() as group:
                 for channel in channels:
-                    group.create_task(self._say_goodbye(channel, reason))
+                    group.create_task(_say_goodbye(channel, reason))
         except TimeoutError:
             logger.debug("some peers were not told goodbye in time")
         for channel in channels:
             channel.connection.abort(reason)
 
-    # What channels report
+    # Inside
 
-    def greeted(self, channel: ControlChannel, hello: Hello) -> None:
+    def _take_up(self, channel: ControlChannel) -> None:
+        pair = self._pairs.setdefault(channel.peer_id, _Pair(channel.peer_id))
+        first = not pair.channels
+        pair.channels.append(channel)
+        pair.prefer(self._context.peer_id)
+        for other in pair.channels:
+            if other.retiring:
+                other.retire()
+        if first:
+            self._emit_connected(channel)
+            self._make_room()
+        if pair.opening is not None:
+            opening, pair.opening = pair.opening, None
+            if not opening.done():
+                opening.set_result(pair.current or channel)
+
+    def _greeted(self, channel: ControlChannel, hello: Hello) -> None:
         """A peer that started anew has forgotten its older connections: they are dead, and whoever relied on what
         it knew must learn it."""
-        link = self._links[channel.peer_id]
-        self._book.told(channel.peer_id, hello.addresses)
-        outdated = [other for other in link.channels if other.life not in (None, hello.life)]
+        pair = self._pairs[channel.peer_id]
+        self._context.book.told(channel.peer_id, hello.addresses)
+        outdated = [other for other in pair.channels if other.boot_id not in (None, hello.boot_id)]
         if outdated:
-            self._fire(link, "the peer started anew")
+            self._emit_lost(pair, "the peer started anew")
             self._emit_connected(channel)
         for other in outdated:
             other.connection.abort("the peer started anew")
 
-    def retired(self, channel: ControlChannel) -> None:
-        self.idle(channel)
+    def _channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None:
+        pair = self._pairs[channel.peer_id]
+        pair.channels.remove(channel)
+        self._context.connection_ended(channel.connection, error)
+        pair.prefer(self._context.peer_id)
+        if pair.current is None:
+            self._emit_lost(pair, error.reason)
+            if pair.opening is None:
+                del self._pairs[pair.peer]
+            for tell in self.peer_lost:
+                tell(pair.peer, error.reason)
 
-    def idle(self, channel: ControlChannel) -> None:
-        """Closes a channel that neither end wants any more, once nothing is under way on it."""
-        agreed = channel.retiring and channel.retire_sent and channel.retire_received
-        if agreed and not channel.unfinished and channel.error is None:
-            self._host.spawn(channel.connection.close("another connection is used"))
-
-    def channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None:
-        link = self._links[channel.peer_id]
-        if channel not in link.channels:
-            return
-        link.channels.remove(channel)
-        self._host.connection_ended(channel.connection, error)
-        link.prefer(self._own_id)
-        if link.current is None:
-            self._fire(link, error.reason)
-            if link.opening is None:
-                del self._links[link.peer]
-            self._host.link_lost(link.peer, error.reason)
-
-    def round_trip_measured(self, peer: PeerID, seconds: float) -> None:
-        link = self._links.get(peer)
-        if link is not None:
-            known = link.round_trip
-            link.round_trip = seconds if known is None else known + _SMOOTHING * (seconds - known)
-
-    # Inside
-
-    def _take_up(self, channel: ControlChannel) -> None:
-        link = self._links.setdefault(channel.peer_id, Link(channel.peer_id))
-        first = not link.channels
-        link.channels.append(channel)
-        link.prefer(self._own_id)
-        for other in link.channels:
-            if other.retiring and not other.retire_sent:
-                other.retire_sent = True
-                other.post(Retire())
-        if first:
-            self._emit_connected(channel)
-            self._make_room()
-        if link.opening is not None:
-            opening, link.opening = link.opening, None
-            if not opening.done():
-                opening.set_result(link.current or channel)
-
-    async def _open(self, link: Link, addresses: tuple[str, ...]) -> None:
-        """Dials for `link.opening`, unless the peer's own dial comes before."""
-        opening = link.opening
+    async def _open(self, pair: _Pair, addresses: tuple[str, ...]) -> None:
+        """Dials for `pair.opening`, unless the peer's own dial comes before."""
+        opening = pair.opening
         if opening is None:
             return  # the peer's dial has come before this task began
         problem: ConnectError | ConnectionLost | None = None
+        transport, timeout = self._context.transport, self._context.limits.dial_timeout
         try:
             if addresses:
-                timeout = self._host.limits.dial_timeout
-                connection = await dial_any(self._host.transport, link.peer, addresses, Purpose.CONTROL, timeout)
+                connection = await dial_any(transport, pair.peer, addresses, Purpose.CONTROL, timeout)
                 await self.establish(connection)
-                self._book.answered(link.peer, connection.remote_address)
+                self._context.book.answered(pair.peer, connection.remote_address)
         except (ConnectError, ConnectionLost) as error:
             problem = error
         finally:
             if not opening.done():
-                self._give_up(link, opening, problem)
+                self._give_up(pair, opening, problem)
 
-    def _give_up(self, link: Link, opening: asyncio.Future[ControlChannel], problem: Exception | None) -> None:
-        link.opening = None
-        if not link.channels:
-            self._links.pop(link.peer, None)
-        error = PeerUnreachable(f"{link.peer.short} cannot be reached: {problem or 'no address is known'}")
+    def _give_up(self, pair: _Pair, opening: asyncio.Future[ControlChannel], problem: Exception | None) -> None:
+        pair.opening = None
+        if not pair.channels:
+            self._pairs.pop(pair.peer, None)
+        error = PeerUnreachable(f"{pair.peer.short} cannot be reached: {problem or 'no address is known'}")
         error.__cause__ = problem
         opening.set_exception(error)
         opening.exception()  # the caller may be gone
 
     def _make_room(self) -> None:
         """Gives up the least used connection when there are too many."""
-        if len(self._links) > self._host.limits.max_connections:
+        if len(self._pairs) > self._context.limits.max_connections:
             idle = [c for c in self.channels() if not c.unfinished and not self.watched(c.peer_id)]
             if idle:
                 victim = min(idle, key=lambda channel: channel.used_at)
-                self._host.spawn(self._say_goodbye(victim, "too many connections"))
-
-    async def _say_goodbye(self, channel: ControlChannel, reason: str) -> None:
-        try:
-            await channel.say(Goodbye(reason))
-            await channel.connection.close(reason)
-        except ConnectionLost:
-            pass  # it is gone already
+                self._context.tasks.spawn(_say_goodbye(victim, "too many connections"))
 
     def _emit_connected(self, channel: ControlChannel) -> None:
-        self._host.events.emit(PeerConnected(channel.peer_id.text, channel.connection.remote_address))
+        self._context.events.emit(PeerConnected(channel.peer_id.text, channel.connection.remote_address))
 
-    def _fire(self, link: Link, reason: str) -> None:
-        watchers, link.watchers = link.watchers, []
+    def _emit_lost(self, pair: _Pair, reason: str) -> None:
+        watchers, pair.watchers = pair.watchers, []
         for watcher in watchers:
             if not watcher.done():
                 watcher.set_result(reason)
-        self._host.events.emit(PeerDisconnected(link.peer.text, reason))
+        self._context.events.emit(PeerDisconnected(pair.peer.text, reason))
+
+
+async def _say_goodbye(channel: ControlChannel, reason: str) -> None:
+    try:
+        await channel.connection.send(encode(Goodbye(reason)))
+        await channel.connection.close(reason)
+    except ConnectionLost:
+        pass  # it is gone already

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any
 
 from swarmcli.errors import ConnectionLost, EndOfStream, ProtocolViolation
-from swarmcli.network import wire
-from swarmcli.network.limits import Limits
+from swarmcli.network.context import EndpointContext
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection
-from swarmcli.network.wire.handlers import FailureWords, Methods, StreamMethod, decode_body
+from swarmcli.network.wire.codec import decode_body, decode_header, encode
+from swarmcli.network.wire.failures import failed, raised
+from swarmcli.network.wire.handlers import Handler
 from swarmcli.network.wire.messages import (
     BulkMessage,
     Done,
@@ -26,8 +25,6 @@ from swarmcli.network.wire.messages import (
     Open,
 )
 
-_BULK: Any = BulkMessage  # to mypy a union is no type[T]
-
 
 class Role(Enum):
     UNKNOWN = "accepted, and the first message will tell"
@@ -35,31 +32,30 @@ class Role(Enum):
     SERVER = "streams are opened at the other end"
 
 
-class BulkHost(Protocol):
-    """What a bulk channel needs of its endpoint."""
-
-    limits: Limits
-    methods: Methods
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
-    def offered(self, channel: BulkChannel, token: int) -> bool: ...
-    def bulk_idle(self, channel: BulkChannel) -> None: ...
-    def bulk_lost(self, channel: BulkChannel, error: ConnectionLost) -> None: ...
-
-
-class BulkChannel:
+class StreamChannel:
     """The Receiver of a bulk connection."""
 
-    def __init__(self, connection: Connection, host: BulkHost, role: Role) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        context: EndpointContext,
+        role: Role,
+        *,
+        offered: Callable[[StreamChannel, int], bool],
+        idle: Callable[[StreamChannel], None],
+        lost: Callable[[StreamChannel, ConnectionLost], None],
+    ) -> None:
+        """`offered(channel, token)` says whether somebody here wants the connection that the other end dialed;
+        `idle` is called whenever a stream is over at both ends, `lost` once, when the connection is."""
         self.connection = connection
         self.peer_id = connection.peer_id
-        self.limits = host.limits
         self.role = role
         self.stream: Stream | None = None
         self.error: ConnectionLost | None = None
-        self.quiet_ticks = 0  # keepalive intervals without a byte
+        self._context = context
+        self._offered, self._idle, self._lost = offered, idle, lost
+        self._quiet_ticks = 0  # keepalive intervals without a byte
         self._bytes_seen = 0
-        self._host = host
         self._left = False  # this end reads nothing more of the current stream
         self._said_last = False  # this end has sent its last word on the current stream …
         self._heard_last = False  # … and the other end its own
@@ -76,7 +72,7 @@ class BulkChannel:
     async def open(self, method: str, request: Any) -> Stream:
         """Begins a stream on an idle channel. Raises ConnectionLost."""
         stream = self._begin(method)
-        await self.connection.send(wire.encode(Open(method, request)))
+        await self.connection.send(encode(Open(method, request)))
         return stream
 
     async def leave(self) -> None:
@@ -98,16 +94,14 @@ class BulkChannel:
     def tick(self) -> int:
         """Called at each keepalive interval; for how many of them nothing has moved."""
         moved = self.connection.bytes_received + self.connection.bytes_sent
-        self.quiet_ticks = self.quiet_ticks + 1 if moved == self._bytes_seen else 0
+        self._quiet_ticks = self._quiet_ticks + 1 if moved == self._bytes_seen else 0
         self._bytes_seen = moved
-        return self.quiet_ticks
+        return self._quiet_ticks
 
     # Receiver
 
     def payload_buffer(self, header: bytes, size: int) -> memoryview:
-        self._message = message = self._decode(header)
-        if size > self.limits.max_payload:
-            raise ProtocolViolation(f"oversized payload: {size} bytes, at most {self.limits.max_payload}")
+        self._message = message = decode_header(BulkMessage, header)
         if not isinstance(message, IncomingPiece):
             raise ProtocolViolation(f"unexpected message: a payload behind {type(message).__name__}")
         stream = self._receiving()
@@ -116,7 +110,7 @@ class BulkChannel:
     def frame_received(self, header: bytes, payload: memoryview) -> None:
         message, self._message = self._message, None
         if message is None:
-            message = self._decode(header)
+            message = decode_header(BulkMessage, header)
         if isinstance(message, IncomingPiece):
             self._piece_received(message, len(header))
         elif isinstance(message, IncomingOpen):
@@ -133,21 +127,13 @@ class BulkChannel:
             self.stream.ended(self.error, reads_on=False)
         if self._task is not None:
             self._task.cancel()
-        self._host.bulk_lost(self, self.error)
+        self._lost(self, self.error)
 
     # Inside
 
-    def _decode(self, header: bytes) -> Any:
-        if len(header) > self.limits.max_message:
-            raise ProtocolViolation(f"oversized message: {len(header)} bytes, at most {self.limits.max_message}")
-        try:
-            return wire.decode(_BULK, header)
-        except msgspec.DecodeError as error:
-            raise ProtocolViolation(f"unreadable message: {error}") from None
-
-    def _begin(self, name: str) -> Stream:
+    def _begin(self, method: str) -> Stream:
         self._left = self._said_last = self._heard_last = self._heard_finish = False
-        self.stream = Stream(self, name)
+        self.stream = Stream(self.connection, self._context.limits, method, self.reset)
         return self.stream
 
     def _receiving(self) -> Stream:
@@ -166,19 +152,20 @@ class BulkChannel:
         if self.role is Role.OPENER or self.stream is not None:
             raise ProtocolViolation("unexpected message: a stream is opened out of turn")
         self.role = Role.SERVER
-        method = self._host.methods.streams.get(message.method)
-        if method is None:
+        spawn = self._context.tasks.spawn
+        handler = self._context.handlers.streams.get(message.method)
+        if handler is None:
             self._begin(message.method)
-            self._host.spawn(self._say_last(_failed(FailureWords.unknown(message.method))))
+            spawn(self._say_last(Failed("unknown method", "", message.method)))
             return
-        request = decode_body(method.request_type, message.body, message.method)
-        self._task = self._host.spawn(self._serve(method, request, self._begin(message.method)))
+        request = decode_body(handler.request_type, message.body, message.method)
+        self._task = spawn(self._serve(handler, request, self._begin(message.method)))
 
     def _offer_received(self, offer: Offer) -> None:
         if self.role is not Role.UNKNOWN:
             raise ProtocolViolation("unexpected message: an offer out of turn")
         self.role = Role.OPENER
-        if not self._host.offered(self, offer.token):
+        if not self._offered(self, offer.token):
             self.reset("nobody waits for this connection any more")
 
     def _end_received(self, message: Finish | Done | Failed) -> None:
@@ -192,21 +179,22 @@ class BulkChannel:
             stream.ended(EndOfStream("the other end has finished"), reads_on=True)
             self._heard_last = self.role is Role.SERVER
         else:
-            stream.ended(_end_error(message, stream), reads_on=False)
+            done = EndOfStream("the handler at the other end has returned")
+            stream.ended(done if isinstance(message, Done) else raised(message, self.peer_id), reads_on=False)
             self._heard_last = True
         self._settle()
 
-    async def _serve(self, method: StreamMethod, request: Any, stream: Stream) -> None:
+    async def _serve(self, handler: Handler, request: Any, stream: Stream) -> None:
         last: Done | Failed = Done()
         try:
-            await method.handler(self.peer_id, request, stream)
+            await handler.answer(self.peer_id, request, stream)
         except asyncio.CancelledError:
             self._task = None
             self.reset("the handler was cancelled")
             raise
         except Exception as error:
             if self.error is None:
-                last = _failed(FailureWords.of(error, stream.name, self.peer_id))
+                last = failed(error, stream.method, self.peer_id)
         self._task = None
         await self._say_last(last)
 
@@ -216,7 +204,7 @@ class BulkChannel:
         if self.stream is not None:
             self.stream.stop_reading()
         try:
-            await self.connection.send(wire.encode(message))
+            await self.connection.send(encode(message))
         except ConnectionLost:
             return  # `connection_lost` has said so, or will
         self._said_last = True
@@ -225,15 +213,5 @@ class BulkChannel:
     def _settle(self) -> None:
         if self._said_last and self._heard_last:
             self.stream = None
-            self.quiet_ticks = 0
-            self._host.bulk_idle(self)
-
-
-def _failed(words: FailureWords) -> Failed:
-    return Failed(words.kind, words.code, words.text)
-
-
-def _end_error(message: Done | Failed, stream: Stream) -> Exception:
-    if isinstance(message, Done):
-        return EndOfStream("the handler at the other end has returned")
-    return FailureWords(message.kind, message.code, message.text).error(stream.peer)
+            self._quiet_ticks = 0
+            self._idle(self)

@@ -10,19 +10,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from swarmcli.errors import CallError, ConnectionLost, EndOfStream, ProtocolViolation
-from swarmcli.network import wire
-from swarmcli.network.control.calls import fresh
 from swarmcli.network.identity import PeerID
-from swarmcli.network.transports.base import Buffer
-from swarmcli.network.wire.handlers import decode_body
+from swarmcli.network.limits import Limits
+from swarmcli.network.transports.base import Buffer, Connection
+from swarmcli.network.wire.codec import decode_body, encode
 from swarmcli.network.wire.messages import Finish, IncomingPiece, Piece
-
-if TYPE_CHECKING:
-    from swarmcli.network.streams.channel import BulkChannel
 
 M = TypeVar("M")
 
@@ -55,14 +50,20 @@ class _Arrived:
 class Stream:
     """One end of a stream. Used from the loop; one task may send while another receives."""
 
-    def __init__(self, channel: BulkChannel, name: str) -> None:
-        self.peer: PeerID = channel.peer_id
-        self.name = name
+    def __init__(
+        self,
+        connection: Connection,
+        limits: Limits,
+        method: str,
+        reset: Callable[[str, ProtocolViolation | None], None],
+    ) -> None:
+        self.peer: PeerID = connection.peer_id
+        self.method = method
         self.bytes_sent = 0  # payloads only, as `bytes_received`
         self.bytes_received = 0
-        self._channel = channel
-        self._connection = channel.connection
-        self._limits = channel.limits
+        self._connection = connection
+        self._limits = limits
+        self._reset = reset
         self._queue: deque[_Arrived] = deque()
         self._queued = 0  # bytes
         self._reader: _Reader | None = None
@@ -83,14 +84,9 @@ class Stream:
         if self._finished:
             raise RuntimeError("this end of the stream is finished")
         self._raise(self._send_error)
-        header = wire.encode(Piece(message))
+        header = encode(Piece(message))
         pieces = [payload] if isinstance(payload, bytes | bytearray | memoryview) else payload
         size = sum(memoryview(piece).nbytes for piece in pieces)
-        if len(header) > self._limits.max_message or size > self._limits.max_payload:
-            raise ValueError(
-                f"a message of {len(header)} bytes with a payload of {size} is too large: "
-                f"at most {self._limits.max_message} and {self._limits.max_payload}"
-            )
         self.bytes_sent += size
         await self._connection.send(header, pieces if size else ())
 
@@ -114,9 +110,10 @@ class Stream:
 
     async def finish(self) -> None:
         """Says that nothing more comes from here; the other direction stays open. Raises ConnectionLost."""
-        if not self._finished:
-            self._finished = True
-            await self._connection.send(wire.encode(Finish()))
+        if self._finished:
+            return
+        self._finished = True
+        await self._connection.send(encode(Finish()))
 
     @property
     def arriving(self) -> int:
@@ -135,20 +132,20 @@ class Stream:
             lent = reader.lent
             del reader  # it holds the error, which holds this frame: a cycle that would keep the caller's memory
             if lent:
-                self._channel.reset("gave up a payload that was arriving")
+                self._reset("gave up a payload that was arriving", None)
 
     def _placed(self, arrived: _Arrived, message_type: type[M], into: Into | None) -> tuple[M, memoryview]:
         """Decodes what was queued for nobody in particular, and copies its payload to where it is wanted."""
         if arrived.message is not None:
             return arrived.message, arrived.payload
         try:
-            message = decode_body(message_type, arrived.piece.body, self.name)
+            message = decode_body(message_type, arrived.piece.body, self.method)
             payload = arrived.payload
             if into is not None and payload.nbytes:
                 payload = _memory(into, message, payload.nbytes)
                 payload[:] = arrived.payload
         except Exception as error:
-            self._channel.reset("a message was refused", error if isinstance(error, ProtocolViolation) else None)
+            self._reset("a message was refused", error if isinstance(error, ProtocolViolation) else None)
             raise
         return message, payload
 
@@ -170,7 +167,7 @@ class Stream:
             self._arriving = _Arrived(piece, memoryview(bytearray(size)), size, placed=False)
             return self._arriving.payload
         try:
-            message = decode_body(reader.message_type, piece.body, self.name)
+            message = decode_body(reader.message_type, piece.body, self.method)
             direct = reader.into is not None
             memory = _memory(reader.into, message, size) if reader.into else memoryview(bytearray(size))
         except Exception as error:
@@ -208,10 +205,6 @@ class Stream:
             reader.arrived.set_exception(_fresh(error))
             self._error_seen = True
 
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
     def unseen_failure(self) -> Exception | None:
         """What the handler failed with, if nobody here was told yet."""
         return self._error if isinstance(self._error, CallError) and not self._error_seen else None
@@ -220,33 +213,6 @@ class Stream:
         """What is queued is for nobody any more, and the way must be free for the other end's last word."""
         self._queue.clear()
         self._resume()
-
-
-class StreamBlock:
-    """`async with endpoint.stream(…) as stream`. See Endpoint.stream."""
-
-    def __init__(self, opened: Callable[[], Any]) -> None:
-        self._opened = opened
-        self._channel: BulkChannel | None = None
-        self._stream: Stream | None = None
-
-    async def __aenter__(self) -> Stream:
-        self._channel, self._stream = await self._opened()
-        assert self._stream is not None
-        return self._stream
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        channel, stream = self._channel, self._stream
-        assert channel is not None and stream is not None
-        if error is not None:
-            channel.reset("cancelled by the caller")
-            return
-        failure = stream.unseen_failure()
-        await channel.leave()
-        if failure is not None:
-            raise failure
 
 
 def _memory(into: Into, message: Any, size: int) -> memoryview:
@@ -260,4 +226,4 @@ def _fresh(error: Exception) -> Exception:
     """An instance for each who is told: tracebacks would grow into each other, and tie streams to their own frames."""
     if isinstance(error, EndOfStream):
         return EndOfStream(str(error))
-    return fresh(error) if isinstance(error, ConnectionLost) else error
+    return error.fresh() if isinstance(error, ConnectionLost) else error

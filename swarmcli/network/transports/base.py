@@ -12,11 +12,11 @@ A connection belongs to one pair of peers and is for one purpose: `control` (sma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, TypeAlias
 
 from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.limits import Limits
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -26,14 +26,6 @@ class Purpose(IntEnum):
 
     CONTROL = 0  # multiplexed calls and keepalives, one per pair of peers
     BULK = 1  # one stream at a time, so that it delays nobody
-
-
-@dataclass(frozen=True, slots=True)
-class FrameLimits:
-    """Bounds on one frame; a frame beyond them closes the connection before anything is allocated."""
-
-    max_header: int = 1 << 20  # bytes; small messages travel in headers
-    max_payload: int = 16 << 20  # bytes
 
 
 class Receiver(Protocol):
@@ -101,6 +93,7 @@ class Transport(Protocol):
     """Makes connections of one kind."""
 
     identity: Identity
+    limits: Limits  # the other end is held to them, before memory is taken for what it sends
 
     async def listen(self, accept: Accept) -> tuple[str, ...]:
         """Opens the listener and returns the addresses that others can dial. Raises ListenError.

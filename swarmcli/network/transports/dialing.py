@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from swarmcli.errors import AddressError, ConnectError
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import DIAL_STAGGER
 from swarmcli.network.transports.base import Connection, Purpose, Transport
-
-STAGGER = 0.25  # seconds between the starts of two attempts (RFC 8305, section 5)
 
 
 async def dial_any(
@@ -22,7 +21,7 @@ async def dial_any(
     if len(addresses) == 1:
         return await _dial(transport, peer, addresses[0], purpose, timeout)
     attempts = [
-        asyncio.create_task(_dial(transport, peer, address, purpose, timeout, delay=number * STAGGER))
+        asyncio.create_task(_dial(transport, peer, address, purpose, timeout, delay=number * DIAL_STAGGER))
         for number, address in enumerate(addresses)
     ]
     winner: Connection | None = None

@@ -1,31 +1,34 @@
-"""Frames on a byte stream, without I/O: `header size, payload size`, the header, the payload.
+"""Frames on a stream of bytes, whatever carries it: `header size, payload size`, the header, the payload.
 
 A header size of all ones marks a goodbye: its payload says in words why the connection ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
-from swarmcli.network.transports.base import Buffer, FrameLimits, Receiver
-from swarmcli.network.transports.tcp.handshake import printable
+from swarmcli.network.limits import Limits
+from swarmcli.network.transports.base import Buffer, Receiver
 
 _PREFIX = struct.Struct("!II")  # size of the header, size of the payload
 _GOODBYE = 0xFFFF_FFFF
 _MAX_GOODBYE = 512
 _NOTHING = memoryview(b"")
+_SLICE = 256 << 10  # bytes that are written at a time
+_WHOLE = 1 << 20  # frames up to this size are written in one go, so that a cancelled send does not tear them
 
 
 class PeerSaidGoodbye(ConnectionLost):
     """The other end closed the connection in order."""
 
 
-def frame_start(header: bytes, payload_size: int, limits: FrameLimits) -> bytes:
+def frame_start(header: bytes, payload_size: int, limits: Limits) -> bytes:
     """What goes before the payload. Raises ValueError for a frame that the other end would not take."""
-    if len(header) > limits.max_header:
-        raise ValueError(f"a header of {len(header)} bytes is above the limit of {limits.max_header}")
+    if len(header) > limits.max_message:
+        raise ValueError(f"a header of {len(header)} bytes is above the limit of {limits.max_message}")
     if payload_size > limits.max_payload:
         raise ValueError(f"a payload of {payload_size} bytes is above the limit of {limits.max_payload}")
     return _PREFIX.pack(len(header), payload_size) + header
@@ -48,7 +51,7 @@ class FrameReader:
     in: the caller fills it directly and reports with `filled`.
     """
 
-    def __init__(self, limits: FrameLimits) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._held = bytearray()  # fed and not yet cut
         self._header = b""
@@ -106,8 +109,8 @@ class FrameReader:
         return True
 
     def _check(self, header_size: int, payload_size: int) -> None:
-        if header_size > self._limits.max_header:
-            raise ProtocolViolation(f"oversized header: {header_size} bytes, at most {self._limits.max_header}")
+        if header_size > self._limits.max_message:
+            raise ProtocolViolation(f"oversized message: {header_size} bytes, at most {self._limits.max_message}")
         if payload_size > self._limits.max_payload:
             raise ProtocolViolation(f"oversized payload: {payload_size} bytes, at most {self._limits.max_payload}")
 
@@ -120,6 +123,75 @@ class FrameReader:
         raise PeerSaidGoodbye(f"closed by peer: {printable(bytes(self._held[_PREFIX.size : end]))}")
 
 
+class FrameWriter:
+    """Writes whole frames, one after the other, with back-pressure. Subclasses know how bytes get away: `write`."""
+
+    def __init__(self, limits: Limits, on_torn: Callable[[], None]) -> None:
+        """`on_torn` is called when a send is cancelled in the middle of its frame: the connection cannot go on."""
+        self.bytes_sent = 0
+        self.mid_frame = False  # a frame is written in part: nothing else may be written
+        self.turn = asyncio.Lock()  # frames do not interleave; whoever asks first writes first
+        self._limits = limits
+        self._on_torn = on_torn
+        self._error: Exception | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Writes at once, whatever waits already."""
+        raise NotImplementedError
+
+    def write_whole(self, start: bytes, pieces: Sequence[memoryview], size: int) -> None:
+        """Writes a frame of `size` bytes behind `start` in one go."""
+        self.write(b"".join((start, *pieces)))
+
+    def pause(self) -> None:
+        """Too much waits to be sent: senders wait as well."""
+        self._writable.clear()
+
+    def resume(self) -> None:
+        self._writable.set()
+
+    def fail(self, error: Exception) -> None:
+        """From now on every send raises ConnectionLost, those that wait as well."""
+        self._error = error
+        self._writable.set()
+
+    async def send(self, header: bytes, payload: Sequence[Buffer]) -> None:
+        """See `Connection.send`."""
+        pieces = byte_views(payload)
+        size = sum(piece.nbytes for piece in pieces)
+        start = frame_start(header, size, self._limits)
+        async with self.turn:
+            # Before the frame, so that a sender that is cancelled while it waits has written nothing of it …
+            await self.drained()
+            if len(start) + size <= _WHOLE:
+                self.write_whole(start, pieces, size)
+            else:
+                await self._write_sliced(start, pieces)
+        await self.drained()  # … and after it, so that a sender who sends no more is slowed down as well
+
+    async def drained(self) -> None:
+        """Returns when more may be written. Raises ConnectionLost."""
+        await self._writable.wait()
+        if self._error is not None:
+            raise ConnectionLost(str(self._error))
+
+    async def _write_sliced(self, start: bytes, pieces: Sequence[memoryview]) -> None:
+        self.mid_frame = True
+        try:
+            self.write(start)
+            for piece in pieces:
+                for offset in range(0, piece.nbytes, _SLICE):
+                    self.write(piece[offset : offset + _SLICE])
+                    await asyncio.sleep(0)  # others on this loop get their turn, even if the socket takes everything
+                    await self.drained()
+        except asyncio.CancelledError:
+            self._on_torn()
+            raise
+        self.mid_frame = False
+
+
 def _payload_memory(receiver: Receiver, header: bytes, size: int) -> memoryview:
     if size == 0:
         return _NOTHING
@@ -127,3 +199,8 @@ def _payload_memory(receiver: Receiver, header: bytes, size: int) -> memoryview:
     if memory.nbytes != size:
         raise ValueError(f"the receiver named {memory.nbytes} bytes for a payload of {size}")
     return memory.cast("B")
+
+
+def printable(words: bytes, limit: int = 200) -> str:
+    """A stranger's words for a log or a terminal: bounded, and without control characters."""
+    return "".join(char if char.isprintable() else "�" for char in words.decode(errors="replace")[:limit])

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from swarmcli.errors import ProtocolViolation
 from swarmcli.network.identity import PeerID
-from swarmcli.network.transports.base import Buffer
 
 T = TypeVar("T")
+
+_ENVELOPE = 256  # bytes that a message's own header may take
 
 
 def encode(message: Any) -> bytes:
@@ -20,7 +22,7 @@ def encode(message: Any) -> bytes:
     return _encoder.encode(message)
 
 
-def decode(message_type: type[T], data: Buffer | msgspec.Raw) -> T:
+def decode(message_type: type[T], data: bytes | bytearray | memoryview | msgspec.Raw) -> T:
     """Reads one message. Whatever is wrong with it, the error is a msgspec.DecodeError (or ValidationError, its kind).
 
     `message_type` may also be a union of tagged structs.
@@ -31,6 +33,30 @@ def decode(message_type: type[T], data: Buffer | msgspec.Raw) -> T:
         raise msgspec.DecodeError(f"text that is not UTF-8: {error.reason}") from None
     except RecursionError:
         raise msgspec.DecodeError("nested too deeply") from None
+
+
+def encode_body(message: Any, max_message: int) -> msgspec.Raw:
+    """A user's message for a control connection. Raises ValueError for one that is too large, TypeError."""
+    body, room = encode(message), max_message - _ENVELOPE
+    if len(body) > room:
+        raise ValueError(f"a message of {len(body)} bytes is too large: at most {room}; use a stream")
+    return msgspec.Raw(body)
+
+
+def decode_header(message_type: Any, header: bytes) -> Any:
+    """The message of a frame. Raises ProtocolViolation."""
+    try:
+        return decode(message_type, header)
+    except msgspec.DecodeError as error:
+        raise ProtocolViolation(f"unreadable message: {error}") from None
+
+
+def decode_body(expected: type[Any], body: msgspec.Raw, method: str) -> Any:
+    """A user's message. Raises ProtocolViolation if it is not exactly of the expected type."""
+    try:
+        return decode(expected, body)
+    except msgspec.DecodeError as error:
+        raise ProtocolViolation(f"unreadable message: {method}: {error}") from None
 
 
 def _encode_hook(value: Any) -> bytes:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
+
 MAX_METHOD = 128  # characters
 MAX_TEXT = 1000  # characters of words for people
-MAX_ADDRESSES = 8
-MAX_ADDRESS = 512  # characters
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Method = Annotated[str, msgspec.Meta(max_length=MAX_METHOD)]
@@ -25,9 +25,9 @@ FailureKind = Literal["unknown method", "refused", "error", "cancelled"]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The first message of either end. `life` is drawn anew when an endpoint starts."""
+    """The first message of either end. `boot_id` is drawn anew when an endpoint starts."""
 
-    life: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    boot_id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     addresses: Addresses = ()
 
 
@@ -59,13 +59,19 @@ class IncomingAnswer(msgspec.Struct, frozen=True, tag="answer"):
     body: msgspec.Raw
 
 
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A handler has failed or refused. On a bulk connection it is the stream's end, like `Done`."""
+
+    kind: FailureKind
+    code: Words = ""
+    text: Words = ""
+
+
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
     """Instead of an answer. Each request gets exactly one of the two, a cancelled one as well."""
 
     id: Number
-    kind: FailureKind
-    code: Words = ""
-    text: Words = ""
+    why: Failed
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -155,14 +161,6 @@ class Finish(msgspec.Struct, frozen=True, tag="finish"):
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The handler has returned: a `Finish` after which nothing is read either."""
-
-
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The handler has failed or refused; otherwise like `Done`."""
-
-    kind: FailureKind
-    code: Words = ""
-    text: Words = ""
 
 
 BulkMessage: TypeAlias = Offer | IncomingOpen | IncomingPiece | Finish | Done | Failed

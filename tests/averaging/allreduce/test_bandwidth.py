@@ -22,7 +22,7 @@ from swarmcli.averaging.allreduce.bandwidth import (
 from swarmcli.averaging.allreduce.partition import reducing_shares, slowest_link
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.group import Group
-from swarmcli.network.traffic import Volume
+from swarmcli.network.context import Volume
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_results
 

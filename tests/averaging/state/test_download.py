@@ -149,7 +149,7 @@ def test_a_donor_that_is_lost_for_a_moment_is_asked_again() -> None:
         async with Swarm(1, bandwidth=50_000) as swarm:
             downloading = asyncio.create_task(swarm.download())
             await asyncio.sleep(1.5)
-            for channel in list(swarm.endpoints[0]._pool.channels()):
+            for channel in list(swarm.endpoints[0]._streams.channels()):
                 channel.connection.abort("a cable was pulled")
             check(await downloading, swarm.states[0])
             assert swarm.endpoints[-1].statistics().traffic.received < 1.2 * size_of(swarm.states[0])

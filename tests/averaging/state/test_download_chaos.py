@@ -46,7 +46,7 @@ async def disturb(swarm: Swarm, chance: random.Random) -> None:
             case "thaw":
                 swarm.network.thaw(victim.peer_id)
             case _:
-                for channel in list(victim._pool.channels()):
+                for channel in list(victim._streams.channels()):
                     channel.connection.abort("a cable was pulled")
 
 

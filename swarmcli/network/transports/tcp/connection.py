@@ -19,12 +19,12 @@ from typing import cast
 
 from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
 from swarmcli.network.identity import PeerID
-from swarmcli.network.transports.base import Buffer, FrameLimits, Purpose, Receiver
+from swarmcli.network.limits import Limits
+from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import goodbye_frame
+from swarmcli.network.transports.tcp.certificates import ALPN
 from swarmcli.network.transports.tcp.handshake import Greeted, Greeting, Refused, take_message, tls_failure
-from swarmcli.network.transports.tcp.reader import TLSReader
-from swarmcli.network.transports.tcp.tls import ALPN, TLSEngine
-from swarmcli.network.transports.tcp.writer import TLSWriter
+from swarmcli.network.transports.tcp.tls import TLSEngine, TLSReader, TLSWriter
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Shared:
     The read buffers can be shared because each is filled and emptied within one callback on one loop.
     """
 
-    limits: FrameLimits
+    limits: Limits
     live: set[TCPConnection] = field(default_factory=set)  # with an open socket
     refusals: Counter[str] = field(default_factory=Counter)  # connections that ended by a broken rule, by its name
     encrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(256 << 10)))

@@ -27,6 +27,7 @@ from typing import TypeAlias
 from swarmcli.errors import HandshakeError, OwnAddressError, WrongPeerError
 from swarmcli.network.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Identity, PeerID, verify
 from swarmcli.network.transports.base import Purpose
+from swarmcli.network.transports.frames import printable
 
 PROTOCOL_VERSION = 1
 
@@ -139,11 +140,6 @@ def _expect(kind: Kind, message: Message, length: int) -> bytes:
     if message.kind != kind or len(message.body) != length:
         raise Refused("malformed hello", f"expected {kind.name} of {length} bytes, got kind {message.kind}")
     return message.body
-
-
-def printable(words: bytes, limit: int = 200) -> str:
-    """A stranger's words for a log or a terminal: bounded, and without control characters."""
-    return "".join(char if char.isprintable() else "�" for char in words.decode(errors="replace")[:limit])
 
 
 def tls_failure(error: ssl.SSLError) -> HandshakeError:

@@ -1,61 +1,30 @@
-"""TLS 1.3 as the TCP transport uses it: certificates that carry a peer's key, and an engine without I/O.
+"""TLS 1.3 on a TCP connection: an engine without I/O, and the two halves of a connection that drive it.
 
 Python's own TLS for asyncio reads once more than it delivers when the other end closes, and decides by itself when
 to pause; the engine here leaves both to its caller, and decrypts straight into memory that the caller names.
-
-Nobody signs anybody's certificate here, so chains are not verified (`CERT_NONE`). That is safe because the chain is
-not what proves an identity: in TLS 1.3 the listener signs the transcript of the handshake with the key in its
-certificate, OpenSSL refuses a wrong signature in every mode, and the dialer compares the key with the peer id.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
+import fcntl
+import socket
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime
-from typing import cast
+import termios
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from cryptography.x509.oid import NameOID
+from swarmcli.errors import ConnectionLost
+from swarmcli.network.limits import Limits
+from swarmcli.network.transports.frames import FrameReader, FrameWriter
 
-from swarmcli.network.identity import Identity, PeerID
-
-ALPN = "swarm"  # tells this protocol from other programs that speak TLS; the version is agreed on later
-
-
-class NotASwarmCertificate(ValueError):
-    """The certificate carries no Ed25519 key, so whoever answered is no peer."""
-
-
-def listener_context(identity: Identity) -> ssl.SSLContext:
-    """A context whose certificate is self-signed by the identity's key."""
-    context = _context(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # a resumed session would show no certificate
-    key = identity.private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    with _as_path(_certificate(identity)) as certificate_path, _as_path(key) as key_path:
-        context.load_cert_chain(certificate_path, key_path)
-    return context
-
-
-def dialer_context() -> ssl.SSLContext:
-    """A context without a certificate: the dialer proves itself inside the channel."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def certified_peer(certificate: bytes | None) -> PeerID:
-    """The peer whose key is in a DER certificate. Raises NotASwarmCertificate."""
-    try:
-        key = x509.load_der_x509_certificate(certificate or b"").public_key()
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise NotASwarmCertificate("its certificate cannot be read") from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise NotASwarmCertificate("its certificate carries no Ed25519 key")
-    return PeerID(key.public_bytes(Encoding.Raw, PublicFormat.Raw))
+_RECORD = 16 << 10  # bytes in one TLS record, in the clear
+_WRITE_HIGH = 512 << 10  # bytes waiting in the write buffer above which senders wait
+_WRITE_LOW = 128 << 10
+_ENOUGH = 32 << 10  # bytes, two TLS records: what is worth being woken for in the middle of a payload
+_ENCRYPTED_RECORD = 17 << 10  # bytes, at most
 
 
 class TLSEngine:
@@ -134,39 +103,97 @@ class TLSEngine:
             self._ssl.unwrap()
 
 
-def _context(protocol: int) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # see the top of this module
-    context.minimum_version = ssl.TLSVersion.TLSv1_3  # OpenSSL's first choice there is AES-256-GCM
-    context.set_alpn_protocols([ALPN])
-    return context
+class TLSReader(FrameReader):
+    """Decrypts into the memory of the frame under way, or into a scratch that connections share."""
+
+    def __init__(self, engine: TLSEngine, limits: Limits, scratch: memoryview) -> None:
+        super().__init__(limits)
+        self.bytes_received = 0
+        self._engine = engine
+        self._scratch = scratch
+        self._socket: asyncio.Transport
+        self._low_water = 1  # bytes that must be there before the system wakes us
+
+    def attach(self, socket: asyncio.Transport) -> None:
+        self._socket = socket
+
+    def read_record(self) -> int:
+        """Decrypts what belongs into the payload under way, otherwise one record; 0 if there is none."""
+        if self.rest:
+            count = self._engine.fill(self.rest)
+            self.filled(count)
+        else:
+            count = self._engine.read(self._scratch)
+            self.feed(self._scratch[:count])
+        self.bytes_received += count
+        return count
+
+    def await_enough(self) -> None:
+        """Lets the system wake this process only when a good piece of the payload has come, or the rest of it.
+
+        A slow link delivers packet by packet: without this the loop ran 8000 times a second at 100 Mbit/s, mostly for
+        less than a record, and took the interpreter from the thread that trains as often.
+        """
+        here = self._engine.bytes_fed + _ENCRYPTED_RECORD  # of the rest, at most: OpenSSL may hold a record in part
+        wanted = max(1, min(_ENOUGH, self.rest.nbytes - here))  # encrypted it is more, so this much will come
+        if wanted != self._low_water:
+            self._low_water = wanted
+            self._socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
 
-def _certificate(identity: Identity) -> bytes:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.peer_id.text)])
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(identity.private_key.public_key())
-        .serial_number(1)
-        # Peers' clocks may be far off, and the key never expires: the dates say nothing.
-        .not_valid_before(datetime(1970, 1, 1))
-        .not_valid_after(datetime(9999, 12, 31))
-    )
-    return builder.sign(identity.private_key, None).public_bytes(Encoding.PEM)
+class TLSWriter(FrameWriter):
+    """Used by one connection, whose errors it is told."""
+
+    def __init__(self, engine: TLSEngine, limits: Limits, on_torn: Callable[[], None]) -> None:
+        super().__init__(limits, on_torn)
+        self._engine = engine
+        self._socket: asyncio.WriteTransport
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Written, and not yet acknowledged by the other end's system; of those, what this one can tell."""
+        return self._socket.get_write_buffer_size() + _in_system_buffer(self._socket.get_extra_info("socket"))
+
+    def attach(self, socket: asyncio.WriteTransport) -> None:
+        self._socket = socket
+        socket.set_write_buffer_limits(_WRITE_HIGH, _WRITE_LOW)
+
+    def write(self, data: bytes | memoryview) -> None:
+        if data:
+            self._engine.write(data)
+            self.bytes_sent += len(data)
+        self.flush()
+
+    def write_whole(self, start: bytes, pieces: Sequence[memoryview], size: int) -> None:
+        if len(start) + size <= _RECORD:
+            self.write(b"".join((start, *pieces)))  # one record, one system call
+            return
+        self._engine.write(start)
+        for piece in pieces:
+            self._engine.write(piece)
+        self.bytes_sent += len(start) + size
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what the TLS engine has to say by itself: handshakes and alerts."""
+        encrypted = self._engine.output()
+        # Between a failed write and the loop's word of it a socket takes nothing more, and asyncio logs each attempt.
+        if encrypted and not self._socket.is_closing():
+            self._socket.write(encrypted)
+
+    async def drained(self) -> None:
+        await super().drained()
+        if self._socket.is_closing():  # `fail` will come, but a sender in a hurry does not let the loop say so
+            raise ConnectionLost("the other end broke off")
 
 
-@contextmanager
-def _as_path(data: bytes) -> Iterator[str]:
-    """A path from which OpenSSL can read `data` once. A pipe: the key never lies on a disk, not even for a moment."""
-    reading, writing = os.pipe()
+def _in_system_buffer(socket: Any) -> int:
+    """Bytes that the system has taken from a socket and still holds. 0 where it does not say."""
+    if not hasattr(termios, "TIOCOUTQ"):
+        return 0
+    count = array("i", [0])
     try:
-        os.write(writing, data)  # about 500 bytes; a pipe holds at least 4096
-    finally:
-        os.close(writing)
-    try:
-        yield f"/dev/fd/{reading}"
-    finally:
-        os.close(reading)
+        fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, count)
+    except (OSError, ValueError):  # closed by now
+        return 0
+    return count[0]

@@ -26,36 +26,28 @@ from swarmcli.errors import (
 )
 from swarmcli.network.addresses import Address, parse_address
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.transports.base import Accept, Connection, FrameLimits, Purpose
-from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
-from swarmcli.network.transports.tcp.handshake import Greeting, check_listener, greet_dialer, greet_listener
-from swarmcli.network.transports.tcp.interfaces import announced_addresses
-from swarmcli.network.transports.tcp.tls import (
+from swarmcli.network.limits import DIAL_STAGGER, Limits
+from swarmcli.network.transports.base import Accept, Connection, Purpose
+from swarmcli.network.transports.tcp.certificates import (
     NotASwarmCertificate,
-    TLSEngine,
     certified_peer,
     dialer_context,
     listener_context,
 )
+from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
+from swarmcli.network.transports.tcp.handshake import Greeting, check_listener, greet_dialer, greet_listener
+from swarmcli.network.transports.tcp.interfaces import announced_addresses
+from swarmcli.network.transports.tcp.tls import TLSEngine
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _ACCEPT_RETRY = 0.1  # seconds to wait when the system has no more file descriptors or memory
-_HAPPY_EYEBALLS_DELAY = 0.25  # seconds until the next address of a name is tried as well (RFC 8305)
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-@dataclass(frozen=True, slots=True)
-class HandshakeLimits:
-    """Bounds on strangers: connections whose handshake is not complete."""
-
-    most: int = 256  # at the same time; further ones wait in the system's queue
-    grace: float = 2.0  # seconds after which one may be dropped to make room for another
-
-
 class TCPTransport:
-    """Implements `transport.Transport`. `refusals` counts connections that ended by a broken rule, by its name."""
+    """Implements `base.Transport`. `refusals` counts connections that ended by a broken rule, by its name."""
 
     def __init__(
         self,
@@ -64,12 +56,10 @@ class TCPTransport:
         host: str = "0.0.0.0",
         port: int = 0,
         announce: Sequence[str] = (),
-        handshake_timeout: float = 10.0,
-        limits: FrameLimits = FrameLimits(),  # noqa: B008  a frozen value
-        handshakes: HandshakeLimits = HandshakeLimits(),
+        limits: Limits = Limits(),  # noqa: B008  a frozen value
     ) -> None:
         """`host` and `port` are where to listen (port 0: any free one); `announce` replaces the addresses that
-        `listen` would find out by itself. `handshake_timeout` is in seconds. Raises AddressError, ValueError."""
+        `listen` would find out by itself. Raises AddressError, ValueError."""
         if not 0 <= port < 65536:
             raise ValueError(f"port must be from 0 to 65535, got {port}")
         for address in announce:
@@ -77,8 +67,7 @@ class TCPTransport:
         self.identity = identity
         self._host, self._port = host, port
         self._announce = tuple(announce)
-        self._handshake_timeout = handshake_timeout
-        self._handshakes = handshakes
+        self.limits = limits
         self._shared = Shared(limits)
         self._dialer_context = dialer_context()
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
@@ -145,10 +134,10 @@ class TCPTransport:
 
     async def _wait_for_room(self) -> None:
         """Returns once another handshake may begin, dropping the oldest one when it has had its time."""
-        while len(self._pending) >= self._handshakes.most:
+        while len(self._pending) >= self.limits.max_handshakes:
             self._room.clear()
             oldest, since = next(iter(self._pending.items()))
-            patience = since + self._handshakes.grace - asyncio.get_running_loop().time()
+            patience = since + self.limits.handshake_grace - asyncio.get_running_loop().time()
             if patience <= 0:
                 oldest.refuse("too many handshakes", "too many handshakes at once here; try again later")
             with suppress(TimeoutError):
@@ -159,7 +148,7 @@ class TCPTransport:
         loop = asyncio.get_running_loop()
         self._pending[connection] = loop.time()
         deadline = loop.call_later(
-            self._handshake_timeout, connection.refuse, "handshake timeout", "the handshake took too long"
+            self.limits.handshake_timeout, connection.refuse, "handshake timeout", "the handshake took too long"
         )
 
         def handshake_ended(ready: asyncio.Future[None]) -> None:
@@ -203,9 +192,7 @@ class TCPTransport:
         attempt.step = "connect"
         engine = TLSEngine(self._dialer_context, server_side=False)
         connection = TCPConnection(engine, greet, self._shared, dialed=True)
-        await loop.create_connection(
-            lambda: connection, place.host, place.port, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY
-        )
+        await loop.create_connection(lambda: connection, place.host, place.port, happy_eyeballs_delay=DIAL_STAGGER)
         attempt.step = "handshake"
         if self._closed:
             connection.abort("shutting down")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -13,8 +13,7 @@ from swarmcli.errors import ConnectError, ConnectionLost, HandshakeError, Listen
 from swarmcli.network import Identity, Purpose
 from swarmcli.network.transports.base import Connection
 from swarmcli.testing import MemoryNetwork, virtual_time
-
-from .worlds import Recorder
+from tests.network.worlds import Recorder
 
 A, B, C = (Identity.from_seed(seed) for seed in range(3))
 
@@ -121,6 +120,78 @@ def test_a_links_bandwidth_can_change() -> None:
             network.set_bandwidth(A.peer_id, None)
             network.set_bandwidth(B.peer_id, None)
             assert (await arrival_times(wire, [1_000_000]))[0] < 0.1
+
+    run(main())
+
+
+class Memory(Recorder):
+    """Reads payloads into memory that can be looked at before they are whole."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.memory = bytearray(size)
+
+    def payload_buffer(self, header: bytes, size: int) -> memoryview:
+        return memoryview(self.memory)[:size]
+
+    @property
+    def filled(self) -> int:
+        return len(self.memory.rstrip(b"\0"))
+
+
+def test_a_payload_arrives_piece_by_piece_also_where_no_link_is_slow() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency=0.01)
+        async with wires(network) as [wire]:
+            wire.at_listener = Memory(1_000_000)
+            wire.listener.start(wire.at_listener)
+            sending = asyncio.create_task(wire.dialer.send(b"large", [b"x" * 1_000_000]))
+            seen = set()
+            while not wire.at_listener.frames:
+                seen.add(wire.at_listener.filled)
+                await asyncio.sleep(1e-5)
+            await sending
+            assert len(seen) > 10 and wire.at_listener.filled == 1_000_000
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", [100, 50_000, 3_000_000])
+def test_a_payload_can_be_torn(size: int) -> None:
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with wires(network, 2) as [wire, other]:
+            wire.at_listener = Memory(size)
+            wire.listener.start(wire.at_listener)
+            await wire.dialer.send(b"whole", [b"w"])
+            await wire.at_listener.until(1)
+            network.tear(A.peer_id, B.peer_id)
+            await wire.dialer.send(b"no payload")
+            with suppress(ConnectionLost):
+                await wire.dialer.send(b"torn", [b"x" * size])
+            await wire.at_listener.ended.wait()
+            await wire.at_dialer.ended.wait()
+            assert [header for header, _ in wire.at_listener.frames] == [b"whole", b"no payload"]
+            assert 0 < wire.at_listener.filled < size
+            await other.dialer.send(b"other", [b"x" * size])
+            await other.at_listener.until(1)
+
+    run(main())
+
+
+def test_a_kill_in_the_middle_tears_a_payload_too() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(bandwidth=1e6)
+        async with wires(network) as [wire]:
+            wire.at_listener = Memory(1_000_000)
+            wire.listener.start(wire.at_listener)
+            sending = asyncio.create_task(wire.dialer.send(b"torn", [b"x" * 1_000_000]))
+            await asyncio.sleep(0.5)
+            network.kill(A.peer_id)
+            await wire.at_listener.ended.wait()
+            await asyncio.wait([sending])
+            assert isinstance(sending.exception(), ConnectionLost)
+            assert not wire.at_listener.frames and 0 < wire.at_listener.filled < 1_000_000
 
     run(main())
 

@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from swarmcli.network.identity import Identity
-from swarmcli.network.transports.tcp.tls import (
+from swarmcli.network.transports.tcp.certificates import (
     NotASwarmCertificate,
-    TLSEngine,
     certified_peer,
     dialer_context,
     listener_context,
 )
+from swarmcli.network.transports.tcp.tls import TLSEngine
 
 from .tcp_helpers import open_descriptors
 

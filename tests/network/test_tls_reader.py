@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from swarmcli.network.transports.base import FrameLimits
+from swarmcli.network.limits import Limits
 from swarmcli.network.transports.frames import frame_start
-from swarmcli.network.transports.tcp.reader import TLSReader
+from swarmcli.network.transports.tcp.tls import TLSReader
 
-from .test_tls import engines
+from .test_certificates import engines
 
-LIMITS = FrameLimits()
+LIMITS = Limits()
 
 
 class Socket:

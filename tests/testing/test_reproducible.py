@@ -13,8 +13,7 @@ from swarmcli.errors import EndOfStream, NetworkError
 from swarmcli.events import Event
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.testing import MemoryNetwork, virtual_time
-
-from .worlds import Number, endpoints
+from tests.network.worlds import Number, endpoints
 
 
 def busy_swarm(seed: int) -> list[str]:
@@ -85,7 +84,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
 def test_a_process_with_other_hashes_gives_the_same_run() -> None:
     """Hashes of strings and bytes differ from process to process; nothing may depend on them."""
     program = (
-        "import hashlib; from tests.network import test_reproducible;"
+        "import hashlib; from tests.testing import test_reproducible;"
         "print(hashlib.sha256('\\n'.join(test_reproducible.busy_swarm(7)).encode()).hexdigest())"
     )
 

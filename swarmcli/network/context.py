@@ -1,0 +1,55 @@
+"""What the parts of one endpoint share."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+from swarmcli.clock import Clock
+from swarmcli.errors import ConnectionLost, ProtocolViolation
+from swarmcli.events import Events, PeerRefused
+from swarmcli.network.addresses import AddressBook, PeerInfo
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.transports.base import Connection, Transport
+from swarmcli.network.wire.handlers import Handlers
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """Bytes on connections with their framing, without what encryption adds."""
+
+    sent: int = 0
+    received: int = 0
+
+    def __add__(self, other: Volume) -> Volume:
+        return Volume(self.sent + other.sent, self.received + other.received)
+
+
+class EndpointContext:
+    """The values that Endpoint, ControlPool and StreamPool and their channels have in common."""
+
+    def __init__(self, transport: Transport, clock: Clock, events: Events, dice: random.Random) -> None:
+        self.transport = transport
+        self.limits = transport.limits
+        self.peer_id = transport.identity.peer_id
+        self.info = PeerInfo(self.peer_id)  # with addresses once the endpoint listens
+        self.clock = clock
+        self.events = events
+        self.random = dice
+        self.boot_id = dice.randbytes(16)  # drawn anew by each start: who restarted has forgotten older connections
+        self.handlers = Handlers()
+        self.tasks = TaskOwner()
+        self.book = AddressBook(self.limits.max_known_peers)
+        self.ended_traffic = Volume()  # on connections that have ended
+        self.violations: Counter[str] = Counter()  # broken rule → connections closed for it
+
+    def connection_ended(self, connection: Connection, error: ConnectionLost) -> None:
+        self.ended_traffic += Volume(connection.bytes_sent, connection.bytes_received)
+        if isinstance(error, ProtocolViolation):
+            self.violations[error.reason.partition(":")[0]] += 1  # a rule's name stands before the first colon
+            self.events.emit(PeerRefused(connection.peer_id.text, error.reason))
+            logger.warning("closed the connection to %s: %s", connection.peer_id.short, error.reason)

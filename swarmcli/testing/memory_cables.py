@@ -1,0 +1,180 @@
+"""The cables of a memory network: what travels on them, the links of peers, and the faults that they can have."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from swarmcli.network.identity import PeerID
+
+Latency = float | Callable[[PeerID, PeerID], float]
+
+_RETRANSMISSION = 0.2  # seconds; the least timeout of TCP on Linux
+
+SHARED_PIECE = 16 << 10  # bytes that one connection may send over a slow link before it is another's turn
+PIECE = 64 << 10  # bytes that arrive at a time where no link is slow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packet:
+    data: bytes
+    follows: bool = False  # it was written together with the packet before it
+    reset: str = ""  # not "": the connection is at its end, for this reason
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+
+def cut(data: bytes | memoryview, size: int) -> Iterator[Packet]:
+    """The data as packets of at most `size` bytes. They are copies: the memory may be reused at once."""
+    view = memoryview(data)
+    for offset in range(0, len(view), size):
+        yield Packet(bytes(view[offset : offset + size]), follows=offset > 0)
+
+
+class Link:
+    """A peer's way out, or in. With a bandwidth, its connections take turns, so that a small frame passes between the
+    pieces of large ones. `bandwidth` (bytes per second) may change at any time."""
+
+    def __init__(self, bandwidth: float | None) -> None:
+        self.bandwidth = bandwidth
+        self._queues: dict[object, deque[tuple[Packet, Callable[[Packet], None]]]] = {}
+        self._busy = False
+
+    def submit(self, connection: object, packet: Packet, travel: Callable[[Packet], None]) -> None:
+        """Calls `travel` with the packet once it is through."""
+        if self.bandwidth is None and not self._queues:
+            travel(packet)
+            return
+        self._queues.setdefault(connection, deque()).append((packet, travel))
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        self._busy = bool(self._queues)
+        if not self._busy:
+            return
+        connection = next(iter(self._queues))
+        queue = self._queues.pop(connection)
+        packet, travel = queue.popleft()
+        if queue:
+            self._queues[connection] = queue  # now the last in line
+        seconds = packet.size / self.bandwidth if self.bandwidth else 0.0
+        asyncio.get_running_loop().call_later(seconds, self._sent, packet, travel)
+
+    def _sent(self, packet: Packet, travel: Callable[[Packet], None]) -> None:
+        travel(packet)
+        self._next()
+
+
+class Cables:
+    """Every random choice comes from `random`."""
+
+    def __init__(self, seed: int, latency: Latency, bandwidth: float | None, loss: float) -> None:
+        """See MemoryNetwork."""
+        self.random = random.Random(seed)
+        self._latency = latency
+        self._bandwidth = bandwidth
+        self._loss = loss
+        self._uplinks: dict[PeerID, Link] = {}
+        self._downlinks: dict[PeerID, Link] = {}
+        self._groups: dict[PeerID, int] = {}  # partition; who is in none is in group -1
+        self._cuts: dict[tuple[PeerID, PeerID], None] = {}
+        self._to_tear: dict[tuple[PeerID, PeerID], None] = {}  # source and target
+        self._frozen: dict[PeerID, None] = {}
+        self._pumps: dict[object, Callable[[], None]] = {}  # of each connection's end: delivers what can be delivered
+        self._changed = asyncio.Event()
+
+    def partition(self, *groups: Iterable[PeerID]) -> None:
+        """Peers reach only those of their own group; peers in no group reach each other. Replaces the last one."""
+        self._groups = {peer: number for number, group in enumerate(groups) for peer in group}
+
+    def cut(self, a: PeerID, b: PeerID) -> None:
+        """Nothing passes between these two any more."""
+        self._cuts[_pair(a, b)] = None
+
+    def heal(self) -> None:
+        """Ends every partition and cut; what was held up arrives now."""
+        self._groups.clear()
+        self._cuts.clear()
+        self._flow_again()
+
+    def freeze(self, peer: PeerID) -> None:
+        """Like SIGSTOP: nothing comes from this peer and nothing reaches it, but its connections stand."""
+        self._frozen[peer] = None
+
+    def thaw(self, peer: PeerID) -> None:
+        self._frozen.pop(peer, None)
+        self._flow_again()
+
+    def tear(self, source: PeerID, target: PeerID) -> None:
+        """The next payload that arrives at `target` from `source` breaks off in the middle, and with it its connection:
+        what has come of it lies in the receiver's memory."""
+        self._to_tear[source, target] = None
+
+    def set_bandwidth(self, peer: PeerID, bytes_per_second: float | None) -> None:
+        """Of both directions."""
+        self.set_bandwidths(peer, uplink=bytes_per_second, downlink=bytes_per_second)
+
+    def set_bandwidths(self, peer: PeerID, *, uplink: float | None, downlink: float | None) -> None:
+        """Of a link that is faster one way than the other, in bytes per second."""
+        self._uplinks[peer].bandwidth = uplink
+        self._downlinks[peer].bandwidth = downlink
+
+    # For connections and transports
+
+    def plug_in(self, peer: PeerID) -> None:
+        self._uplinks[peer] = Link(self._bandwidth)
+        self._downlinks[peer] = Link(self._bandwidth)
+
+    def joined(self, connection: object, pump: Callable[[], None]) -> None:
+        self._pumps[connection] = pump
+
+    def left(self, connection: object) -> None:
+        self._pumps.pop(connection, None)
+
+    def severed(self, a: PeerID, b: PeerID) -> bool:
+        return self._groups.get(a, -1) != self._groups.get(b, -1) or _pair(a, b) in self._cuts
+
+    def frozen(self, *peers: PeerID) -> bool:
+        return any(peer in self._frozen for peer in peers)
+
+    def flows(self, a: PeerID, b: PeerID) -> bool:
+        return not self.severed(a, b) and not self.frozen(a, b)
+
+    def tears(self, source: PeerID, target: PeerID) -> bool:
+        return (source, target) in self._to_tear
+
+    def torn(self, source: PeerID, target: PeerID) -> None:
+        del self._to_tear[source, target]
+
+    async def until_flowing(self, a: PeerID, b: PeerID) -> None:
+        while not self.flows(a, b):
+            await self._changed.wait()
+
+    def latency(self, source: PeerID, target: PeerID) -> float:
+        """Seconds that the next packet takes one way."""
+        seconds = self._latency(source, target) if callable(self._latency) else self._latency
+        if self._loss and self.random.random() < self._loss:
+            seconds += _RETRANSMISSION + 2 * seconds
+        return seconds
+
+    def uplink(self, peer: PeerID) -> Link:
+        return self._uplinks[peer]
+
+    def downlink(self, peer: PeerID) -> Link:
+        return self._downlinks[peer]
+
+    def _flow_again(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for pump in list(self._pumps.values()):
+            pump()
+
+
+def _pair(a: PeerID, b: PeerID) -> tuple[PeerID, PeerID]:
+    return (a, b) if a < b else (b, a)
