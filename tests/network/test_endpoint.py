@@ -179,6 +179,41 @@ def test_cancelled_calls_give_their_places_back() -> None:
     run(main())
 
 
+def test_calls_cancelled_before_they_are_written_give_their_places_back() -> None:
+    """The requests behind them reach the other end before their cancellations do."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        async with endpoints(network, 2, limits=Limits(max_calls_per_peer=8)) as [a, b]:
+            busy = Busy()
+            b.serve("busy", bytes, busy)
+            await a.connect(b.info.addresses[0], timeout=5)
+            network.freeze(b.peer_id)
+            calls = [
+                asyncio.create_task(a.call(b.peer_id, "busy", bytes(500_000), Number, timeout=60)) for _ in range(8)
+            ]
+            await asyncio.sleep(1)
+            for call in calls[2:5]:
+                call.cancel()
+            await asyncio.wait(calls[2:5])
+            network.thaw(b.peer_id)
+            await asyncio.sleep(1)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+            async with asyncio.timeout(10):
+                numbers = [a.call(b.peer_id, "double", Number(n), Number, timeout=60) for n in range(100)]
+                assert await asyncio.gather(*numbers) == [Number(2 * n) for n in range(100)]
+            all_places = [asyncio.create_task(a.call(b.peer_id, "busy", b"", Number, timeout=60)) for _ in range(8)]
+            await asyncio.sleep(1)
+            assert b.statistics().calls_serving == 8 and not b.statistics().violations
+            for call in all_places:
+                call.cancel()
+            await asyncio.wait(all_places)
+
+    run(main())
+
+
 def test_refusals_and_failures_of_handlers_have_names() -> None:
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 2) as [a, b]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -493,6 +494,51 @@ def test_streams_beyond_the_limit_wait_for_a_place() -> None:
 
             await asyncio.gather(*[use() for _ in range(10)])
             assert most == 3 and 4 <= now() < 5
+
+    run(main())
+
+
+def test_an_opener_that_is_cancelled_while_it_leaves_frees_its_place() -> None:
+    """Its last word waits behind payloads that the other end does not read."""
+
+    async def main() -> None:
+        async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=1)) as [a, b]:
+
+            async def ignore(peer: PeerID, request: Number, stream: Stream) -> None:
+                await asyncio.get_running_loop().create_future()
+
+            b.serve_stream("ignore", Number, ignore)
+            b.serve_stream("echo", Number, echo)
+
+            async def send_and_leave() -> None:
+                async with a.stream(b.peer_id, "ignore", Number(0), timeout=5) as stream:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(1):
+                            while True:
+                                await stream.send(Number(1), bytes(MiB // 2))
+
+            leaving = asyncio.create_task(send_and_leave())
+            await asyncio.sleep(2)
+            assert not leaving.done()
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
+                await stream.send(Number(2))
+                assert (await stream.receive(Number))[0] == Number(2)
+
+    run(main())
+
+
+def test_a_stream_that_cannot_be_opened_takes_no_place() -> None:
+    async def main() -> None:
+        async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=1)) as [a, b]:
+            b.serve_stream("echo", Number, echo)
+            for peer, request in ((b.peer_id, bytes(2 * MiB)), (a.peer_id, Number(0)), (a.peer_id, Number(0))):
+                with pytest.raises(ValueError):
+                    async with a.stream(peer, "echo", request, timeout=5):
+                        pass
+            async with a.stream(b.peer_id, "echo", Number(0), timeout=5):
+                pass
 
     run(main())
 

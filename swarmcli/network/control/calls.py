@@ -87,7 +87,8 @@ class IncomingCalls:
         self._replied = replied
         self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes of its request
         self._held = 0  # bytes of all these requests
-        self._next = 0  # all numbers below have been used
+        self._next = 0  # all numbers below have been used …
+        self._skipped: dict[int, None] = {}  # … but for these, of which nothing was heard so far
         self._replying = 0  # replies that the connection has not taken yet …
         self._unsent = 0  # … and their bytes
 
@@ -106,7 +107,7 @@ class IncomingCalls:
             raise ProtocolViolation(f"call id used twice: {request.id}")
         if len(self._tasks) >= limits.max_calls_per_peer:
             raise ProtocolViolation(f"too many unanswered calls: more than {limits.max_calls_per_peer}")
-        self._next = request.id + 1
+        self._advance(request.id)
         handler = self._context.handlers.calls.get(request.method)
         size = memoryview(request.body).nbytes
         if handler is None:
@@ -120,11 +121,15 @@ class IncomingCalls:
             self._held += size
 
     def cancel_received(self, cancel: Cancel) -> None:
+        """Every call is acknowledged once. A request that was cancelled while it waited for its turn to be written
+        never comes, and those behind it may well come before its cancellation."""
         task = self._take(cancel.id)
         if task is not None:
             task.cancel()
         elif cancel.id >= self._next:
-            self._next = cancel.id + 1  # the request itself was never sent
+            self._advance(cancel.id)
+        elif cancel.id in self._skipped:
+            del self._skipped[cancel.id]
         else:
             return  # the answer has crossed the wish to cancel
         self.reply(Failure(cancel.id, Failed("cancelled")))
@@ -138,6 +143,15 @@ class IncomingCalls:
         tasks, self._tasks = self._tasks, {}
         for task, _ in tasks.values():
             task.cancel()
+
+    def _advance(self, number: int) -> None:
+        """Uses a number that has not been used. Raises ProtocolViolation for more gaps than calls can be under way."""
+        if number > self._next:
+            most = self._limits.max_calls_per_peer
+            if number - self._next + len(self._skipped) > most:
+                raise ProtocolViolation(f"too many unanswered calls: more than {most} were left out")
+            self._skipped.update(dict.fromkeys(range(self._next, number)))
+        self._next = number + 1
 
     async def _serve(self, number: int, method: str, handler: Handler, request: Any, received: float) -> None:
         reply: Answer | Failure

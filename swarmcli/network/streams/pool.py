@@ -74,13 +74,13 @@ class StreamPool:
             await streams.slots.acquire()
             try:
                 channel = await self._opener(peer, streams)
-            except (ConnectionLost, PeerUnreachable, asyncio.CancelledError):
+            except BaseException:
                 streams.slots.release()
                 raise
             streams.using[channel] = None  # from here on the slot is the channel's: its end releases it
             try:
                 return channel, await channel.open(method, request)
-            except (ConnectionLost, TypeError, asyncio.CancelledError):
+            except BaseException:
                 channel.reset("the stream was given up while it was opened")
                 raise
         finally:

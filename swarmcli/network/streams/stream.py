@@ -113,7 +113,13 @@ class Stream:
         if self._finished:
             return
         self._finished = True
-        await self._connection.send(encode(Finish()))
+        try:
+            await self._connection.send(encode(Finish()))
+        except asyncio.CancelledError:
+            # It waited behind what the other end does not read, and nobody says it a second time: the stream would
+            # never be over, and its slot never free.
+            self._reset("cancelled while it finished", None)
+            raise
 
     @property
     def arriving(self) -> int:
