@@ -41,7 +41,7 @@ _HOMES = {
     "ZeroRedundancyOptimizer": "swarmcli.sharding",
     "get_dht_time": "swarmcli.clock",
 }
-_SUBPACKAGES = ("averaging", "compression", "dht", "optim", "sharding")
+_SUBPACKAGES = ("averaging", "compression", "dht", "optim", "sharding", "testing")
 
 __all__ = [
     "DHT",

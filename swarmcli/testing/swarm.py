@@ -1,0 +1,63 @@
+"""Whole swarms on one memory network."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Protocol, TypeVar
+
+from swarmcli.dht import DHTNode
+from swarmcli.network import Endpoint, Identity, Limits
+from swarmcli.testing.memory_network import MemoryNetwork
+
+
+class Startable(Protocol):
+    """What stands on a node: AveragerCore, OptimizerCore, AuxiliaryCore."""
+
+    async def start(self) -> None: ...
+    async def shutdown(self) -> None: ...
+
+
+S = TypeVar("S", bound=Startable)
+
+
+class Swarm:
+    """Makes peers and ends them: `async with Swarm(seed=1) as swarm`, under virtual time."""
+
+    def __init__(self, *, seed: int = 0, limits: Limits | None = None, **network: Any) -> None:
+        """`network` are the options of MemoryNetwork; everything random follows from `seed` and peers' numbers."""
+        self.network = MemoryNetwork(seed=seed, **network)
+        self.nodes: list[DHTNode] = []
+        self._seed = seed
+        self._limits = limits
+        self._ends = contextlib.AsyncExitStack()
+
+    async def node(self, *, client_mode: bool = False) -> DHTNode:
+        """A peer with an endpoint and a node of the hash table. Its first contact is the swarm's first node."""
+        number = len(self.nodes)
+        transport = self.network.transport(
+            Identity.from_seed(f"swarm {self._seed} peer {number}".encode()),
+            listening=not client_mode,
+            limits=self._limits,
+        )
+        endpoint = Endpoint(transport, client_mode=client_mode, seed=number)
+        await endpoint.start()
+        node = await DHTNode.create(endpoint, initial_peers=self.nodes[0].endpoint.info.addresses if number else ())
+        self.nodes.append(node)
+        self._ends.push_async_callback(node.shutdown)
+        return node
+
+    async def start(self, peer: S) -> S:
+        """Starts what stands on a node. It is shut down when the swarm ends, before what was made earlier."""
+        await peer.start()
+        self._ends.push_async_callback(peer.shutdown)
+        return peer
+
+    def kill(self, node: DHTNode) -> None:
+        """Like SIGKILL: its connections are reset, and nobody hears of it again."""
+        self.network.kill(node.peer_id)
+
+    async def __aenter__(self) -> Swarm:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._ends.aclose()
