@@ -21,6 +21,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
 from tests.averaging.table import Seat, Table, peer_id
+from tests.suites import soak
 
 SIZE = 16
 PERIOD = 3.0  # seconds of a round around the table
@@ -147,7 +148,7 @@ async def spread_mean(swarm: Searchers, peers: list[Searcher], rounds: int) -> l
     return left
 
 
-@pytest.mark.parametrize(("count", "size", "rounds", "bits"), GRIDS)
+@pytest.mark.parametrize(("count", "size", "rounds", "bits"), [*GRIDS[:2], *soak(GRIDS[2:])])
 def test_a_grid_of_searches_gives_everyone_the_mean(count: int, size: int, rounds: int, bits: int) -> None:
     more = 0 if count > 16 else 8  # the grid stays one
 

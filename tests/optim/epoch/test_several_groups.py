@@ -14,6 +14,7 @@ from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.modes import Modes
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
+from tests.suites import soak
 
 EPOCHS, SIZE = 8, 3
 
@@ -49,7 +50,7 @@ def distance(trainer: Trainer) -> float:
     return (trainer.weights.detach() - 1).norm().item()
 
 
-@pytest.mark.parametrize("count", [6, 7])
+@pytest.mark.parametrize("count", [7, *soak([6])])
 def test_groups_train_side_by_side_also_with_one_left_over(count: int) -> None:
     async def main() -> None:
         async with Swarm() as swarm:

@@ -8,6 +8,7 @@ from swarmcli.events import RoundsReplayed, StateDownloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, record, until
 from tests.optim.oracle import Checkpoint, Oracle, Work, now
+from tests.suites import soak
 
 SETTLED = 3.0  # seconds after which the swarm's first epochs are behind it
 
@@ -30,7 +31,7 @@ class Arrivals:
         return max(event.epoch for event in [*self.downloads, *self.replays])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 def test_one_that_starts_fifty_epochs_late(seed: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm, Work() as work:
@@ -53,7 +54,7 @@ def test_one_that_starts_fifty_epochs_late(seed: int) -> None:
 
 
 @pytest.mark.parametrize("behind", [1, 2, 15])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 def test_one_that_returns_with_an_old_checkpoint(seed: int, behind: int) -> None:
     """Two rounds are replayed, more are downloaded."""
 
@@ -84,7 +85,7 @@ def test_one_that_returns_with_an_old_checkpoint(seed: int, behind: int) -> None
     virtual_time.run(main(), seed=seed, timeout=500)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 @pytest.mark.parametrize("stopped", [True, False], ids=["a frozen process", "a dead link"])
 def test_one_that_was_frozen_for_three_epochs(seed: int, stopped: bool) -> None:
     async def main() -> None:
@@ -115,7 +116,7 @@ def test_one_that_was_frozen_for_three_epochs(seed: int, stopped: bool) -> None:
     virtual_time.run(main(), seed=seed, timeout=500)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 def test_two_halves_that_trained_apart(seed: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm, Work() as work:
@@ -140,7 +141,7 @@ def test_two_halves_that_trained_apart(seed: int) -> None:
     virtual_time.run(main(), seed=seed, timeout=500)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 def test_many_that_start_within_one_epoch_do_not_fork(seed: int) -> None:
     """The first epoch is shorter than a step of some: whoever comes too late for its round replays it."""
 

@@ -9,6 +9,7 @@ from swarmcli.optim.auxiliary_core import AuxiliaryCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, record, until
 from tests.optim.oracle import Checkpoint, Oracle, Work, now
+from tests.suites import soak
 
 
 async def gone(work: Work, trainer: Trainer) -> Checkpoint:
@@ -24,7 +25,7 @@ async def assist(core: AuxiliaryCore) -> None:
         await core.step()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 @pytest.mark.parametrize("killed", [False, True])
 def test_one_goes_on_alone_and_others_join_it(seed: int, killed: bool) -> None:
     async def main() -> None:
@@ -93,7 +94,7 @@ def test_all_are_gone_and_come_back_from_checkpoints(ages: tuple[int, ...], toge
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 @pytest.mark.parametrize("kept", [True, False], ids=["with a checkpoint", "from the start"])
 def test_only_auxiliaries_are_left_and_trainers_come_back(seed: int, kept: bool) -> None:
     async def main() -> None:
