@@ -17,7 +17,7 @@ from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.testing.memory_network import MemoryNetwork
+from swarmcli.testing.memory_network import Latency, MemoryNetwork
 from swarmcli.testing.virtual_time import EPOCH
 
 
@@ -61,7 +61,7 @@ class Searcher:
 class Searchers:
     """`async with Searchers(seed) as swarm: peers = [await swarm.add() for _ in range(4)]`."""
 
-    def __init__(self, seed: int, *, latency: float = 0.01, **matchmaking: Any) -> None:
+    def __init__(self, seed: int, *, latency: Latency = 0.01, **matchmaking: Any) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         self.network = MemoryNetwork(seed=seed, latency=latency)

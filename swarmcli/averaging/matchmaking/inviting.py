@@ -19,11 +19,11 @@ def expected_followers(plan: Plan, roll: Roll, here: Container[PeerID], now: flo
     return [entry for entry in entries if not (plan.crowded and entry.follows_until > now)]
 
 
-def hope(entry: Entry, *, hedge: float, patience: float) -> float:
-    """Until when the group waits for this candidate. An answer is late after `hedge` seconds."""
+def hope(entry: Entry, *, slack: float, patience: float) -> float:
+    """Until when the group waits for this candidate. An answer to an invitation is waited for `slack` seconds."""
     if entry.invitations:
         # Whoever follows somebody else is brought along by him, or sent here.
-        return max(entry.coming_until, entry.follows_until, entry.invited_at + hedge)
+        return max(entry.coming_until, entry.follows_until, entry.invited_at + slack)
     return entry.since + (patience if entry.candidate.listening else patience / 2)
 
 

@@ -347,7 +347,7 @@ class Search:
         patience = self.options.request_timeout
         one_for_all = self.awaits_holders and not plan.crowded
         hopes = [
-            hope(e, hedge=self._slack(e.peer_id, one_for_all), patience=patience)
+            hope(e, slack=self._slack(e.peer_id, one_for_all), patience=patience)
             for e in expected
             if self._attendance.waits_for(e.peer_id)
         ]

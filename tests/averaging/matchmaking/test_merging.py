@@ -71,10 +71,8 @@ def test_loops_that_begin_apart_fall_into_step(gap: float, size: int | None, see
     run(main(), seed)
 
 
-async def stall_now_and_then(swarm: Searchers, how: str) -> None:
+async def stall_now_and_then(swarm: Searchers, how: str, slow: set[PeerID]) -> None:
     """Every few seconds one peer freezes, or is slow to send, for 1 to 2.5 s; its connections stand."""
-    slow: set[PeerID] = set()
-    swarm.network._latency = lambda source, _: 1.0 if source in slow else 0.005
     while True:
         await asyncio.sleep(swarm.random.expovariate(0.3))
         peer = swarm.random.choice(swarm.peers).peer_id
@@ -91,12 +89,14 @@ async def stall_now_and_then(swarm: Searchers, how: str) -> None:
 def test_who_is_slow_is_not_taken_for_lost(how: str, seed: int) -> None:
     """As on a busy machine, where a process gets no processor for a while."""
 
+    slow: set[PeerID] = set()
+
     async def main() -> None:
-        async with Searchers(seed) as swarm:
+        async with Searchers(seed, latency=lambda source, _: 1.0 if source in slow else 0.005) as swarm:
             peers = [await swarm.add() for _ in range(4)]
             await asyncio.sleep(1)
             async with asyncio.TaskGroup() as tasks:
-                stalling = tasks.create_task(stall_now_and_then(swarm, how))
+                stalling = tasks.create_task(stall_now_and_then(swarm, how, slow))
                 for _ in range(12):
                     assert await find_apart(peers, 0.3) == [4] * 4
                     assert slowest(peers) < 5.0
