@@ -99,7 +99,7 @@ def test_who_is_slow_is_not_taken_for_lost(how: str, seed: int) -> None:
                 stalling = tasks.create_task(stall_now_and_then(swarm, how, slow))
                 for _ in range(12):
                     assert await find_apart(peers, 0.3) == [4] * 4
-                    assert slowest(peers) < 5.0
+                    assert slowest(peers) < 6.0, "min_matchmaking_time and a second"
                     swarm.random.shuffle(peers)
                     await asyncio.sleep(swarm.random.uniform(0.2, 1.0))
                 stalling.cancel()
