@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from swarmcli.errors import CheckpointError, SiteError
-from swarmcli.sharding.files.exchange import exchange
 from swarmcli.sharding.files.save import Report, complete, read_manifest, try_to_write
+from swarmcli.sharding.transfer import exchange
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sharding.zero.state import State, copied
 from swarmcli.sites.links import named

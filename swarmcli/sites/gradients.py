@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, sum_type
-from swarmcli.sharding.zero.transfer import PIECE_BYTES, pieces
+from swarmcli.sharding.transfer import PIECE_BYTES, pieces
 from swarmcli.sites.links import named
 from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.pace import Report, Verdict
@@ -245,26 +245,33 @@ class MemberMeans:
         """Nothing is left to do."""
 
 
-def sum_over_ranks(site: Site, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
+def sum_over_ranks(
+    site: Site, group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], *, mean: bool = False
+) -> None:
     """Adds up `tensors[i]` of all ranks in rank 0's, in place; the others' are of no use afterwards.
 
-    They are contiguous and of the same shapes and types everywhere, on any device. Raises SiteError.
+    With `mean` rank 0's become the mean over all ranks, computed in the types of sums, and the others' stay. Tensors
+    are of the same shapes and types everywhere, on any device. Raises SiteError.
     """
-    flat = [tensor.detach().view(-1) for tensor in tensors]
+    contiguous = [tensor.detach().contiguous() for tensor in tensors]
+    flat = [tensor.view(-1) for tensor in contiguous]
     for dtype in dict.fromkeys(each.dtype for each in flat):
         alike = [each for each in flat if each.dtype is dtype]
         for runs in pieces([each.numel() for each in alike], PIECE_BYTES // dtype.itemsize):
-            _sum_piece(site, group, [alike[run.tensor][run.start : run.stop] for run in runs])
-
-
-def _sum_piece(site: Site, group: dist.ProcessGroup, parts: list[torch.Tensor]) -> None:
-    in_place = len(parts) == 1 and parts[0].device.type == site.carrier.type
-    whole = parts[0] if in_place else torch.cat([part.to(site.carrier) for part in parts])
-    with named("the gradients of this site did not come together"):
-        dist.reduce(whole, dst=0, group=group)
-    if site.rank == 0 and not in_place:
-        for part, total in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
-            part.copy_(total)
+            parts = [alike[run.tensor][run.start : run.stop] for run in runs]
+            in_place = len(parts) == 1 and parts[0].device.type == site.carrier.type and not mean
+            kind = sum_type(dtype) if mean else dtype
+            whole = parts[0] if in_place else torch.cat([part.to(site.carrier, kind) for part in parts])
+            with named("what the ranks of this site have did not come together"):
+                dist.reduce(whole, dst=0, group=group)
+            if site.rank == 0 and not in_place:
+                if mean:
+                    whole /= site.size
+                for part, total in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
+                    part.copy_(total)
+    for tensor, summed in zip(tensors, contiguous, strict=True):
+        if site.rank == 0 and not tensor.is_contiguous():
+            tensor.detach().copy_(summed)
 
 
 def _total(site: Site, group: dist.ProcessGroup, samples: int) -> int:

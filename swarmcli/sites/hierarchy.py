@@ -9,7 +9,7 @@ the swarm's epochs    the parameters of all ranks become their mean at rank 0, b
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ import torch
 from swarmcli.network import wire
 from swarmcli.optim import Optimizer
 from swarmcli.optim.grad_scaler import all_finite
-from swarmcli.optim.gradients.accumulator import sum_type
 from swarmcli.optim.state.plain_values import fit, to_plain
 from swarmcli.sharding.levels.plan import read_plan
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
@@ -31,8 +30,6 @@ from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.pace import Report, Verdict
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
-
-CHUNK_BYTES = 64 << 20  # of parameters that are copied at a time for their mean
 
 
 class GatherParameters(Order, frozen=True):
@@ -120,8 +117,11 @@ class LeaderLevels:
         if not self.at_rest:
             raise RuntimeError("the other ranks are computing: what they learn now would be in no mean")
         if not self._gathered:
-            self._desk.order(GatherParameters(), lambda: mean_at_leader(self._site, self._parameters))
+            self._desk.order(GatherParameters(), self._gather)
             self._gathered = True
+
+    def _gather(self) -> None:
+        sum_over_ranks(self._site, self._site.orders, self._parameters, mean=True)
 
     def note_replaced(self) -> None:
         self._gathered = self._replaced = True
@@ -208,7 +208,7 @@ class MemberLevels:
 
     def _hand_over(self, order: GatherParameters) -> None:
         with self._lock:
-            mean_at_leader(self._site, self._parameters)
+            sum_over_ranks(self._site, self._site.orders, self._parameters, mean=True)
 
 
 def check_unsharded(optimizer: torch.optim.Optimizer) -> None:
@@ -218,26 +218,3 @@ def check_unsharded(optimizer: torch.optim.Optimizer) -> None:
             f"hierarchy: a {type(optimizer).__name__} shares its statistics out over ranks that step as one, but in a "
             "hierarchy each rank steps by itself: give an optimizer of torch, or leave hierarchy out"
         )
-
-
-@torch.no_grad()
-def mean_at_leader(site: Site, parameters: Sequence[torch.Tensor]) -> None:
-    """Rank 0's parameters become the mean over all ranks, the others' stay; all call it. Raises SiteError."""
-    for chunk in _chunks(parameters):
-        sums = [tensor.detach().to(sum_type(tensor.dtype), copy=True).contiguous() for tensor in chunk]
-        sum_over_ranks(site, site.orders, sums)
-        if site.rank == 0:
-            for tensor, total in zip(chunk, sums, strict=True):
-                tensor.copy_(total.div_(site.size))
-
-
-def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Neighbours together, up to CHUNK_BYTES; a larger one by itself."""
-    chunk: list[torch.Tensor] = []
-    for tensor in tensors:
-        if chunk and sum(each.nbytes for each in chunk) + tensor.nbytes > CHUNK_BYTES:
-            yield chunk
-            chunk = []
-        chunk.append(tensor)
-    if chunk:
-        yield chunk

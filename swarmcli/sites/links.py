@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
+from swarmcli.sharding.transfer import receive_message, receive_tensors, send_message, send_tensors
 
-MAX_MESSAGE_BYTES = 64 << 20
 FOREVER = timedelta(days=365)  # for as long as the other process lives: gloo notices a closed connection
 _AT_ONCE = timedelta(milliseconds=1)
 _NEVER_SENT = 1 << 20  # a tag
@@ -20,50 +20,43 @@ _NEVER_SENT = 1 << 20  # a tag
 
 def send_bytes(group: dist.ProcessGroup, data: bytes, to: int, patience: timedelta | None = None) -> None:
     """To the rank `to` of the site, whose `receive_bytes` gets it. See send_numbers."""
-    send_numbers(group, torch.tensor([len(data)]), to, patience)
-    if data:
-        send_numbers(group, torch.frombuffer(bytearray(data), dtype=torch.uint8), to, patience)
+    with named(f"rank {to} is gone, or does not take what it is sent"):
+        send_message(data, to, group, patience or _patience_with(to))
 
 
 def receive_bytes(group: dist.ProcessGroup, source: int, patience: timedelta = FOREVER) -> bytes:
-    """What `source` sends. `patience` is for its beginning. Raises SiteError: it is gone, or late."""
-    length = torch.empty(1, dtype=torch.int64)
-    receive_numbers(group, length, source, patience)
-    count = int(length)
-    if not 0 <= count <= MAX_MESSAGE_BYTES:
-        raise SiteError(f"rank {source} announced a message of {count} bytes; at most {MAX_MESSAGE_BYTES} are taken")
-    data = torch.empty(count, dtype=torch.uint8)
-    if count:
-        receive_numbers(group, data, source)
-    return data.numpy().tobytes()
+    """What `source` sends. Raises SiteError: it is gone, or late."""
+    with named(_gone(source, patience)):
+        return receive_message(source, group, patience)
 
 
-def send_numbers(group: dist.ProcessGroup, numbers: torch.Tensor, to: int, patience: timedelta | None = None) -> None:
-    """A host tensor, to the rank `to` of the site. Raises SiteError.
+def send_numbers(
+    group: dist.ProcessGroup, numbers: Sequence[torch.Tensor], to: int, patience: timedelta | None = None
+) -> None:
+    """To the rank `to` of the site, which calls `receive_numbers`. Raises SiteError.
 
-    gloo sends nothing, not even one number, before the other end receives. For that the call waits `patience`; None:
-    for rank 0 as long as it lives, since it may have to wait for the swarm, for another rank the group's timeout.
+    Waits for the other end for `patience`. None: for rank 0 as long as it lives, since it may have to wait for the
+    swarm, for another rank the group's timeout.
     """
     with named(f"rank {to} is gone, or does not take what it is sent"):
-        work = dist.isend(numbers, dst=to, group=group)
-        if work is None:
-            raise SiteError("this process is not in the site's group")
-        if patience is None and to:
-            work.wait()
-        else:
-            work.wait(patience or FOREVER)
+        send_tensors(numbers, to, group, patience or _patience_with(to))
 
 
 def receive_numbers(
-    group: dist.ProcessGroup, numbers: torch.Tensor, source: int, patience: timedelta = FOREVER
+    group: dist.ProcessGroup, numbers: Sequence[torch.Tensor], source: int, patience: timedelta = FOREVER
 ) -> None:
-    """Into the host tensor `numbers`. Raises SiteError: `source` is gone, or did not send within `patience`."""
+    """Into the tensors `numbers`. Raises SiteError: `source` is gone, or did not send within `patience`."""
+    with named(_gone(source, patience)):
+        receive_tensors(numbers, source, group, patience)
+
+
+def _patience_with(rank: int) -> timedelta | None:
+    return None if rank else FOREVER
+
+
+def _gone(rank: int, patience: timedelta) -> str:
     late = "" if patience == FOREVER else f", or sent nothing within {patience.total_seconds():g} s"
-    with named(f"rank {source} is gone{late}"):
-        work = dist.irecv(numbers, src=source, group=group)
-        if work is None:
-            raise SiteError("this process is not in the site's group")
-        work.wait(patience)
+    return f"rank {rank} is gone{late}"
 
 
 def sever(group: dist.ProcessGroup) -> None:
@@ -96,7 +89,7 @@ def named(what: str) -> Iterator[None]:
     """Errors of torch.distributed inside of the block become SiteErrors that begin with `what`."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # ValueError: the group has been taken apart
+    except (RuntimeError, ValueError) as error:  # ValueError: the group has been taken apart, or a message is no such
         # gloo begins with the place in its source and ends with advice.
         reason = re.sub(r"^\[\S*\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
         raise SiteError(f"{what}: {reason:.300}") from error

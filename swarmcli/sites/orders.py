@@ -99,7 +99,7 @@ class OrderDesk:
     def _wait_until_done(self, patience: float | None) -> None:
         limit = self._site.timeout if patience is None else timedelta(seconds=patience)
         for rank in self._site.others:
-            receive_numbers(self._site.orders, torch.empty(1, dtype=torch.uint8), rank, limit)
+            receive_numbers(self._site.orders, [torch.empty(1, dtype=torch.uint8)], rank, limit)
 
     def _fail(self, order: Order, error: BaseException | None) -> None:
         self.failed = SiteError(f"{type(order).__name__} came to no end at rank 0: {error or type(error).__name__}")
@@ -141,7 +141,7 @@ class Follower:
     def _run(self) -> None:
         try:
             while self._follow():
-                send_numbers(self._site.orders, torch.zeros(1, dtype=torch.uint8), 0)
+                send_numbers(self._site.orders, [torch.zeros(1, dtype=torch.uint8)], 0)
         except Exception as error:
             self.failed = error
             logger.error("this rank of the site can follow no more orders", exc_info=error)

@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 from torch import nn
 
-from swarmcli.sharding.zero.broadcast import broadcast_from_owners
+from swarmcli.sharding.transfer import broadcast_from_owners
 from swarmcli.sites.links import named, receive_numbers, send_numbers
 from swarmcli.sites.site import Site
 
@@ -56,21 +56,21 @@ class Pace:
 
     def _report_of(self, rank: int, patience: timedelta) -> Report:
         numbers = torch.empty(len(astuple(Report())), dtype=torch.float64)
-        receive_numbers(self._site.pace, numbers, rank, patience)
+        receive_numbers(self._site.pace, [numbers], rank, patience)
         samples, losses, rated, wants_to_stop, ended, generation = numbers.tolist()
         return Report(int(samples), losses, int(rated), bool(wants_to_stop), bool(ended), int(generation))
 
     def report(self, report: Report) -> None:
-        send_numbers(self._site.pace, torch.tensor(astuple(report), dtype=torch.float64), 0)
+        send_numbers(self._site.pace, [torch.tensor(astuple(report), dtype=torch.float64)], 0)
 
     def announce(self, verdict: Verdict) -> None:
         for rank in self._site.others:
-            send_numbers(self._site.pace, torch.tensor(astuple(verdict), dtype=torch.int64), rank)
+            send_numbers(self._site.pace, [torch.tensor(astuple(verdict), dtype=torch.int64)], rank)
 
     def verdict(self) -> Verdict:
         """Waits for it as long as rank 0 lives: what that waits for, in the swarm, has bounds of its own."""
         numbers = torch.empty(len(astuple(Verdict(0))), dtype=torch.int64)
-        receive_numbers(self._site.pace, numbers, 0)
+        receive_numbers(self._site.pace, [numbers], 0)
         epoch, new_parameters, new_buffers, stop, generation = numbers.tolist()
         return Verdict(epoch, bool(new_parameters), bool(new_buffers), bool(stop), generation)
 

@@ -14,8 +14,8 @@ import torch
 
 from swarmcli.errors import SiteError
 from swarmcli.optim.state.plain_values import fit, to_plain
+from swarmcli.sharding.transfer import receive_tensors, send_tensors
 from swarmcli.sharding.zero.state import settings_of
-from swarmcli.sharding.zero.transfer import receive_tensors, send_tensors
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.links import named
 from swarmcli.sites.orders import Order, OrderDesk

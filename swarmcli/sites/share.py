@@ -15,6 +15,7 @@ from swarmcli.averaging.state.snapshot import TensorEntry, copied
 from swarmcli.compression.base import tensor_memory
 from swarmcli.network import wire
 from swarmcli.optim.state.statistics import by_place, elements, put, read_place
+from swarmcli.sharding.transfer import as_bytes
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.links import receive_numbers, send_bytes, send_numbers
 from swarmcli.sites.orders import Order
@@ -168,7 +169,7 @@ class ShareOfStatistics:
     def _read_pinned(self, order: ReadPinned) -> None:
         place, begin, end = order.span
         if self._is_own(place):
-            self._send(as_bytes(self._pins[order.pin][place])[begin:end])
+            send_numbers(self._site.orders, [as_bytes(self._pins[order.pin][place])[begin:end]], 0)
 
     def _describe(self, order: DescribeStatistics) -> None:
         self._send_outline(*self.live(), with_small=False)
@@ -180,38 +181,25 @@ class ShareOfStatistics:
 
     def _read(self, order: ReadStatistics) -> None:
         for place, begin, end in self._own_of(order.spans):
-            self._send(as_bytes(elements(self.find(place), begin, end)))
+            send_numbers(self._site.orders, [elements(self.find(place), begin, end)], 0)
 
     @torch.no_grad()
     def _write(self, order: WriteStatistics) -> None:
         for place, begin, end in self._own_of(order.spans):
             target = self.find(place)
             values = torch.empty(end - begin, dtype=target.dtype)
-            self._receive(as_bytes(values))
+            receive_numbers(self._site.orders, [values], 0)
             put(target, begin, values)
 
     def _fill(self, order: FillStaged) -> None:
         for place, begin, end in self._own_of(order.spans):
-            self._receive(as_bytes(self._staged[place])[begin:end])
+            receive_numbers(self._site.orders, [as_bytes(self._staged[place])[begin:end]], 0)
 
     def _own_of(self, spans: Sequence[Span]) -> list[Span]:
         return [span for span in spans if self._is_own(span[0])]
 
     def _is_own(self, place: str) -> bool:
         return self.owner_of(place) == self._site.rank
-
-    def _send(self, content: torch.Tensor) -> None:
-        if content.numel():
-            send_numbers(self._site.orders, content, 0)
-
-    def _receive(self, content: torch.Tensor) -> None:
-        if content.numel():
-            receive_numbers(self._site.orders, content, 0)
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor in host memory, as uint8."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def _fitted(name: str, value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

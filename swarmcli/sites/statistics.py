@@ -47,7 +47,6 @@ from swarmcli.sites.share import (
     Span,
     StageStatistics,
     WriteStatistics,
-    as_bytes,
 )
 from swarmcli.sites.site import Site
 
@@ -188,11 +187,11 @@ class SiteStatistics:
     def _receive(self, batch: Sequence[tuple[Span, torch.Tensor]]) -> None:
         for (place, _, _), content in batch:
             owner = self._share.owner_of(place)
-            receive_numbers(self._site.orders, as_bytes(content), owner, self._site.timeout)
+            receive_numbers(self._site.orders, [content], owner, self._site.timeout)
 
     def _send(self, batch: Sequence[tuple[Span, torch.Tensor]]) -> None:
         for (place, _, _), content in batch:
-            send_numbers(self._site.orders, as_bytes(content), self._share.owner_of(place))
+            send_numbers(self._site.orders, [content], self._share.owner_of(place))
 
 
 class PinnedStatistic(DistantTensor):

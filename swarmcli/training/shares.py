@@ -20,11 +20,11 @@ from swarmcli.errors import CheckpointError
 from swarmcli.files.flat import unflatten
 from swarmcli.files.tensor_file import TensorFile
 from swarmcli.network import wire
-from swarmcli.sharding.files.exchange import agree
 from swarmcli.sharding.files.reshard import reshard
 from swarmcli.sharding.files.save import MANIFEST as SHARDS_MANIFEST
 from swarmcli.sharding.files.save import Manifest, load_save
 from swarmcli.sharding.files.shard import seal, unseal
+from swarmcli.sharding.transfer import agree
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site

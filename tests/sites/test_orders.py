@@ -115,7 +115,7 @@ def fail_in(kind: str) -> list[str]:
         said = []
         try:
             if desk is None:
-                receive_numbers(site.pace, torch.empty(1), 0)
+                receive_numbers(site.pace, [torch.empty(1)], 0)
             elif kind == "handler":
                 desk.order(Fail(), lambda: summed(site, 0))
             elif kind == "transfer":

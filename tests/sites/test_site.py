@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.links import MAX_MESSAGE_BYTES, receive_bytes, receive_numbers, send_bytes, send_numbers, sever
+from swarmcli.sharding.transfer import MAX_MESSAGE_BYTES
+from swarmcli.sites.links import receive_bytes, receive_numbers, send_bytes, send_numbers, sever
 from swarmcli.sites.site import Site, launched_as_site
 from tests.sharding.processes import Worlds
 
@@ -75,7 +76,7 @@ def wait_for_one_who_leaves(how: str) -> str:
                 raise KeyError
         if how == "dawdles":
             with pytest.raises(SiteError):
-                receive_numbers(site.pace, torch.empty(1), 0)
+                receive_numbers(site.pace, [torch.empty(1)], 0)
         return ""
     try:
         site.meet(0.5 if how == "dawdles" else 100)
@@ -103,13 +104,13 @@ def sever_from_another_thread() -> None:
     site = Site.form(timeout=10)
     if site.rank == 0:
         with pytest.raises(SiteError):
-            receive_numbers(site.pace, torch.empty(1), 1)
+            receive_numbers(site.pace, [torch.empty(1)], 1)
         return
     failed: list[SiteError] = []
 
     def wait() -> None:
         with pytest.raises(SiteError) as error:
-            receive_numbers(site.pace, torch.empty(1), 0)
+            receive_numbers(site.pace, [torch.empty(1)], 0)
         failed.append(error.value)
 
     thread = threading.Thread(target=wait)
@@ -119,7 +120,7 @@ def sever_from_another_thread() -> None:
     site.break_off()
     assert "rank 0 is gone" in str(failed[0])
     with pytest.raises(SiteError, match="rank 0 is gone, or does not take"):
-        send_numbers(site.orders, torch.zeros(1), 0)
+        send_numbers(site.orders, [torch.zeros(1)], 0)
 
 
 def sever_what_is_gone() -> None:
@@ -145,7 +146,7 @@ def come_late(who: int) -> list[int]:
     with Site.form(timeout=0.1) as site:
         if site.rank == who:
             with pytest.raises(SiteError):  # takes half a second
-                receive_numbers(site.orders, torch.empty(1), 1 - who, timedelta(seconds=0.5))
+                receive_numbers(site.orders, [torch.empty(1)], 1 - who, timedelta(seconds=0.5))
         heard = site.share(b"still here")
         site.meet()
         return list(heard)
@@ -162,11 +163,11 @@ def wait_for_rank_0() -> str:
         error = ""
         if site.rank == 0:
             with pytest.raises(SiteError) as failed:
-                send_numbers(site.orders, torch.ones(1), 1)
+                send_numbers(site.orders, [torch.ones(1)], 1)
             error = str(failed.value)
-            receive_numbers(site.pace, torch.empty(1), 1)
+            receive_numbers(site.pace, [torch.empty(1)], 1)
         else:
-            send_numbers(site.pace, torch.ones(1), 0)
+            send_numbers(site.pace, [torch.ones(1)], 0)
         return error
 
 
@@ -178,7 +179,7 @@ def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the
 def announce_too_much() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
-            send_numbers(site.pace, torch.tensor([MAX_MESSAGE_BYTES + 1]), 0)
+            send_numbers(site.pace, [torch.tensor([MAX_MESSAGE_BYTES + 1])], 0)
             site.share()
         else:
             with pytest.raises(SiteError, match="announced a message of"):

@@ -242,7 +242,7 @@ def lose_a_rank(silently: bool) -> list[str]:
         nonlocal reads
         reads += 1
         if reads > 3 and silently:
-            receive_numbers(self._site.pace, torch.empty(1), 0)  # which rank 0 does not send
+            receive_numbers(self._site.pace, [torch.empty(1)], 0)  # which rank 0 does not send
         elif reads > 3:
             os.kill(os.getpid(), signal.SIGKILL)
         read(self, order)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.network import wire
-from swarmcli.sharding.files.exchange import agree, exchange
+from swarmcli.sharding.transfer import agree, exchange
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
 from swarmcli.sharding.zero.state import State
 

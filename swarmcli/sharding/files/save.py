@@ -23,7 +23,6 @@ from safetensors import SafetensorError
 
 from swarmcli.errors import CheckpointError
 from swarmcli.network import wire
-from swarmcli.sharding.files.exchange import agree, exchange
 from swarmcli.sharding.files.reshard import reshard, unsupplied
 from swarmcli.sharding.files.shard import (
     Count,
@@ -34,6 +33,7 @@ from swarmcli.sharding.files.shard import (
     write_sealed,
     write_shard,
 )
+from swarmcli.sharding.transfer import agree, exchange
 from swarmcli.sharding.zero.state import State, apply_settings, copied, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from swarmcli.sharding.transfer import gather_numbers
 from swarmcli.sharding.zero.partition import check_weights
-from swarmcli.sharding.zero.transfer import gather_numbers
 
 
 def listed_params(params: Any) -> list[Any]:

@@ -12,10 +12,8 @@ import torch.distributed as dist
 from swarmcli.errors import ShardingError
 from swarmcli.files.flat import unflatten
 from swarmcli.network import wire
+from swarmcli.sharding.transfer import receive_message, receive_tensors, send_message, send_tensors
 from swarmcli.sharding.zero.state import State, copied, describe
-from swarmcli.sharding.zero.transfer import receive_tensors, send_tensors
-
-HEADER_BYTES = 64 * 2**20  # some hundred bytes for each parameter
 
 
 class ShareHeader(msgspec.Struct, frozen=True):
@@ -56,10 +54,10 @@ def send_share(share: State, to: int, group: dist.ProcessGroup) -> None:
     try:
         state = describe(share, tensors, "state")
     except TypeError as error:
-        _send_bytes(wire.encode(ShareHeader(None, [], str(error))), to, group)  # the other rank waits for a header
+        send_message(wire.encode(ShareHeader(None, [], str(error))), to, group)  # the other rank waits for a header
         raise
     announced = [(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()]
-    _send_bytes(wire.encode(ShareHeader(state, announced)), to, group)
+    send_message(wire.encode(ShareHeader(state, announced)), to, group)
     send_tensors(list(tensors.values()), to, group)
 
 
@@ -68,7 +66,7 @@ def receive_share(source: int, group: dist.ProcessGroup, expected: Collection[in
 
     Raises ShardingError when it cannot send it, and ValueError for what is no state of the parameters `expected`.
     """
-    header = wire.decode(ShareHeader, _receive_bytes(source, group))
+    header = wire.decode(ShareHeader, receive_message(source, group))
     if header.failure:
         raise ShardingError(header.failure)
     tensors = {name: torch.empty(shape, dtype=_dtype(dtype)) for name, dtype, shape in header.tensors}
@@ -88,20 +86,3 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"a tensor of type {name!r} was announced, which this torch does not have")
     return dtype
-
-
-def _send_bytes(data: bytes, to: int, group: dist.ProcessGroup) -> None:
-    if len(data) > HEADER_BYTES:
-        raise ValueError(f"the description of the state takes {len(data)} bytes, more than {HEADER_BYTES}")
-    send_tensors([torch.tensor(len(data))], to, group)
-    send_tensors([torch.frombuffer(bytearray(data), dtype=torch.uint8)], to, group)
-
-
-def _receive_bytes(source: int, group: dist.ProcessGroup) -> bytes:
-    length = torch.tensor(0)
-    receive_tensors([length], source, group)
-    if not 0 < int(length) <= HEADER_BYTES:
-        raise ValueError(f"rank {source} announced a description of {int(length)} bytes, more than {HEADER_BYTES}")
-    data = torch.empty(int(length), dtype=torch.uint8)
-    receive_tensors([data], source, group)
-    return data.numpy().tobytes()

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 
-from swarmcli.sharding.zero.transfer import gather_numbers, receive_tensors, send_tensors
+from swarmcli.sharding.transfer import gather_numbers, receive_tensors, send_tensors
 
 
 class UnevenInputs:

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import ShardingError
+from swarmcli.sharding.transfer import as_bytes
 from swarmcli.sharding.zero.bucket_shares import Share, share_out
 from swarmcli.sharding.zero.buckets import ParameterBuckets
 from swarmcli.sharding.zero.functional import FunctionalOptimizer, functional_equivalent
 from swarmcli.sharding.zero.partition import assign
 from swarmcli.sharding.zero.state import settings_of
-from swarmcli.sharding.zero.transfer import as_bytes
 
 if TYPE_CHECKING:
     from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer

@@ -13,6 +13,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from swarmcli.errors import ShardingError
+from swarmcli.sharding.transfer import broadcast_from_owners
 from swarmcli.sharding.zero.arguments import (
     agreed_weights,
     check_agreement,
@@ -22,7 +23,6 @@ from swarmcli.sharding.zero.arguments import (
     group_of,
     listed_params,
 )
-from swarmcli.sharding.zero.broadcast import broadcast_from_owners
 from swarmcli.sharding.zero.buckets import ParameterBuckets
 from swarmcli.sharding.zero.consolidation import consolidate
 from swarmcli.sharding.zero.functional import is_functional

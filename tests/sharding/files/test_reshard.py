@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.errors import CheckpointError
+from swarmcli.sharding import transfer
 from swarmcli.sharding.files.reshard import Move, plan_moves, reshard, unclaimed, unsupplied
-from swarmcli.sharding.zero import transfer
 from tests.sharding.files.jobs import differing, plain
 from tests.sharding.processes import Worlds
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from swarmcli.errors import CheckpointError
 from swarmcli.sharding import ZeroRedundancyOptimizer
-from swarmcli.sharding.files.exchange import exchange
 from swarmcli.sharding.files.save import MANIFEST, Manifest, complete, load_save, read_manifest, try_to_write
 from swarmcli.sharding.files.shard import seal, unseal
+from swarmcli.sharding.transfer import exchange
 from tests.sharding.files.jobs import differing, parameters, plain, reference, sharded, train, whole
 from tests.sharding.processes import Worlds
 

@@ -1,0 +1,217 @@
+"""How bytes travel between the ranks of a process group: tensors and messages to one rank, or to all.
+
+Both ends agree on shapes and types beforehand. Tensors travel as bytes, so that any type does. Short ones share a
+message, long ones travel as they lie, in pieces of bounded size: so the memory besides the tensors is one piece at each
+end, and the number of messages depends on bytes alone.
+
+Every function raises RuntimeError when another rank is gone or a wait has taken too long, ValueError for a message that
+is too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from swarmcli.errors import CheckpointError
+from swarmcli.network import wire
+
+PIECE_BYTES = 16 * 2**20
+MAX_MESSAGE_BYTES = 64 * 2**20  # of a message that is taken
+SHORT_BYTES = 64 * 2**10  # up to here copying a tensor costs less than a message of its own
+PACK_BYTES = 2**20  # of short tensors that are broadcast together
+
+
+class Run(NamedTuple):
+    """Elements `start` to `stop` of one of several tensors."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+def pieces(lengths: Sequence[int], longest: int) -> Iterator[list[Run]]:
+    """Lays tensors of so many elements one behind the other and cuts them into pieces, all full but the last."""
+    runs: list[Run] = []
+    room = longest
+    for tensor, length in enumerate(lengths):
+        start = 0
+        while start < length:
+            stop = min(length, start + room)
+            runs.append(Run(tensor, start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield runs
+                runs, room = [], longest
+    if runs:
+        yield runs
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as flat uint8: a view of a contiguous tensor, of another one a copy."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def message_device(group: dist.ProcessGroup) -> torch.device:
+    """Where messages of this group have to lie: in CPU memory if it carries that, else on the device it serves."""
+    served = [entry.split(":")[0] for entry in dist.get_backend_config(group).split(",")]
+    return torch.device("cpu" if "cpu" in served else served[0])
+
+
+# From one rank to another
+
+
+def send_tensors(
+    tensors: Sequence[torch.Tensor], to: int, group: dist.ProcessGroup, patience: timedelta | None = None
+) -> None:
+    """Sends the tensors (any device) to rank `to` of the group, which receives into tensors of the same sizes.
+
+    gloo sends nothing, not even one number, before the other end receives. For that each piece waits for `patience`;
+    None: the group's timeout.
+    """
+    target, device = dist.get_global_rank(group, to), message_device(group)
+    sources = [as_bytes(tensor) for tensor in tensors]
+    for runs in pieces([source.numel() for source in sources], PIECE_BYTES):
+        parts = [sources[run.tensor][run.start : run.stop].to(device) for run in runs]
+        _finish(dist.isend(_joined(parts), dst=target, group=group), patience)
+
+
+def receive_tensors(
+    tensors: Sequence[torch.Tensor], source: int, group: dist.ProcessGroup, patience: timedelta | None = None
+) -> None:
+    """Fills the tensors (contiguous, any device) with what rank `source` of the group sends; its other end.
+
+    After an error some tensors are written. `patience`: for each piece; None: the group's timeout.
+    """
+    sender, device = dist.get_global_rank(group, source), message_device(group)
+    targets = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
+    for runs in pieces([target.numel() for target in targets], PIECE_BYTES):
+        parts = [targets[run.tensor][run.start : run.stop] for run in runs]
+        message = _room_for(parts, device)
+        _finish(dist.irecv(message, src=sender, group=group), patience)
+        _hand_out(message, parts)
+
+
+def send_message(data: bytes, to: int, group: dist.ProcessGroup, patience: timedelta | None = None) -> None:
+    """To rank `to` of the group, whose `receive_message` gets it. `patience`: see send_tensors."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(data)} bytes is too long; at most {MAX_MESSAGE_BYTES} are taken")
+    send_tensors([torch.tensor(len(data))], to, group, patience)
+    send_tensors([torch.frombuffer(bytearray(data), dtype=torch.uint8)] if data else [], to, group, patience)
+
+
+def receive_message(source: int, group: dist.ProcessGroup, patience: timedelta | None = None) -> bytes:
+    """What rank `source` of the group sends by `send_message`."""
+    length = torch.tensor(0)
+    receive_tensors([length], source, group, patience)
+    _check_length(int(length), f"rank {source}")
+    data = torch.empty(int(length), dtype=torch.uint8)
+    receive_tensors([data], source, group, patience)
+    return data.numpy().tobytes()
+
+
+# From all ranks to all
+
+
+def exchange(data: bytes, group: dist.ProcessGroup) -> list[bytes]:
+    """What each rank gave, by rank. A collective call.
+
+    Takes the longest message times the number of ranks in memory.
+    """
+    lengths = [int(length) for (length,) in gather_numbers([len(data)], group)]
+    longest = max(lengths)
+    _check_length(longest, f"rank {lengths.index(longest)}")
+    if not longest:
+        return [b""] * len(lengths)
+    padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(message_device(group))
+    received = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(received, padded, group=group)
+    return [each[:length].cpu().numpy().tobytes() for each, length in zip(received, lengths, strict=True)]
+
+
+def agree(problem: str | None, group: dist.ProcessGroup) -> None:
+    """Returns at all ranks if none has a problem, else raises CheckpointError with all their words. A collective."""
+    told = [wire.decode(str, each) for each in exchange(wire.encode(problem or ""), group)]
+    if any(told):
+        raise CheckpointError("; ".join(dict.fromkeys(text for text in told if text)))
+
+
+def gather_numbers(values: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:
+    """The numbers of all ranks, by rank; all must give equally many. A collective call."""
+    own = torch.tensor(values, dtype=torch.float64, device=message_device(group))
+    everyones = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyones, own, group=group)
+    return [tensor.tolist() for tensor in everyones]
+
+
+def broadcast_from_owners(tensors_by_rank: Sequence[Sequence[torch.Tensor]], group: dist.ProcessGroup) -> None:
+    """Every rank sends its own tensors to all and overwrites those of the others with what their owners send.
+
+    They may be of several devices; one that is not contiguous goes through a copy. Returns when all are there; after
+    an error some tensors are new.
+    """
+    if dist.get_world_size(group) == 1:
+        return
+    own_rank = dist.get_rank(group)
+    under_way, copies = [], []
+    for rank, tensors in enumerate(tensors_by_rank):
+        source = dist.get_global_rank(group, rank)
+        whole = [tensor.detach().contiguous() for tensor in tensors]
+        for parts in packs([each.view(-1).view(torch.uint8) for each in whole]):
+            message = _joined(parts) if rank == own_rank else _room_for(parts, parts[0].device)
+            work = dist.broadcast(message, src=source, group=group, async_op=True)
+            under_way.append((work, message, [message] if rank == own_rank else parts))
+        if rank != own_rank:
+            copies += [pair for pair in zip(tensors, whole, strict=True) if not pair[0].is_contiguous()]
+    for work, message, parts in under_way:
+        work.wait()
+        _hand_out(message, parts)
+    for tensor, arrived in copies:
+        tensor.detach().copy_(arrived)
+
+
+def packs(flat: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """What shares a message, by size and device, in which all ranks agree: a long tensor alone, parts of short ones."""
+    yield from ([tensor] for tensor in flat if tensor.numel() > SHORT_BYTES)
+    for device in dict.fromkeys(tensor.device for tensor in flat):
+        short = [tensor for tensor in flat if tensor.device == device and tensor.numel() <= SHORT_BYTES]
+        for runs in pieces([tensor.numel() for tensor in short], PACK_BYTES):
+            yield [short[run.tensor][run.start : run.stop] for run in runs]
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One message of these; a single part is sent from where it lies."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _room_for(parts: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Where a message of these arrives: a single part in its own memory, if the group carries that."""
+    if len(parts) == 1 and parts[0].device.type == device.type:
+        return parts[0]
+    return torch.empty(sum(part.numel() for part in parts), dtype=torch.uint8, device=device)
+
+
+def _hand_out(message: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    if message is not parts[0]:
+        for part, arrived in zip(parts, message.split([part.numel() for part in parts]), strict=True):
+            part.copy_(arrived)
+
+
+def _finish(work: dist.Work | None, patience: timedelta | None) -> None:
+    if work is None:
+        raise RuntimeError("this process is not in the group")
+    if patience is None:
+        work.wait()
+    else:
+        work.wait(patience)
+
+
+def _check_length(length: int, whose: str) -> None:
+    """Before memory is taken for it."""
+    if not 0 <= length <= MAX_MESSAGE_BYTES:
+        raise ValueError(f"{whose} announced a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are taken")
