@@ -29,10 +29,9 @@ from swarmcli.roles.site_state import SiteState
 from swarmcli.roles.trainer import come_into_step, train
 from swarmcli.roles.watch import RunWatch
 from swarmcli.sites.hierarchy import LeaderLevels
-from swarmcli.sites.leader import SiteLeader
-from swarmcli.sites.member import SiteMember
 from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.site import Site
+from swarmcli.sites.steps import SiteLeader, SiteMember
 from swarmcli.training import (
     STREAM,
     Compute,

@@ -23,9 +23,9 @@ from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.gradients import LeaderGradients, LeaderMeans, LeaderSums, MemberGradients, MemberMeans, MemberSums
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
 from swarmcli.sites.orders import Order, OrderDesk
-from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import SharedModel
 from swarmcli.training import optimizer_factory, optimizer_kind, parameter_groups
 
 Handlers = Mapping[type[Order], Callable[[Any], None]]

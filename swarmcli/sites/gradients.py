@@ -18,8 +18,8 @@ from swarmcli.optim.gradients.accumulator import GradientAccumulator, sum_type
 from swarmcli.sharding.transfer import PIECE_BYTES, pieces
 from swarmcli.sites.links import named
 from swarmcli.sites.orders import Order, OrderDesk
-from swarmcli.sites.pace import Report, Verdict
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import Report, Verdict
 
 
 class LeaderGradients(Protocol):

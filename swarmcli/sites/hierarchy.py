@@ -27,9 +27,9 @@ from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptim
 from swarmcli.sites.gradients import sum_over_ranks
 from swarmcli.sites.links import named, receive_bytes, send_bytes
 from swarmcli.sites.orders import Order, OrderDesk
-from swarmcli.sites.pace import Report, Verdict
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import Report, Verdict
 
 
 class GatherParameters(Order, frozen=True):

@@ -19,10 +19,10 @@ from swarmcli.sharding.zero.state import settings_of
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.links import named
 from swarmcli.sites.orders import Order, OrderDesk
-from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.share import ShareOfStatistics
 from swarmcli.sites.site import Site
 from swarmcli.sites.statistics import SiteStatistics
+from swarmcli.sites.step_sync import SharedModel
 
 
 class StepShares(Order, frozen=True):

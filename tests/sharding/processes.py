@@ -62,7 +62,7 @@ CONTEXT.set_forkserver_preload(
         "safetensors.torch",
         "swarmcli.sharding",
         "swarmcli.sites.checkpoint",
-        "swarmcli.sites.leader",
+        "swarmcli.sites.steps",
         "swarmcli.training.loop",
         "tests.end_to_end.round_member",
         __name__,

@@ -15,10 +15,9 @@ import torch.distributed as dist
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
-from swarmcli.sites.leader import SiteLeader
-from swarmcli.sites.member import SiteMember
 from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.site import Site
+from swarmcli.sites.steps import SiteLeader, SiteMember
 from tests.sites.site_training import OPTIMIZERS, loss_of, model, rows, schedule, weights
 
 Entry = list[Any]  # of one step: the batch (epoch, turn) or None, the epoch afterwards, whether rank 0's model came

@@ -16,12 +16,11 @@ from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums
-from swarmcli.sites.leader import SiteLeader
-from swarmcli.sites.member import SiteMember
 from swarmcli.sites.orders import OrderDesk
-from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import SharedModel
+from swarmcli.sites.steps import SiteLeader, SiteMember
 from swarmcli.training import CheckpointStore
 from swarmcli.training.shares import load_newest
 

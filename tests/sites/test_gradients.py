@@ -19,8 +19,8 @@ from swarmcli.sites.gradients import (
     sum_over_ranks,
 )
 from swarmcli.sites.orders import Follower, OrderDesk
-from swarmcli.sites.pace import Pace, Report, Verdict
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import Report, StepSync, Verdict
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.e2e
@@ -44,7 +44,7 @@ def told(sums: SiteAccumulator) -> list[Any]:
 def sum_up(script: str) -> list[Any]:
     """All ranks do what each letter says. What rank 0 holds after each hand-in, and at the end; at `c` its samples."""
     with Site.form(timeout=10) as site:
-        trained, pace, seen = parameters(), Pace(site), []
+        trained, pace, seen = parameters(), StepSync(site), []
         if site.rank:
             sums = MemberSums(site, trained)
             follower = Follower(site, sums.handlers)
@@ -152,7 +152,7 @@ def test_large_tensors_are_summed_in_pieces_and_small_ones_together(worlds: Worl
 
 def average_in_each_step() -> list[Any]:
     with Site.form(timeout=10) as site:
-        trained, pace, seen = parameters(), Pace(site), []
+        trained, pace, seen = parameters(), StepSync(site), []
         for own, other in ((1, 3), (0, 2), (2, 0), (0, 0)):
             samples = other if site.rank else own
             gradients(trained, 10.0 * site.rank + 1.0)

@@ -14,12 +14,11 @@ import torch.distributed as dist
 from torch import nn
 
 from swarmcli.errors import SiteError
-from swarmcli.sites import gradients, leader
+from swarmcli.sites import gradients, steps
 from swarmcli.sites.gradients import LeaderSums, MemberSums
-from swarmcli.sites.leader import SiteLeader
-from swarmcli.sites.member import SiteMember
 from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.site import Site
+from swarmcli.sites.steps import SiteLeader, SiteMember
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.e2e
@@ -192,7 +191,7 @@ def end_without_the_other() -> list[str]:
         return []
     warnings: list[str] = []
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(leader.logger, "warning", lambda text, error: warnings.append(str(error)))
+    monkey.setattr(steps.logger, "warning", lambda text, error: warnings.append(str(error)))
     dist.barrier()
     trainer.steps.close()
     monkey.undo()

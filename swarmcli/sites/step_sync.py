@@ -1,4 +1,4 @@
-"""Pace: the main threads of a site meet here in every step. All take the same steps, and end after the same one.
+"""StepSync: the main threads of a site meet here in every step. All take the same steps, and end after the same one.
 
 rank 0         gather ──── the swarm's optimizer steps, however long that takes ──── announce
 other ranks    report ───────────────────────── wait ─────────────────────────────── verdict
@@ -41,7 +41,7 @@ class Verdict:
     generation: int = 0  # sums of gradients of another one are worth nothing
 
 
-class Pace:
+class StepSync:
     """The small messages of a step, from everyone to rank 0 and back. For main threads."""
 
     def __init__(self, site: Site) -> None:

@@ -1,0 +1,261 @@
+"""SiteLeader and SiteMember: the optimizers of the training loops of a site. All ranks take the same steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch import nn
+
+from swarmcli.errors import SiteError
+from swarmcli.optim import Optimizer
+from swarmcli.sites.gradients import LeaderGradients, MemberGradients
+from swarmcli.sites.orders import Follower, Order, OrderDesk
+from swarmcli.sites.sharded_optimizer import SiteOptimizer
+from swarmcli.sites.site import FORMING_SECONDS, Site
+from swarmcli.sites.step_sync import Report, SharedModel, StepSync, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class SiteSteps(ABC):
+    """What all ranks have in common. For one thread, the training loop's.
+
+    Methods raise SiteError once the site has lost a rank or one of them has failed; then this process is of no more use
+    to it. Whatever a method raises, the other ranks end too, with SiteErrors.
+
+    `stopped` is set after the same step at all ranks: one of them wanted to stop, or the data of all has ended.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        orders: OrderDesk | Follower,
+        gradients: LeaderGradients | MemberGradients,
+        wants_to_stop: threading.Event | None,
+    ) -> None:
+        self._site = site
+        self._orders = orders
+        self._gradients = gradients
+        self._wants_to_stop = wants_to_stop or threading.Event()
+        self._sync = StepSync(site)
+        self._noted = (0.0, 0)  # loss and samples of the step that comes
+        self.stopped = threading.Event()
+
+    def note_loss(self, loss: float, samples: int) -> None:
+        """The mean loss over the samples of this rank in the step that comes. The swarm sees the site's mean."""
+        self._noted = (loss, samples)
+
+    def step(self, *, batch_size: int) -> None:
+        """The present gradients are means over `batch_size` samples of this rank; the site steps with those of all.
+
+        Rank 0 does in it what `Optimizer.step` does, and raises SiteError if another rank takes the site's timeout
+        longer for its batch. The others wait until that is over, as long as the swarm's end of an epoch takes.
+        """
+        self._step(batch_size, ended=False)
+
+    def drain(self) -> None:
+        """This rank's data has ended: takes part without samples until that of all ranks has, or one wants to stop."""
+        while not self.stopped.is_set():
+            self._step(0, ended=True)
+
+    @abstractmethod
+    def _step(self, samples: int, *, ended: bool) -> None: ...
+
+    def _own_report(self, samples: int, ended: bool) -> Report:
+        (loss, rated), self._noted = self._noted, (0.0, 0)
+        return Report(samples, loss * rated, rated, self._wants_to_stop.is_set(), ended, self._gradients.generation)
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """If the block comes to no end, nobody waits for this rank."""
+        done = False
+        try:
+            yield
+            done = True
+        except SiteError:
+            self._orders.check()  # what an order died of is the reason to give: the rest follows from it
+            raise
+        finally:
+            if not done:
+                self._site.break_off()
+
+
+class SiteLeader(SiteSteps):
+    """Rank 0 of a site, whose Optimizer takes its steps in the swarm for all ranks.
+
+    A step gathers the others' reports, steps the Optimizer with the samples of all, tells the others how it went and,
+    where its model has changed, gives them its parameters and buffers. So before the next batch every rank's model is
+    this one's.
+    """
+
+    _gradients: LeaderGradients
+
+    def __init__(
+        self,
+        site: Site,
+        desk: OrderDesk,
+        optimizer: Optimizer,
+        model: nn.Module,
+        gradients: LeaderGradients,
+        *,
+        wants_to_stop: threading.Event | None = None,
+    ) -> None:
+        """`gradients` fits what the Optimizer was made with; `wants_to_stop` is set when this rank's user wants to."""
+        super().__init__(site, desk, gradients, wants_to_stop)
+        self._desk = desk
+        self._optimizer = optimizer
+        self._sharded = optimizer.opt if isinstance(optimizer.opt, SiteOptimizer) else None
+        self._shared = self._sharded.shared if self._sharded is not None else SharedModel(site, model)
+        self._told: Verdict | None = None
+
+    @property
+    def local_epoch(self) -> int:
+        """As all ranks have been told: where steps are delayed, the Optimizer comes to the next one between steps."""
+        return self._optimizer.local_epoch if self._told is None else self._told.epoch
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+
+    def load_state_from_peers(self) -> bool:
+        """Waits for all ranks to be ready, joins the run, and gives everyone the model. All call it before training."""
+        with self._all_or_none():
+            self._sync.gather(timedelta(seconds=FORMING_SECONDS))
+            changed = self._optimizer.load_state_from_peers()
+            self._announce(stop=False)
+        return changed
+
+    def close(self) -> None:
+        """The other ranks may go; then this one leaves the site. To be called after the Optimizer's shutdown."""
+        self._give_up_orders()
+        try:
+            self._desk.close()
+        except SiteError as error:
+            logger.warning("not every rank was there to be let go: %s", error)
+        self._site.close()
+
+    def _give_up_orders(self) -> None:
+        """A SiteOptimizer's statistics have a thread of their own that gives some."""
+        if self._sharded is not None:
+            self._sharded.statistics.close()
+
+    def __enter__(self) -> SiteLeader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """After an error the other ranks are not waited for, they end by SiteErrors; otherwise as `close`."""
+        if kind is None:
+            self.close()
+        else:
+            self._site.break_off()
+            self._give_up_orders()
+            self._site.close()
+
+    def _step(self, samples: int, *, ended: bool) -> None:
+        with self._all_or_none():
+            reports = self._sync.gather()
+            total = self._gradients.take(samples, reports)
+            everyone = [self._own_report(samples, ended), *reports]
+            self._note_site_loss(everyone, total)
+            self._optimizer.step(batch_size=total)
+            self._desk.check()  # an order may have failed in a thread whose errors nobody sees
+            stop = any(each.wants_to_stop for each in everyone) or all(each.ended for each in everyone)
+            self._announce(stop=stop, stepped=total > 0)
+
+    def _note_site_loss(self, reports: Sequence[Report], total: int) -> None:
+        rated = sum(each.rated for each in reports)
+        if rated and total:
+            self._optimizer.note_loss(sum(each.losses for each in reports) / rated, total)
+
+    def _announce(self, *, stop: bool, stepped: bool = False) -> None:
+        epoch, told = self._optimizer.local_epoch, self._told
+        new_epoch = told is None or epoch != told.epoch
+        changed = not self._shared.equal and self._gradients.are_news(
+            new_epoch=new_epoch, stepped=stepped, written=self._shared.written
+        )
+        verdict = Verdict(
+            epoch,
+            new_parameters=changed,
+            new_buffers=self._shared.has_buffers and (changed or new_epoch),
+            stop=stop,
+            generation=self._gradients.generation,
+        )
+        self._sync.announce(verdict)
+        self._shared.transfer(verdict)
+        self._told = verdict
+        self._gradients.finish(verdict)
+        if stop:
+            self.stopped.set()
+
+
+class SiteMember(SiteSteps):
+    """A rank of a site that computes for rank 0. Its model is rank 0's whenever a step has ended.
+
+    Another thread, the Follower's, carries out rank 0's orders meanwhile.
+    """
+
+    _gradients: MemberGradients
+
+    def __init__(
+        self,
+        site: Site,
+        model: nn.Module,
+        gradients: MemberGradients,
+        handlers: Mapping[type[Order], Callable[[Any], None]] | None = None,
+        *,
+        wants_to_stop: threading.Event | None = None,
+    ) -> None:
+        """`handlers`: for further orders, of a sharded optimizer for example; from here on they may come."""
+        self._follower = Follower(site, {**gradients.handlers, **(handlers or {})})
+        super().__init__(site, self._follower, gradients, wants_to_stop)
+        self._model = model
+        self._shared = SharedModel(site, model)
+        self.local_epoch = 0  # rank 0's
+        self._follower.start()
+
+    def zero_grad(self) -> None:
+        self._model.zero_grad(set_to_none=True)
+
+    def load_state_from_peers(self) -> bool:
+        """Waits until rank 0 has joined the run, and takes its model and epoch. Always True: the model is another."""
+        with self._all_or_none():
+            self._sync.report(Report())
+            self._follow()
+        return True
+
+    def close(self) -> None:
+        """Stays for rank 0's orders until that lets this rank go, then leaves the site. Raises SiteError."""
+        try:
+            self._follower.join()
+        finally:
+            self._site.close()
+
+    def __enter__(self) -> SiteMember:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """After an error the other ranks are not waited for, they end by SiteErrors; otherwise as `close`."""
+        if kind is None:
+            self.close()
+        else:
+            self._site.close(broken=True)
+
+    def _step(self, samples: int, *, ended: bool) -> None:
+        with self._all_or_none():
+            self._gradients.prepare(samples)
+            self._sync.report(self._own_report(samples, ended))
+            self._gradients.contribute(samples)
+            self._follow()
+
+    def _follow(self) -> None:
+        verdict = self._sync.verdict()
+        self._shared.transfer(verdict)
+        self.local_epoch = verdict.epoch
+        self._gradients.finish(verdict)
+        if verdict.stop:
+            self.stopped.set()
