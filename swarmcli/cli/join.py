@@ -40,9 +40,9 @@ def join(
     settings = [*overrides, *choices.overrides()]
     process = SiteProcess.of_environment()
     if process is not None:
-        from swarmcli.cli.site.part import Part, take_part
+        from swarmcli.cli.site.join import JoinOptions, join_as_process
 
-        take_part(process, Part(recipe, settings, peer, home, resume, web, web_host, verbose))
+        join_as_process(process, JoinOptions(recipe, settings, peer, home, resume, web, web_host, verbose))
         return
     loaded = load_recipe(recipe, settings)
     if loaded.local.site.processes > 1:

@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -18,26 +19,50 @@ from swarmcli.cli.failures import ExitCode, exit_code, words
 from swarmcli.cli.interrupt import stop_on_signals
 from swarmcli.cli.parent import ends_with_parent
 from swarmcli.cli.site.link import Failed, Link, Network, Past
-from swarmcli.cli.site.place import Place, place_of_process
 from swarmcli.errors import BootstrapError, ListenError, SiteError, SwarmError
 
 MAX_WORDS = 10_000  # characters that are told of a failure
 
 
+@dataclass(frozen=True, slots=True)
+class WorldRank:
+    """Which process of a site this is, as the launcher that started it says: torch's, or `swarm` by itself."""
+
+    rank: int
+    size: int
+    local_rank: int  # among the processes of this machine
+
+
+def world_rank_of_process(environment: Mapping[str, str] | None = None) -> WorldRank | None:
+    """What the environment says; None for a process that is no part of a site. Raises SiteError for half of it."""
+    given = os.environ if environment is None else environment
+    if "RANK" not in given or given.get("WORLD_SIZE", "1") == "1":
+        return None
+    try:
+        return WorldRank(int(given["RANK"]), int(given["WORLD_SIZE"]), int(given.get("LOCAL_RANK", "0")))
+    except ValueError:
+        raise SiteError(
+            f"RANK={given['RANK']!r} and WORLD_SIZE={given['WORLD_SIZE']!r} in the environment are no numbers; "
+            "start this with torchrun, or unset them"
+        ) from None
+
+
 class SiteProcess:
     """This process as one of a site. Use `running` around all that it does."""
 
-    def __init__(self, place: Place, link: Link | None) -> None:
-        self.place = place
+    def __init__(self, rank: WorldRank, link: Link | None) -> None:
+        self.rank = rank
         self._link = link  # None under the volunteer's own torchrun
         self._told: Failed | None = None
 
     @classmethod
     def of_environment(cls) -> SiteProcess | None:
-        """What a launcher made of this process; None: no part of a site. Call it before what takes time: from then on
-        the process ends with its launcher."""
-        place = place_of_process()
-        return cls(place, Link.found()) if place is not None else None
+        """What a launcher made of this process; None: it belongs to no site.
+
+        Call it before what takes time: from then on the process ends with its launcher.
+        """
+        rank = world_rank_of_process()
+        return cls(rank, Link.found()) if rank is not None else None
 
     @property
     def past(self) -> Past:
@@ -137,6 +162,6 @@ class SiteProcess:
         trace = "".join(traceback.format_exception(error))[-MAX_WORDS:]
         return Failed(
             ExitCode.START_AGAIN,
-            f"{trace}swarm: this is a fault in swarm itself, in process {self.place.rank} of the site; please report "
+            f"{trace}swarm: this is a fault in swarm itself, in process {self.rank.rank} of the site; please report "
             "it with the lines above",
         )

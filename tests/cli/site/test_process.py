@@ -11,8 +11,7 @@ import pytest
 import typer
 
 from swarmcli.cli.site.link import Failed, Line, Link, Network, Past, Start, Stop
-from swarmcli.cli.site.place import Place
-from swarmcli.cli.site.process import SiteProcess
+from swarmcli.cli.site.process import SiteProcess, WorldRank
 from swarmcli.errors import BootstrapError, CheckpointError, FingerprintError, SiteError
 
 PAST = Past(3, "/home/trainer-1", Network(31330, ("tcp://10.0.0.1:4",)), 24)
@@ -26,7 +25,7 @@ class Site:
         ours.settimeout(10)
         self.launcher = Line(ours)
         start = Start(theirs.detach(), os.getpid(), "store", past)
-        self.process = SiteProcess(Place(1, 2, 1), Link(start, end_process=lambda code: None))
+        self.process = SiteProcess(WorldRank(1, 2, 1), Link(start, end_process=lambda code: None))
 
     def end_with(self, error: Exception) -> int:
         with pytest.raises(typer.Exit) as end, self.process.running():
@@ -109,7 +108,7 @@ def test_how_the_command_ends_is_its_own_affair(site: Site) -> None:
 
 
 def test_under_torchrun_errors_and_signals_go_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    process, stop = SiteProcess(Place(0, 2, 0), None), threading.Event()
+    process, stop = SiteProcess(WorldRank(0, 2, 0), None), threading.Event()
     with pytest.raises(SiteError), process.running(), process.telling():
         raise SiteError("rank 0 is gone")
     with process.stopping(stop):

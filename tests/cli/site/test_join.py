@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from swarmcli.cli.site.part import is_news
+from swarmcli.cli.site.join import is_news
 from swarmcli.errors import SiteError
 
 

@@ -20,7 +20,7 @@ from swarmcli.training import Compute
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JoinOptions:
     """What the command line says, the same for all processes of a site."""
 
     recipe: Path
@@ -33,22 +33,22 @@ class Part:
     verbose: bool
 
 
-def take_part(process: SiteProcess, part: Part) -> None:
+def join_as_process(process: SiteProcess, options: JoinOptions) -> None:
     """Trains as the process of a site that `process` is, until the site ends or breaks."""
-    place = process.place
-    setup_logging(part.verbose, who=f"process {place.rank}" if place.rank else "")
-    if not part.verbose:
+    rank = process.rank
+    setup_logging(options.verbose, who=f"process {rank.rank}" if rank.rank else "")
+    if not options.verbose:
         # A broken site is told of once, by its launcher or as the error that ends this process.
         logging.getLogger("swarmcli.sites").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").addFilter(is_news)
     with process.running():
-        recipe = load_recipe(part.recipe, [*part.settings, f"local.site.processes={place.size}"])
-        with form_site(recipe, place.local_rank, process.store) as (site, compute):
+        recipe = load_recipe(options.recipe, [*options.settings, f"local.site.processes={rank.size}"])
+        with form_site(recipe, rank.local_rank, process.store) as (site, compute):
             restarted = site.any(process.restarted)
             if site.rank == 0:
-                _lead(process, part, recipe, site, compute, restarted)
+                _lead(process, options, recipe, site, compute, restarted)
             else:
-                _follow(process, part, recipe, site, compute)
+                _follow(process, options, recipe, site, compute)
 
 
 def is_news(record: logging.LogRecord) -> bool:
@@ -56,19 +56,21 @@ def is_news(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], SiteError)
 
 
-def _lead(process: SiteProcess, part: Part, recipe: Recipe, site: Site, compute: Compute, restarted: bool) -> None:
+def _lead(
+    process: SiteProcess, options: JoinOptions, recipe: Recipe, site: Site, compute: Compute, restarted: bool
+) -> None:
     known = process.past.network
-    contacts = [*(part.contacts or recipe.network.initial_peers), *known.contacts]
+    contacts = [*(options.contacts or recipe.network.initial_peers), *known.contacts]
     with (
         Session(
             "trainer",
             recipe,
             contacts,
-            part.home,
+            options.home,
             port=known.port,  # others may have been told of it
-            verbose=part.verbose,
-            web_port=part.web,
-            web_host=part.web_host,
+            verbose=options.verbose,
+            web_port=options.web,
+            web_host=options.web_host,
             process=process,
         ) as session,  # fmt: skip
         process.telling(),
@@ -85,13 +87,13 @@ def _lead(process: SiteProcess, part: Part, recipe: Recipe, site: Site, compute:
             session.stop,
             site,
             compute,
-            resume=part.resume,
+            resume=options.resume,
             restarted=restarted,
             on_epoch=note,
         )
 
 
-def _follow(process: SiteProcess, part: Part, recipe: Recipe, site: Site, compute: Compute) -> None:
+def _follow(process: SiteProcess, options: JoinOptions, recipe: Recipe, site: Site, compute: Compute) -> None:
     stop = threading.Event()
     with process.stopping(stop):
-        run_site_member(recipe, site, compute, stop, home=part.home)
+        run_site_member(recipe, site, compute, stop, home=options.home)
