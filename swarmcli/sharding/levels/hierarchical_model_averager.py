@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swarmcli.averaging.checks import as_count
-from swarmcli.sharding.levels.level import LevelAverage, tensors_with_gradients, trainable_tensors
-from swarmcli.sharding.levels.plan import read_plan
+from swarmcli.sharding.levels.plan import LevelAverage, read_plan, tensors_with_gradients, trainable_tensors
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
-from swarmcli.sharding.levels.swarm_backend import SwarmBackend
 from swarmcli.sharding.levels.swarm_groups import SwarmGroups
+from swarmcli.sharding.levels.swarm_levels import run_swarm_levels
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -56,13 +55,10 @@ class HierarchicalModelAverager:
         levels = {} if period_group_size_dict is None else period_group_size_dict
         self._plan = read_plan(levels, warmup_steps, swarm=swarm is not None)
         self._step = 0
-        self._backend: ProcessGroupLevels | SwarmBackend
-        if swarm is None:
-            self._backend = ProcessGroupLevels(self._plan, process_group)
-        elif process_group is None:
-            self._backend = SwarmBackend(swarm, self._plan)
-        else:
+        if swarm is not None and process_group is not None:
             raise ValueError("process_group and swarm are given; an averager is over one of them: make one for each")
+        self._groups = ProcessGroupLevels(self._plan, process_group) if swarm is None else None
+        self._swarm = run_swarm_levels(swarm, self._plan) if swarm is not None else None
 
     @property
     def step(self) -> int:
@@ -81,9 +77,9 @@ class HierarchicalModelAverager:
     def period_process_group_dict(self) -> dict[int, dist.ProcessGroup]:
         """Within which group of this process each period averages. Raises RuntimeError in a swarm, where groups form
         at each average."""
-        if not isinstance(self._backend, ProcessGroupLevels):
+        if self._groups is None:
             raise RuntimeError("period_process_group_dict is for process groups; the groups of a swarm form anew")
-        return dict(zip(self._plan.periods, self._backend.groups, strict=True))
+        return dict(zip(self._plan.periods, self._groups.groups, strict=True))
 
     def average_parameters(
         self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
@@ -101,7 +97,12 @@ class HierarchicalModelAverager:
         The step is not counted then.
         """
         tensors, places = tensors_with_gradients(params)
-        self._step, average = self._backend.take_step(tensors, self._step, places)
+        average: LevelAverage | None
+        if self._swarm is not None:
+            self._step, average = self._swarm.run(lambda levels: levels.take_step(tensors, self._step, places))
+        else:
+            assert self._groups is not None
+            self._step, average = self._groups.take_step(tensors, self._step, places)
         return average
 
     def load_state_from_peers(
@@ -112,10 +113,10 @@ class HierarchicalModelAverager:
         `params` as in `average_parameters`; those that are trained are replaced. False, and nothing has changed, if
         nobody gave any within `timeout` seconds that fit. Raises RuntimeError on a process group.
         """
-        if not isinstance(self._backend, SwarmBackend):
+        if self._swarm is None:
             raise RuntimeError("load_state_from_peers needs swarm=...; processes of a group load a checkpoint")
         tensors, places = trainable_tensors(params)
-        step = self._backend.download(tensors, timeout, places)
+        step: int | None = self._swarm.run(lambda levels: levels.download(tensors, timeout, places))
         if step is None:
             return False
         self._step = step  # at which they still may be
@@ -133,8 +134,8 @@ class HierarchicalModelAverager:
 
     def shutdown(self) -> None:
         """Leaves the groups of the swarm; process groups last as long as torch.distributed does. Idempotent."""
-        if isinstance(self._backend, SwarmBackend):
-            self._backend.shutdown()
+        if self._swarm is not None:
+            self._swarm.shutdown()
 
     def __enter__(self) -> HierarchicalModelAverager:
         return self

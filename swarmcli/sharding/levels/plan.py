@@ -1,12 +1,37 @@
-"""When which level of a hierarchy averages: periods and group sizes, checked and looked up. No input or output here."""
+"""When which level of a hierarchy averages, which parameters are averaged, and what came of it. No input or output."""
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
 
 from swarmcli.averaging.checks import as_count
+
+# Which of all parameters the tensors are, for shapes alone do not tell them apart; None: all of them.
+Places: TypeAlias = Sequence[int] | None
+
+NOTHING = "no parameter has a gradient"  # the reason when there is nothing to average
+
+
+@dataclass(frozen=True, slots=True)
+class LevelAverage:
+    """What averaging at one level gave."""
+
+    step: int  # at which it was; in a swarm the highest of the members', whom the others have caught up with
+    level: int  # 0: the first entry of `period_group_size_dict`
+    group: str  # of whom: the ranks of a process group, or the place that the members of a swarm group share
+    members: int  # whose parameters are in the average; 0: there is none
+    reason: str = ""  # why there is none; the parameters are as they were
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the parameters here are the average now."""
+        return self.members > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +97,45 @@ def _warn_of_shadows(periods: tuple[int, ...]) -> None:
                 "steps, and the last that is due averages; give the levels by ascending periods",
                 stacklevel=4,
             )
+
+
+def tensors_with_gradients(params: Iterable[Any]) -> tuple[list[torch.Tensor], list[int]]:
+    """The parameters that have a gradient, from parameters or from the parameter groups of an optimizer, in order, and
+    their places among all that were given.
+
+    Raises TypeError for anything else.
+    """
+    return _chosen(params, lambda param: param.grad is not None)
+
+
+def trainable_tensors(params: Iterable[Any]) -> tuple[list[torch.Tensor], list[int]]:
+    """Those that will have a gradient, in the same order, and their places. Raises TypeError."""
+    return _chosen(params, lambda param: param.requires_grad)
+
+
+def outline(tensors: Sequence[torch.Tensor], places: Places) -> bytes:
+    """32 bytes, equal for tensors of equal shapes and types at equal places."""
+    listed = list(range(len(tensors))) if places is None else list(places)
+    kinds = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+    return hashlib.sha256(repr((kinds, listed)).encode()).digest()
+
+
+def _chosen(params: Iterable[Any], fits: Callable[[torch.Tensor], bool]) -> tuple[list[torch.Tensor], list[int]]:
+    found = [(param, place) for place, param in enumerate(_flat(params)) if fits(param)]
+    return [param for param, _ in found], [place for _, place in found]
+
+
+def _flat(params: Iterable[Any]) -> list[torch.Tensor]:
+    if isinstance(params, torch.Tensor | torch.nn.Module):
+        raise TypeError(f"params must be parameters or parameter groups, got a {type(params).__name__}; {_HINT}")
+    found: list[torch.Tensor] = []
+    for entry in params:
+        members = list(entry["params"]) if isinstance(entry, dict) and "params" in entry else [entry]
+        for param in members:
+            if not isinstance(param, torch.nn.Parameter):
+                raise TypeError(f"params holds a {type(param).__name__} where a parameter was expected; {_HINT}")
+        found += members
+    return found
+
+
+_HINT = "give model.parameters() or optimizer.param_groups"

@@ -8,8 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from swarmcli.sharding.levels.level import NOTHING, LevelAverage, Places, outline
-from swarmcli.sharding.levels.plan import LevelPlan
+from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, Places, outline
 
 
 class ProcessGroupLevels:
@@ -58,13 +57,20 @@ class ProcessGroupLevels:
     def take_step(
         self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
     ) -> tuple[int, LevelAverage | None]:
-        """See LevelBackend and `average`. Every rank takes the same steps."""
+        """Averages if it is the turn of a level; the number of the next step, and what came of it.
+
+        Every rank takes the same steps. Raises what `average` raises.
+        """
         level = self._plan.due(step)
         return step + 1, None if level is None else self.average(level, tensors, step, places)
 
     def average(self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None) -> LevelAverage:
-        """See LevelBackend. Raises ValueError, in every member alike, if their tensors or places differ; the
-        RuntimeError of torch.distributed if a process is lost. Tensors are untouched then."""
+        """Replaces the tensors by their mean over the members of this level's group, all of them or none.
+
+        Every member that averages at this level gives tensors of the same shapes and types, in the same order, and of
+        the same places. Raises ValueError, in every member alike, if their tensors or places differ; the RuntimeError
+        of torch.distributed if a process is lost. Tensors are untouched then.
+        """
         name, group = self._levels[level]
         if group.size() > 1:
             _check_alike(tensors, places, group, name)

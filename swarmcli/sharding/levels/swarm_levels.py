@@ -13,16 +13,17 @@ from typing import Any, TypeAlias
 import torch
 
 from swarmcli.averaging import AveragerCore, RoundRequest, RoundResult, StepControl
+from swarmcli.averaging.shell import CoreRunner
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import AveragingError, DHTError, MatchmakingError, NetworkError, RoundFailed, StateDownloadError
 from swarmcli.network.loop_thread import offload
-from swarmcli.sharding.levels.level import NOTHING, LevelAverage, Places, outline
-from swarmcli.sharding.levels.plan import LevelPlan
+from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, Places, outline
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
 
 MAX_STEP = 1 << 40  # that anybody believes of another peer
 JUMPS = 3  # to a later step that others are at, in one step of this peer
 LOOK_AROUND = 1.0  # seconds between two looks where the others are, while nobody comes
+SHUTDOWN_SECONDS = 5.0
 TRIES = 3  # a group whose members die in the middle of a round is formed again without them
 
 Signature: TypeAlias = list[tuple[torch.Size, torch.dtype]]
@@ -55,7 +56,7 @@ class SwarmLevels:
     async def take_step(
         self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
     ) -> tuple[int, LevelAverage | None]:
-        """See LevelBackend. Who is behind takes the step that most others are at: so their levels are due together.
+        """As ProcessGroupLevels does. Who is behind takes the step that most others are at: so levels are due together.
 
         Otherwise two peers that are a step apart could look for each other at different levels forever.
         """
@@ -78,7 +79,8 @@ class SwarmLevels:
     async def average(
         self, level: int, tensors: Sequence[torch.Tensor], step: int, places: Places = None, *, watchful: bool = False
     ) -> LevelAverage:
-        """One round with the others of this level's group who look for one now; see LevelBackend.
+        """One round with the others of this level's group who look for one now. Their tensors are of the same shapes
+        and types, in the same order, and of the same places.
 
         A round that fails leaves the tensors as they are, and the result, an event and the log say why; so does a
         `watchful` one that finds nobody while most others go on to a later step. Raises FingerprintError if the others
@@ -215,6 +217,23 @@ class SwarmLevels:
             for averager in self._averagers:
                 await stack.enter_async_context(averager.tensors())
             yield
+
+
+def run_swarm_levels(groups: SwarmGroups, plan: LevelPlan) -> CoreRunner[SwarmLevels]:
+    """SwarmLevels on the loop thread that everything of the process shares, for programs without coroutines.
+
+    Raises what SwarmLevels raises, and RuntimeError for a DHT that does not run.
+    """
+    levels = SwarmLevels(groups, plan)
+    if not groups.dht.is_alive():
+        raise RuntimeError("the DHT of SwarmGroups is not running; make it with start=True")
+
+    async def make() -> SwarmLevels:
+        return levels
+
+    runner: CoreRunner[SwarmLevels] = CoreRunner(f"hierarchical averaging of {groups.prefix!r}", SHUTDOWN_SECONDS)
+    runner.start(make, wait=True, timeout=None)
+    return runner
 
 
 def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:

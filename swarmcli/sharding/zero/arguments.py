@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.sharding.transfer import gather_numbers
-from swarmcli.sharding.zero.partition import check_weights
+from swarmcli.sharding.zero.ownership import check_weights
 
 
 def listed_params(params: Any) -> list[Any]:

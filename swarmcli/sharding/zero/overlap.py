@@ -12,10 +12,9 @@ import torch.distributed as dist
 
 from swarmcli.errors import ShardingError
 from swarmcli.sharding.transfer import as_bytes
-from swarmcli.sharding.zero.bucket_shares import Share, share_out
 from swarmcli.sharding.zero.buckets import ParameterBuckets
 from swarmcli.sharding.zero.functional import FunctionalOptimizer, functional_equivalent
-from swarmcli.sharding.zero.partition import assign
+from swarmcli.sharding.zero.ownership import Share, assign, share_out
 from swarmcli.sharding.zero.state import settings_of
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
-"""Whose each parameter is."""
+"""Which rank keeps and steps which parameter: sorted-greedy, by bytes. No input or output."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-
-from swarmcli.sharding.zero.partition import assign
 
 
 class Ownership:
@@ -33,3 +33,77 @@ class Ownership:
         for index, parameter in enumerate(parameters, start=first):
             shares[self.owners[index]].append(parameter)
         return shares
+
+
+def assign(sizes: Sequence[int], loads: list[int], weights: Sequence[float]) -> list[int]:
+    """The owner of each tensor of a parameter group; `loads` (units per rank so far) grows by what was assigned.
+
+    Largest first, each to the rank that would then be least full for its weight: (load + size) / weight. With equal
+    weights that is the emptiest rank, the lowest one of several. Ranks of weight 0 get nothing. With W the sum of the
+    weights and m the ranks of positive weight, no rank holds more than weight · (total + (m − 1) · largest) / W
+    (the bound of list scheduling on machines of several speeds).
+
+    Groups are assigned one after the other, so that a group added later moves nothing that was assigned before.
+    """
+    ranks = [rank for rank, weight in enumerate(weights) if weight > 0]
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        size = sizes[index]
+        owner = min(ranks, key=lambda rank: (loads[rank] + size) / weights[rank])
+        loads[owner] += size
+        owners[index] = owner
+    return owners
+
+
+def check_weights(weights: Sequence[float], world_size: int) -> list[float]:
+    """The weights as floats. Raises ValueError: not one per rank, negative, not finite, or all of them zero."""
+    values = [float(weight) for weight in weights]
+    if len(values) != world_size:
+        raise ValueError(f"shares has {len(values)} weights for {world_size} ranks: give one per rank of the group")
+    for rank, value in enumerate(values):
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"the share of rank {rank} is {value}: a share is a finite number, 0 or more")
+    if not any(values):
+        raise ValueError("all shares are 0, so nobody could hold the optimizer's state: give one rank more than 0")
+    return values
+
+
+# Buckets of DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Share:
+    """Parameters `start` to `stop` of bucket `bucket`, which `rank` steps and sends as one tensor."""
+
+    bucket: int
+    rank: int
+    start: int
+    stop: int
+
+
+def share_out(sizes: Sequence[Sequence[int]], ranks: int, *, split: bool) -> list[Share]:
+    """The shares, ordered by bucket and start; `sizes` has the bytes of each parameter of each bucket.
+
+    Largest bucket first, each to the rank with the least so far. Whole buckets, or, with `split`, runs of parameters
+    below 1/N of all bytes (a longer one is a single parameter), so that a few large buckets do not lie on a few ranks.
+    """
+    loads = [0] * ranks
+    limit = sum(map(sum, sizes)) / ranks if split else float("inf")
+    shares: list[Share] = []
+    for bucket in sorted(range(len(sizes)), key=lambda bucket: -sum(sizes[bucket])):
+        for start, stop in _runs(sizes[bucket], limit):
+            rank = min(range(ranks), key=lambda rank: loads[rank])
+            loads[rank] += sum(sizes[bucket][start:stop])
+            shares.append(Share(bucket, rank, start, stop))
+    return sorted(shares, key=lambda share: (share.bucket, share.start))
+
+
+def _runs(sizes: Sequence[int], limit: float) -> list[tuple[int, int]]:
+    """Cuts before each parameter with which the run would reach the limit."""
+    runs, start, filled = [], 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and filled + size >= limit:
+            runs.append((start, index))
+            start, filled = index, 0
+        filled += size
+    return [*runs, (start, len(sizes))]

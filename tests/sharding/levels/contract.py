@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from swarmcli.sharding.levels.level import LevelAverage
-from swarmcli.sharding.levels.plan import read_plan
+from swarmcli.sharding.levels.plan import LevelAverage, read_plan
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
 from swarmcli.testing import virtual_time
 from tests.sharding.levels.swarm import Swarm

@@ -15,8 +15,7 @@ from swarmcli.dht.node import DHTNode
 from swarmcli.events import Event, RoundFinished
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.sharding.levels.level import LevelAverage
-from swarmcli.sharding.levels.plan import LevelPlan, read_plan
+from swarmcli.sharding.levels.plan import LevelAverage, LevelPlan, read_plan
 from swarmcli.sharding.levels.swarm_groups import SwarmGroups
 from swarmcli.sharding.levels.swarm_levels import SwarmLevels
 from swarmcli.testing.memory_network import MemoryNetwork

@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.averaging import AveragerCore, RoundRequest
 from swarmcli.errors import FingerprintError
-from swarmcli.sharding.levels.level import LevelAverage
+from swarmcli.sharding.levels.plan import LevelAverage
 from swarmcli.testing import virtual_time
 from tests.sharding.levels.swarm import Peer, Swarm
 

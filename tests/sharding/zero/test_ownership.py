@@ -1,12 +1,15 @@
-"""Whose each parameter is, as groups come."""
+"""Whose each parameter is, as groups come; and of DDP's buckets."""
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.sharding.zero.ownership import Ownership
+from swarmcli.sharding.zero.ownership import Ownership, Share, assign, check_weights, share_out
 
 GROUPS = st.lists(st.lists(st.integers(0, 20), max_size=8), min_size=1, max_size=4)
 
@@ -31,3 +34,133 @@ def test_bytes_are_shared_out_and_not_elements() -> None:
     ownership = Ownership([1.0, 1.0])
     ownership.take_on([torch.empty(10, dtype=torch.float64), *(torch.empty(10, dtype=torch.int16) for _ in range(4))])
     assert ownership.owners == [0, 1, 1, 1, 1]
+
+
+SIZES = st.lists(st.integers(0, 10**9), max_size=40)
+# Not so small that a division by them has no room left.
+WEIGHTS = st.lists(st.just(0.0) | st.floats(1e-9, 100.0), min_size=1, max_size=8).filter(
+    lambda weights: max(weights) > 1e-3
+)
+
+
+def emptiest_rank(sizes: list[int], ranks: int) -> list[int]:
+    """The rule in its simplest words, for ranks that are alike: largest first, each to the emptiest rank."""
+    loads = [0] * ranks
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        owners[index] = loads.index(min(loads))
+        loads[owners[index]] += sizes[index]
+    return owners
+
+
+@given(SIZES, st.integers(1, 8))
+def test_equal_weights_are_the_sorted_greedy_rule(sizes: list[int], ranks: int) -> None:
+    assert assign(sizes, [0] * ranks, [2.5] * ranks) == emptiest_rank(sizes, ranks)
+
+
+@given(SIZES, WEIGHTS)
+def test_everything_is_owned_and_the_loads_are_counted(sizes: list[int], weights: list[float]) -> None:
+    loads = [0] * len(weights)
+    owners = assign(sizes, loads, weights)
+    assert len(owners) == len(sizes)
+    assert loads == [
+        sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(len(weights))
+    ]
+    assert all(weights[owner] > 0 for owner in owners)
+
+
+@given(SIZES, WEIGHTS)
+def test_nobody_holds_more_than_the_bound(sizes: list[int], weights: list[float]) -> None:
+    loads = [0] * len(weights)
+    assign(sizes, loads, weights)
+    able = sum(weight > 0 for weight in weights)
+    most = (sum(sizes) + (able - 1) * max(sizes, default=0)) / math.fsum(weights)
+    for load, weight in zip(loads, weights, strict=True):
+        assert load <= weight * most * (1 + 1e-9)
+
+
+@given(SIZES, SIZES, WEIGHTS)
+def test_a_later_group_fills_up_what_the_earlier_left(
+    first: list[int], second: list[int], weights: list[float]
+) -> None:
+    loads = [0] * len(weights)
+    assign(first, loads, weights)
+    before = list(loads)
+    owners = assign(second, loads, weights)
+    assert sum(loads) == sum(before) + sum(second)
+    assert all(load >= earlier for load, earlier in zip(loads, before, strict=True))
+    if len(second) == 1:  # goes where it leaves the fullest rank least full
+        fullness = [
+            (load + second[0]) / weight if weight else math.inf for load, weight in zip(before, weights, strict=True)
+        ]
+        assert fullness[owners[0]] == min(fullness)
+
+
+@given(SIZES, WEIGHTS, st.integers(-3, 3))
+def test_the_unit_of_the_weights_does_not_matter(sizes: list[int], weights: list[float], power: int) -> None:
+    scaled = [weight * 2.0**power for weight in weights]
+    assert assign(sizes, [0] * len(weights), weights) == assign(sizes, [0] * len(weights), scaled)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0, 2.0], "2 weights for 3 ranks"),
+        ([1.0, -2.0, 1.0], "share of rank 1 is -2.0"),
+        ([1.0, 2.0, math.nan], "share of rank 2 is nan"),
+        ([math.inf, 2.0, 1.0], "share of rank 0 is inf"),
+        ([0.0, 0, 0.0], "all shares are 0"),
+    ],
+)
+def test_weights_that_share_nothing_out_are_refused(weights: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_weights(weights, 3)
+
+
+def test_weights_may_be_whole_numbers() -> None:
+    assert check_weights([0, 3], 2) == [0.0, 3.0]
+
+
+BUCKETS = st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=8), min_size=1, max_size=8)
+
+
+def test_whole_buckets_go_to_the_emptiest_rank_the_largest_first() -> None:
+    sizes = [[1, 2], [10], [3, 3, 3], [4]]
+    assert share_out(sizes, 2, split=False) == [
+        Share(0, 0, 0, 2),
+        Share(1, 0, 0, 1),
+        Share(2, 1, 0, 3),
+        Share(3, 1, 0, 1),
+    ]
+
+
+def test_a_large_bucket_is_split_into_runs() -> None:
+    assert share_out([[4, 4, 4, 4]], 2, split=True) == [
+        Share(0, 0, 0, 1),
+        Share(0, 1, 1, 2),
+        Share(0, 0, 2, 3),
+        Share(0, 1, 3, 4),
+    ]
+    assert share_out([[4, 4, 4, 4]], 2, split=False) == [Share(0, 0, 0, 4)]
+
+
+@given(sizes=BUCKETS, ranks=st.integers(1, 5), split=st.booleans())
+def test_every_parameter_has_one_owner_and_the_shares_are_in_order(
+    sizes: list[list[int]], ranks: int, split: bool
+) -> None:
+    shares = share_out(sizes, ranks, split=split)
+    covered = [(share.bucket, index) for share in shares for index in range(share.start, share.stop)]
+    assert covered == [(bucket, index) for bucket, parameters in enumerate(sizes) for index in range(len(parameters))]
+    assert all(0 <= share.rank < ranks for share in shares)
+    if not split:
+        assert len(shares) == len(sizes)
+
+
+@given(sizes=BUCKETS, ranks=st.integers(1, 5))
+def test_split_shares_are_even_up_to_one_run(sizes: list[list[int]], ranks: int) -> None:
+    total, largest = sum(map(sum, sizes)), max(map(max, sizes))
+    loads = [0] * ranks
+    for share in share_out(sizes, ranks, split=True):
+        loads[share.rank] += sum(sizes[share.bucket][share.start : share.stop])
+    run = max(total / ranks, largest)
+    assert max(loads) <= total / ranks + run * (ranks - 1) / ranks + 1e-9
