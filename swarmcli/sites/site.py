@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -155,10 +154,3 @@ def _all_have_own(device: torch.device | None) -> bool:
     everyone = torch.tensor(int(own))
     dist.all_reduce(everyone, op=dist.ReduceOp.MIN)
     return bool(everyone)
-
-
-def launched_as_site(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun, or something like it, started this process as one of several."""
-    given = os.environ if environment is None else environment
-    count = given.get("WORLD_SIZE", "")
-    return "RANK" in given and count.isdecimal() and int(count) > 1

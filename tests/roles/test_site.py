@@ -109,41 +109,43 @@ def error_of(tensors: list[torch.Tensor]) -> float:
     return task.loss(model, {"features": features}).item()
 
 
-MODES = {
-    "gradients": [],
-    "gradients, zero": [ZERO],
-    "local updates": [LOCAL],
-    "local updates, zero": [LOCAL, ZERO],
-    "hierarchy": [LOCAL, LEVELS],
+MODES: dict[str, tuple[int, list[str]]] = {
+    "gradients": (2, []),
+    "gradients, zero": (4, [ZERO]),
+    "local updates": (2, [LOCAL]),
+    "local updates, zero": (2, [LOCAL, ZERO]),
+    "hierarchy": (4, [LOCAL, LEVELS]),
 }
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path: Path, mode: str) -> None:
-    first = run(worlds, tmp_path, *MODES[mode], "max_epochs=3")
+    size, settings = MODES[mode]
+    first = run(worlds, tmp_path, *settings, "max_epochs=3", size=size)
     assert_equal_models(first)
-    assert len({seed for _, (seed, _), *_ in first}) == 4
-    assert [began for _, (_, began), *_ in first] == [0] * 4
+    assert len({seed for _, (seed, _), *_ in first}) == size
+    assert [began for _, (_, began), *_ in first] == [0] * size
     _, _, epochs, _, samples, device = first[0]
-    assert epochs == [1, 2, 3] and samples >= 3 * 64 and device == "4 × cpu (float32)"
+    assert epochs == [1, 2, 3] and samples >= 3 * 64 and device == f"{size} × cpu (float32)"
     last = load_checkpoint(tmp_path / "home" / "checkpoints" / "epoch-000003", "small")
     assert sorted(last.optimizer["state"]) == list(range(len(list(Sums().build_model().parameters()))))
 
-    again = run(worlds, tmp_path, *MODES[mode], "max_epochs=6", restarted=True)
+    again = run(worlds, tmp_path, *settings, "max_epochs=6", size=size, restarted=True)
     assert_equal_models(again)
     assert again[0][2] == [4, 5, 6]
     for (_, (seed, before), *_), (_, (same, later), *_) in zip(first, again, strict=True):
         assert seed == same and later > before  # each rank goes on in a stream of its own
     assert error_of(again[0][0]) < error_of(first[0][0])
-    resumed = run(worlds, tmp_path, *MODES[mode], "max_epochs=7", resume=str(tmp_path / "home" / "checkpoints"))
+    place = str(tmp_path / "home" / "checkpoints")
+    resumed = run(worlds, tmp_path, *settings, "max_epochs=7", size=size, resume=place)
     assert resumed[0][2] == [7]
 
 
 def test_a_site_whose_last_state_is_damaged_begins_without_it(worlds: Worlds, tmp_path: Path) -> None:
-    run(worlds, tmp_path, ZERO, "max_epochs=2")
+    run(worlds, tmp_path, ZERO, "max_epochs=2", size=2)
     for file in (tmp_path / "home" / "site").rglob("*.safetensors"):
         file.write_bytes(b"nothing")
-    again = run(worlds, tmp_path, ZERO, "max_epochs=3", restarted=True)
+    again = run(worlds, tmp_path, ZERO, "max_epochs=3", size=2, restarted=True)
     assert again[0][2] == [1, 2, 3]
     assert_equal_models(again)
 

@@ -43,7 +43,12 @@ def everything() -> list[torch.Tensor]:
 
 
 def send_from_last_to_first(piece_bytes: int) -> bool | None:
-    transfer.PIECE_BYTES = piece_bytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "PIECE_BYTES", piece_bytes)
+        return send_everything()
+
+
+def send_everything() -> bool | None:
     group = dist.group.WORLD
     assert group is not None and message_device(group) == torch.device("cpu")
     if dist.get_rank() == dist.get_world_size() - 1:

@@ -29,9 +29,10 @@ def train_alone(options: dict[str, Any]) -> torch.Tensor:
     return weights_of(rank.net)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("zero", [False, True], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    ("size", "kind", "zero"),
+    [(2, "momentum", False), (2, "adamw", False), (2, "adamw", True), (4, "adamw", False), (4, "momentum", True)],
+)
 def test_alone_with_unequal_batches(worlds: Worlds, size: int, kind: str, zero: bool) -> None:
     """The others' first weights are unlike rank 0's, which everyone gets."""
     plan = {"kind": kind, "sizes": UNEQUAL[size], "zero": zero, "seeds": [0, 7]}

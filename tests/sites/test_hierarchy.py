@@ -35,9 +35,14 @@ def train_alone(levels: list[list[int]], sizes: list[int], kind: str) -> list[An
     return [rank.log, weights(rank.net)]
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(
-    ("size", "levels"), [(2, [[2, 2]]), (2, [[100, 2]]), (4, [[2, 2], [4, 4]]), (4, [[1, 2], [3, 4]]), (4, [[3, 4]])]
+    ("size", "levels", "kind"),
+    [
+        (2, [[2, 2]], "momentum"),
+        (2, [[100, 2]], "adamw"),
+        (4, [[2, 2], [4, 4]], "adamw"),
+        (4, [[1, 2], [3, 4]], "momentum"),
+    ],
 )
 def test_alone_it_is_the_same_computation_in_one_process(
     worlds: Worlds, size: int, levels: list[list[int]], kind: str
@@ -130,12 +135,15 @@ def shut_down_afterwards(optimizer: Optimizer) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("delay", "told"), [(False, True), (True, True), (True, False)], ids=["at once", "delayed", "delayed, done"]
-)
-@pytest.mark.parametrize(
-    ("size", "levels"),
-    [(2, [[100, 2]]), (2, [[1, 2]]), (4, [[2, 2], [3, 4]])],
-    ids=["seldom", "always", "two levels"],
+    ("size", "levels", "delay", "told"),
+    [
+        (2, [[100, 2]], False, True),
+        (2, [[100, 2]], True, True),
+        (2, [[100, 2]], True, False),
+        (2, [[1, 2]], True, True),
+        (4, [[2, 2], [3, 4]], True, True),
+    ],
+    ids=["seldom", "seldom, delayed", "seldom, delayed, done", "always, delayed", "two levels, delayed"],
 )
 def test_nothing_learned_is_lost(worlds: Worlds, size: int, levels: list[list[int]], delay: bool, told: bool) -> None:
     epochs, turns = 4, 3

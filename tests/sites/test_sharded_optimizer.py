@@ -109,8 +109,7 @@ def step_in_a_site(kind: str) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in model]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize(("size", "kind"), [(2, "momentum"), (2, "adam"), (4, "adam")])
 def test_steps_equal_those_of_a_plain_optimizer(worlds: Worlds, size: int, kind: str) -> None:
     _, expected = plain_steps(kind, all_settings_change)
     for parameters in worlds(size).run(step_in_a_site, kind):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from swarmcli.errors import SiteError
 from swarmcli.sharding.transfer import MAX_MESSAGE_BYTES
 from swarmcli.sites.links import receive_bytes, receive_numbers, send_bytes, send_numbers, sever
-from swarmcli.sites.site import Site, launched_as_site
+from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.e2e
@@ -50,20 +50,6 @@ def form_from_the_environment() -> list[int]:
 
 def test_a_site_forms_from_the_environment_that_torchrun_makes(worlds: Worlds) -> None:
     assert worlds(2, grouped=False).run(form_from_the_environment) == [[0, 2, 1], [1, 2, 1]]
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, True),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, False),
-        ({"WORLD_SIZE": "2"}, False),
-        ({"RANK": "0", "WORLD_SIZE": "many"}, False),
-        ({}, False),
-    ],
-)
-def test_launched_as_site(environment: dict[str, str], expected: bool) -> None:
-    assert launched_as_site(environment) is expected
 
 
 def wait_for_one_who_leaves(how: str) -> str:
