@@ -7,8 +7,9 @@ added up there. With local updates the ranks' gradients are averaged in every st
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,13 +23,19 @@ from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import Report, Verdict
 
 
-class LeaderGradients(Protocol):
+class LeaderGradients(ABC):
     """Rank 0's side. In each step: `take`, the optimizer's step, the verdict, `finish`."""
 
     @property
     def generation(self) -> int:
         """Of the others' sums that count."""
+        return 0
 
+    @abstractmethod
+    def take(self, samples: int, reports: Sequence[Report]) -> int:
+        """How many samples the optimizer is to step with: this rank's and, by their reports, the others'."""
+
+    @abstractmethod
     def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
         """Whether rank 0's parameters are to be those of all ranks now.
 
@@ -36,29 +43,32 @@ class LeaderGradients(Protocol):
         such as torch's fused optimizers do not let them tell.
         """
 
-    def take(self, samples: int, reports: Sequence[Report]) -> int:
-        """How many samples the optimizer is to step with: this rank's and, by their reports, the others'."""
-
     def finish(self, verdict: Verdict) -> None:
         """The step is over, and all ranks know the verdict."""
+        return None
 
 
-class MemberGradients(Protocol):
+class MemberGradients:
     """Another rank's side. In each step: `prepare`, its report, `contribute`, the verdict, `finish`."""
 
-    @property
-    def generation(self) -> int: ...
+    generation = 0  # of the sums that its gradients are added to
+
     @property
     def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
         """For this rank's Follower."""
+        return {}
 
     def prepare(self, samples: int) -> None:
         """Before rank 0 may count on this rank's present gradients, means over so many samples."""
+        return None
 
     def contribute(self, samples: int) -> None:
         """After it knows of them."""
+        return None
 
-    def finish(self, verdict: Verdict) -> None: ...
+    def finish(self, verdict: Verdict) -> None:
+        """The step is over."""
+        return None
 
 
 class GatherGradients(Order, frozen=True):
@@ -120,7 +130,7 @@ class SiteAccumulator(GradientAccumulator):
         return _total(self._site, self._site.orders, 0)
 
 
-class LeaderSums:
+class LeaderSums(LeaderGradients):
     """LeaderGradients where rank 0 sums and averages over epochs. `accumulate` is for the Optimizer."""
 
     def __init__(self, site: Site, desk: OrderDesk) -> None:
@@ -149,11 +159,8 @@ class LeaderSums:
     def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
         return new_epoch or written
 
-    def finish(self, verdict: Verdict) -> None:
-        """Nothing is left to do."""
 
-
-class MemberSums:
+class MemberSums(MemberGradients):
     """MemberGradients that are summed over the epoch, until rank 0 wants them."""
 
     def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
@@ -163,7 +170,6 @@ class MemberSums:
         self._totals = [torch.zeros(p.shape, dtype=sum_type(p.dtype), device=p.device) for p in parameters]
         self._samples = 0
         self._lock = threading.Lock()  # the main thread adds, the Follower hands over
-        self.generation = 0
 
     @property
     def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
@@ -176,9 +182,6 @@ class MemberSums:
                 if samples and parameter.grad is not None:
                     total.add_(parameter.grad, alpha=samples)
             self._samples += samples
-
-    def contribute(self, samples: int) -> None:
-        """They are in the sums."""
 
     def finish(self, verdict: Verdict) -> None:
         with self._lock:
@@ -202,10 +205,8 @@ class MemberSums:
             total.zero_()
 
 
-class LeaderMeans:
+class LeaderMeans(LeaderGradients):
     """LeaderGradients with local updates: rank 0's become the mean over the samples of all, in every step."""
-
-    generation = 0
 
     def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
         """`parameters`: those that are trained, in the order of the optimizer."""
@@ -222,27 +223,15 @@ class LeaderMeans:
     def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
         return new_epoch or stepped or written
 
-    def finish(self, verdict: Verdict) -> None:
-        """Nothing is left to do."""
 
-
-class MemberMeans:
+class MemberMeans(MemberGradients):
     """MemberGradients with local updates: rank 0 gets them in every step."""
-
-    generation = 0
-    handlers: Mapping[type[Order], Callable[[Any], None]] = {}
 
     def __init__(self, site: Site, parameters: Sequence[torch.Tensor]) -> None:
         self._site, self._parameters = site, list(parameters)
 
-    def prepare(self, samples: int) -> None:
-        """Nothing is kept from step to step."""
-
     def contribute(self, samples: int) -> None:
         _weighted_gradients(self._site, self._parameters, samples)
-
-    def finish(self, verdict: Verdict) -> None:
-        """Nothing is left to do."""
 
 
 def sum_over_ranks(

@@ -24,7 +24,7 @@ from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
 from swarmcli.sharding.zero.state import settings_of
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
-from swarmcli.sites.gradients import sum_over_ranks
+from swarmcli.sites.gradients import LeaderGradients, MemberGradients, sum_over_ranks
 from swarmcli.sites.links import named, receive_bytes, send_bytes
 from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
@@ -79,10 +79,8 @@ class SiteLevels:
             self._backend.average(level, self._parameters, self._step)
 
 
-class LeaderLevels:
-    """Rank 0's side: LeaderGradients of its SiteLeader, and Companions of its Optimizer, which makes local updates."""
-
-    generation = 0
+class LeaderLevels(LeaderGradients):
+    """Rank 0's side: for its SiteLeader, and Companions of its Optimizer, which makes local updates."""
 
     def __init__(
         self, site: Site, desk: OrderDesk, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]
@@ -161,10 +159,8 @@ class LeaderLevels:
                     send_share(statistics, rank, self._site.pace)
 
 
-class MemberLevels:
+class MemberLevels(MemberGradients):
     """Another rank's side: it steps its own model, by settings that are rank 0's."""
-
-    generation = 0
 
     def __init__(self, site: Site, optimizer: torch.optim.Optimizer, hierarchy: Mapping[int, int]) -> None:
         """`optimizer` has the parameters in the same order as rank 0's. Raises ValueError if its statistics are shared
@@ -184,9 +180,6 @@ class MemberLevels:
         if samples and all_finite(gradients):
             with self._lock:
                 self._optimizer.step()
-
-    def contribute(self, samples: int) -> None:
-        """The step is taken; rank 0 takes what it has learned when the swarm wants it."""
 
     def finish(self, verdict: Verdict) -> None:
         if self._levels.is_news(verdict):
