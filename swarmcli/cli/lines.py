@@ -17,7 +17,7 @@ def day(time: float) -> str:
     return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def duration(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 99.5:
@@ -29,7 +29,7 @@ def duration(seconds: float) -> str:
 
 def remaining(seconds: float) -> str:
     """Nobody needs an estimate to the tenth of a second."""
-    return f"{max(1.0, seconds):.0f} s" if seconds < 99.5 else duration(seconds)
+    return f"{max(1.0, seconds):.0f} s" if seconds < 99.5 else format_time(seconds)
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -46,7 +46,7 @@ def epoch_line(record: EpochRecord) -> str:
         parts.append(f"loss {number(record.loss)}")
     if record.samples:
         parts.append(f"{plural(record.samples, 'sample')} of {plural(record.peers, 'peer')}")
-        parts.append(f"{duration(record.seconds)}, {duration(record.averaging_seconds)} of it averaging")
+        parts.append(f"{format_time(record.seconds)}, {format_time(record.averaging_seconds)} of it averaging")
     else:
         parts.append("taken over from another peer")
     return "  ".join(parts)
@@ -68,7 +68,7 @@ def round_line(record: RoundRecord) -> str:
     peers = plural(len(record.members), "peer") if _all_contributed(record) else peers_of(record)
     moved = f"{megabytes(record.bytes_sent)} sent, {megabytes(record.bytes_received)} received"
     why = f": {printable(record.reason)}" if record.reason else ""
-    return f"round{where} {record.outcome}{why}  {peers}  {duration(record.took)}  {moved}"
+    return f"round{where} {record.outcome}{why}  {peers}  {format_time(record.took)}  {moved}"
 
 
 def event_line(record: EventRecord) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from coordinator_web.source import LivePeer, LiveStatus
 from swarmcli.cli.console import printable
-from swarmcli.cli.lines import duration, number, plural, remaining
+from swarmcli.cli.lines import format_time, number, plural, remaining
 from swarmcli.journal import EpochRecord
 
 MOST_PEERS = 12  # rows of the table; a line tells of the others
@@ -69,7 +69,7 @@ class Frame:
             rate = total_rate(status)
             tail = Text(f"   {rate:,.1f}", style="bold").append(" samples/s", style="dim")
         if self._epoch is not None:
-            took, averaging = duration(self._epoch.seconds), duration(self._epoch.averaging_seconds)
+            took, averaging = format_time(self._epoch.seconds), format_time(self._epoch.averaging_seconds)
             tail.append(f"   last epoch {took}, {averaging} of it averaging", style="dim")
         bars = min(MOST_BARS, width - len(head) - len(tail) - 2)
         if len(self._losses) > 1 and bars > 1:
@@ -155,10 +155,10 @@ def _cells(peer: LivePeer, status: LiveStatus) -> dict[str, Text]:
 
 def _seen(peer: LivePeer, me: bool) -> Text:
     if not peer.answers:
-        return Text(f"not answering, {duration(peer.seen_seconds_ago)}", style="red")
+        return Text(f"not answering, {format_time(peer.seen_seconds_ago)}", style="red")
     if peer.apart:
         return Text(peer.apart, style="red")
-    return Text("now" if me or peer.seen_seconds_ago < 5 else f"{duration(peer.seen_seconds_ago)} ago")
+    return Text("now" if me or peer.seen_seconds_ago < 5 else f"{format_time(peer.seen_seconds_ago)} ago")
 
 
 def total_rate(status: LiveStatus) -> float:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmcli.cli.console import printable
-from swarmcli.cli.lines import day, duration, number, peers_of, plural
+from swarmcli.cli.lines import day, format_time, number, peers_of, plural
 from swarmcli.journal import EpochRecord, EventRecord, JournalReader, PeerRecord, RoundRecord, RunRecord, megabytes
 
 ALIVE_SECONDS = 15.0  # a journal without an end whose last sign of life is younger than this belongs to a live process
@@ -51,8 +51,8 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("samples", lambda record: f"{record.samples:,}", right=True),
         Column("own", lambda record: f"{record.own_samples:,}", right=True),
         Column("peers", lambda record: str(record.peers), right=True),
-        Column("took", lambda record: duration(record.seconds), right=True),
-        Column("averaging", lambda record: duration(record.averaging_seconds), right=True),
+        Column("took", lambda record: format_time(record.seconds), right=True),
+        Column("averaging", lambda record: format_time(record.averaging_seconds), right=True),
     ),
     "rounds": (
         Column("time", lambda record: day(record.time)),
@@ -60,8 +60,8 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("what", lambda record: printable(record.purpose.rpartition("_")[2], 10)),
         Column("outcome", lambda record: printable(record.outcome), style=_outcome_style),
         Column("peers", peers_of, right=True),
-        Column("finding", lambda record: duration(record.stages.get("looking for group", 0.0)), right=True),
-        Column("took", lambda record: duration(record.took), right=True),
+        Column("finding", lambda record: format_time(record.stages.get("looking for group", 0.0)), right=True),
+        Column("took", lambda record: format_time(record.took), right=True),
         Column("sent", lambda record: megabytes(record.bytes_sent), right=True),
         Column("received", lambda record: megabytes(record.bytes_received), right=True),
         Column("why", _explained),
@@ -144,9 +144,9 @@ def _started(run: RunRecord, runs: Sequence[RunRecord]) -> str:
 
 def _state(run: RunRecord, now: float) -> str:
     if run.finished is not None:
-        return f"ended {day(run.finished)} after {duration(run.finished - run.started)}: {printable(run.outcome)}"
+        return f"ended {day(run.finished)} after {format_time(run.finished - run.started)}: {printable(run.outcome)}"
     if _goes_on(run, now):
-        return f"running for {duration(max(0.0, now - run.started))} (process {run.pid})"
+        return f"running for {format_time(max(0.0, now - run.started))} (process {run.pid})"
     return f"stopped without closing the journal; its last sign of life is of {day(run.last_seen)}"
 
 

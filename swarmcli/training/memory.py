@@ -63,13 +63,13 @@ def check_memory(recipe: Recipe, task: Task, role: Role, compute: Compute, *, no
         total = sum(need.nbytes for need in here)
         if recipe.local.check_memory and total > (room.free if now else room.total):
             raise RecipeError(
-                f"{recipe.origin('base_model')}: base_model: as a {role} it needs about {in_words(total)} of "
-                f"{room.name}, which has {in_words(room.total)}, {in_words(room.free)} of them free:\n"
-                + "".join(f"  {in_words(need.nbytes):>9}  {need.what}\n" for need in here)
+                f"{recipe.origin('base_model')}: base_model: as a {role} it needs about {format_bytes(total)} of "
+                f"{room.name}, which has {format_bytes(room.total)}, {format_bytes(room.free)} of them free:\n"
+                + "".join(f"  {format_bytes(need.nbytes):>9}  {need.what}\n" for need in here)
                 + "take a smaller model, micro_batch_size or sequence_len, or another machine; with "
                 "local.check_memory: false it is tried all the same"
             )
-        told.append(f"{in_words(total)} of the {in_words(room.total)} of {room.name}")
+        told.append(f"{format_bytes(total)} of the {format_bytes(room.total)} of {room.name}")
     return " and ".join(told)
 
 
@@ -219,7 +219,7 @@ def _limit(group: Path, limit: str, used: str) -> tuple[int, int] | None:
     return most, most - taken + cached
 
 
-def in_words(nbytes: int) -> str:
+def format_bytes(nbytes: int) -> str:
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30)):
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"

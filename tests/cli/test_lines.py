@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarmcli.cli.lines import duration, epoch_line, event_line, plural, remaining, round_line
+from swarmcli.cli.lines import epoch_line, event_line, format_time, plural, remaining, round_line
 from swarmcli.journal import EpochRecord, EventRecord, RoundRecord
 
 EPOCH = EpochRecord(0.0, 3, "ab", 4096, 2048, 2, 2.5, 8.0, 0.25)
@@ -10,7 +10,7 @@ ROUND = RoundRecord(0.0, "ab", "grads", 2, "committed", "", "a", ("a", "b"), ("a
 
 
 def test_durations_are_as_exact_as_they_are_long() -> None:
-    assert [duration(seconds) for seconds in (0.0, 9.94, 9.96, 99.4, 100, 7200)] == [
+    assert [format_time(seconds) for seconds in (0.0, 9.94, 9.96, 99.4, 100, 7200)] == [
         "0.0 s",
         "9.9 s",
         "10 s",

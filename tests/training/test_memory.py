@@ -11,7 +11,7 @@ from torch import nn
 from swarmcli.errors import RecipeError
 from swarmcli.optim.membership.report import Role
 from swarmcli.training import Compute, build_task, memory
-from swarmcli.training.memory import Room, activation_bytes, cgroup_limits, check_memory, in_words, memory_needs
+from swarmcli.training.memory import Room, activation_bytes, cgroup_limits, check_memory, format_bytes, memory_needs
 from tests.training.small_tasks import small
 
 CPU, CUDA = Compute(torch.device("cpu")), Compute(torch.device("cuda", 0))
@@ -148,4 +148,4 @@ def test_control_groups_limit_a_machine(tmp_path: Path) -> None:
 
 
 def test_sizes_in_words() -> None:
-    assert [in_words(size) for size in (3 << 20, 3 << 30, 3 << 40)] == ["3 MiB", "3.0 GiB", "3.0 TiB"]
+    assert [format_bytes(size) for size in (3 << 20, 3 << 30, 3 << 40)] == ["3 MiB", "3.0 GiB", "3.0 TiB"]
