@@ -28,8 +28,8 @@ from swarmcli.roles.site_modes import Leading, following, leading
 from swarmcli.roles.site_state import SiteState
 from swarmcli.roles.trainer import come_into_step, train
 from swarmcli.roles.watch import RunWatch
+from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.hierarchy import LeaderLevels
-from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.site import Site
 from swarmcli.sites.steps import SiteLeader, SiteMember
 from swarmcli.training import (
@@ -80,13 +80,13 @@ def run_site_leader(
     """
     place = resumed_place(peer.recipe, resume) if resume else None
     site.share(wire.encode(Introduction(bytes(peer.peer_id), peer.home.path.name)))
-    desk = OrderDesk(site)
-    collaboration, mode = _collaborate(peer, site, desk, compute)
+    commands = LeaderCommands(site)
+    collaboration, mode = _collaborate(peer, site, commands, compute)
     optimizer = collaboration.optimizer
-    state = SiteState(collaboration, site, desk)
+    state = SiteState(collaboration, site, commands)
     optimizer.give_up_when(stop.is_set)
     watch.follow(optimizer)
-    with SiteLeader(site, desk, optimizer, collaboration.model, mode.gradients, wants_to_stop=stop) as leader:
+    with SiteLeader(site, commands, optimizer, collaboration.model, mode.gradients, wants_to_stop=stop) as leader:
         try:
             state.load(place, restarted=restarted)
             result = _lead(collaboration, leader, mode, state, watch, on_epoch)
@@ -98,11 +98,13 @@ def run_site_leader(
     return result
 
 
-def _collaborate(peer: RunPeer, site: Site, desk: OrderDesk, compute: Compute) -> tuple[Collaboration, Leading]:
+def _collaborate(
+    peer: RunPeer, site: Site, commands: LeaderCommands, compute: Compute
+) -> tuple[Collaboration, Leading]:
     modes: list[Leading] = []
 
     def options(model: nn.Module) -> dict[str, Any]:
-        modes.append(leading(peer.recipe, site, desk, model))
+        modes.append(leading(peer.recipe, site, commands, model))
         return modes[0].options
 
     collaboration = Collaboration(peer, compute=compute, further=options)

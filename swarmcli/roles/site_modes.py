@@ -20,15 +20,15 @@ from torch import nn
 from swarmcli.recipe import Recipe
 from swarmcli.roles.site_state import load_share
 from swarmcli.sites.checkpoint import SiteShards
+from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, LeaderMeans, LeaderSums, MemberGradients, MemberMeans, MemberSums
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
-from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
 from swarmcli.training import optimizer_factory, optimizer_kind, parameter_groups
 
-Handlers = Mapping[type[Order], Callable[[Any], None]]
+Handlers = Mapping[type[Command], Callable[[Any], None]]
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,22 @@ class Following:
     shards: SiteShards | None = None  # to be closed behind the SiteMember
 
 
-def leading(recipe: Recipe, site: Site, desk: OrderDesk, model: nn.Module) -> Leading:
+def leading(recipe: Recipe, site: Site, commands: LeaderCommands, model: nn.Module) -> Leading:
     """For rank 0, while the other ranks call `following`. Raises SiteError when one does not come."""
     chosen = recipe.local.site
     parameters = trained_parameters(recipe, model)
     if chosen.hierarchy:
-        levels = LeaderLevels(site, desk, parameters, chosen.hierarchy)
+        levels = LeaderLevels(site, commands, parameters, chosen.hierarchy)
         return Leading(levels, {"companions": levels})
-    options = _sharded(recipe, site, desk, model) if chosen.zero else {}
+    options = _sharded(recipe, site, commands, model) if chosen.zero else {}
     if recipe.local_updates.enabled:
         return Leading(LeaderMeans(site, parameters), options)
-    sums = LeaderSums(site, desk)
+    sums = LeaderSums(site, commands)
     return Leading(sums, {"accumulate": sums.accumulate, **options})
 
 
-def _sharded(recipe: Recipe, site: Site, desk: OrderDesk, model: nn.Module) -> dict[str, Any]:
-    around = partial(SiteOptimizer, site=site, desk=desk, shared=SharedModel(site, model))
+def _sharded(recipe: Recipe, site: Site, commands: LeaderCommands, model: nn.Module) -> dict[str, Any]:
+    around = partial(SiteOptimizer, site=site, commands=commands, shared=SharedModel(site, model))
     return {"optimizer": optimizer_factory(recipe, around)(parameter_groups(recipe, model)), "params": None}
 
 

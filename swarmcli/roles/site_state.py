@@ -15,7 +15,7 @@ from swarmcli.roles.checkpoints import BackgroundCheckpoints, not_saved, store_o
 from swarmcli.roles.collaboration import Collaboration
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sites.checkpoint import LeadingShards, SiteShards
-from swarmcli.sites.orders import OrderDesk
+from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.training import Checkpoint, CheckpointStore, checkpoints_below, epoch_of, load_checkpoint
@@ -30,8 +30,8 @@ KEPT = 2  # of them
 class SiteState:
     """Rank 0's side. `close` it before the site ends."""
 
-    def __init__(self, collaboration: Collaboration, site: Site, desk: OrderDesk) -> None:
-        """`site`: the ranks that share the optimizer, if it is sharded, and `desk` where they take their orders."""
+    def __init__(self, collaboration: Collaboration, site: Site, commands: LeaderCommands) -> None:
+        """`site`: the ranks that share the optimizer, if it is sharded; they are told what to do by `commands`."""
         peer, inner = collaboration.peer, collaboration.optimizer.opt
         self._collaboration, self._site, self._home = collaboration, site, peer.home.path
         self._run_id = peer.recipe.run_id
@@ -47,7 +47,7 @@ class SiteState:
             inner.statistics.spool = self._last.directory
             self._sharded = inner.zero
             self._own = SiteShards(site, self._home, inner.zero)
-            self._shards = self._own.leading(desk)
+            self._shards = self._own.leading(commands)
 
     def load(self, resume: Path | None, *, restarted: bool) -> None:
         """Goes on from the checkpoint `resume`, or else from the last state of a life before, unless somebody is there

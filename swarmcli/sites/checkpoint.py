@@ -5,7 +5,7 @@ rank 0, its writer      write ─────── WriteShares ─────�
                         (asks until all have ended) ────▶ LookAfterShares; the manifest, when all have written
                         settle ────── SettleShares ─────▶ the checkpoint has its name
 
-Orders only ever wait for memory, never for a disk, so that steps are not held up by it.
+Commands only ever wait for memory, never for a disk, so that steps are not held up by it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from swarmcli.sharding.files.save import Report, complete, read_manifest, try_to
 from swarmcli.sharding.transfer import exchange
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sharding.zero.state import State, copied
+from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
-from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.site import Site
 
 logger = logging.getLogger(__name__)
@@ -32,22 +32,22 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.2
 
 
-class CopyShares(Order, frozen=True):
+class CopyShares(Command, frozen=True):
     """Every rank copies its share, to write it later."""
 
 
-class WriteShares(Order, frozen=True):
+class WriteShares(Command, frozen=True):
     """Every rank begins to write its copy into this directory of its home."""
 
     directory: str
     epoch: int
 
 
-class LookAfterShares(Order, frozen=True):
+class LookAfterShares(Command, frozen=True):
     """Says whether all ranks have written; if they have, all make the save a whole one, or none."""
 
 
-class SettleShares(Order, frozen=True):
+class SettleShares(Command, frozen=True):
     """On machines that do not share rank 0's directory: what `directory` holds is called `name` now (empty: goes), and
     what is called otherwise than those kept goes."""
 
@@ -72,28 +72,28 @@ class SiteShards:
         self._directory, self._epoch = home, 0
 
     @property
-    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+    def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
         """For the Follower of a rank other than 0."""
         return {
-            CopyShares: lambda order: self.copy(),
+            CopyShares: lambda command: self.copy(),
             WriteShares: self.begin,
             LookAfterShares: self._look_after,
             SettleShares: self.settle,
         }
 
-    def leading(self, desk: OrderDesk) -> LeadingShards:
+    def leading(self, commands: LeaderCommands) -> LeadingShards:
         """At rank 0: what a CheckpointStore writes a sharded checkpoint with."""
-        return LeadingShards(self, desk)
+        return LeadingShards(self, commands)
 
     def copy(self) -> None:
         """The share as it is now, while nobody steps it."""
         self._copy = {index: copied(values) for index, values in self._optimizer.local_state().items()}
 
-    def begin(self, order: WriteShares) -> None:
+    def begin(self, command: WriteShares) -> None:
         """Begins to write the copy; `look_after` says when that has ended."""
-        self._directory, self._epoch = self._place(order.directory), order.epoch
+        self._directory, self._epoch = self._place(command.directory), command.epoch
         copy, self._copy = self._copy, {}
-        self._writing = self._writer.submit(try_to_write, self._directory, self._site.rank, order.epoch, copy)
+        self._writing = self._writer.submit(try_to_write, self._directory, self._site.rank, command.epoch, copy)
 
     def look_after(self) -> str | None:
         """The other half of `LookAfterShares` at every rank: what is wrong, "" if all is written, None: not yet."""
@@ -101,29 +101,29 @@ class SiteShards:
         if writing is None:
             raise SiteError("this rank was asked how it gets on with its share before it was told to write it")
         with named("not every rank of the site said whether it has written its share"):
-            ended = all(exchange(b"1" if writing.done() else b"", self._site.orders))
+            ended = all(exchange(b"1" if writing.done() else b"", self._site.commands))
             if not ended:
                 return None
             try:
-                complete(self._directory, self._epoch, writing.result(), self._optimizer, self._site.orders)
+                complete(self._directory, self._epoch, writing.result(), self._optimizer, self._site.commands)
             except CheckpointError as error:
                 return str(error)
         return ""
 
-    def _look_after(self, order: LookAfterShares) -> None:
+    def _look_after(self, command: LookAfterShares) -> None:
         self.look_after()  # rank 0 says what is wrong
 
-    def settle(self, order: SettleShares) -> None:
+    def settle(self, command: SettleShares) -> None:
         """What rank 0 did to its directories is done to those of this machine, if they are others."""
-        partial = self._place(order.directory)
+        partial = self._place(command.directory)
         try:
-            if order.name and partial.is_dir():
-                place = partial.with_name(PurePosixPath(order.name).name)
+            if command.name and partial.is_dir():
+                place = partial.with_name(PurePosixPath(command.name).name)
                 shutil.rmtree(place, ignore_errors=True)
                 partial.rename(place)
             shutil.rmtree(partial, ignore_errors=True)
-            if order.kept:
-                self._remove_others(partial.parent, order.kept)
+            if command.kept:
+                self._remove_others(partial.parent, command.kept)
         except OSError as error:
             logger.warning("the shards of a checkpoint could not be put into their place: %s", error)
 
@@ -146,22 +146,22 @@ class SiteShards:
 class LeadingShards:
     """Rank 0's side: makes all ranks write their shares into a checkpoint. See swarmcli.training.CheckpointStore."""
 
-    def __init__(self, own: SiteShards, desk: OrderDesk) -> None:
-        self._own, self._desk = own, desk
+    def __init__(self, own: SiteShards, commands: LeaderCommands) -> None:
+        self._own, self._commands = own, commands
         self._waiting = threading.Event()  # never set
 
     def copy(self) -> None:
         """All ranks copy their shares. To be called while the optimizer does not step; blocks. Raises SiteError."""
-        self._desk.order(CopyShares(), self._own.copy)
+        self._commands.run(CopyShares(), self._own.copy)
 
     def write(self, directory: Path, epoch: int) -> str:
         """All ranks write their copies into `directory`; a digest of what they wrote. Blocks as long as their disks do.
 
         Raises CheckpointError if one could not, and SiteError if one is gone.
         """
-        order = WriteShares(directory.relative_to(self._own.home).as_posix(), epoch)
-        self._desk.order(order, lambda: self._own.begin(order))
-        while (problem := self._desk.order(LookAfterShares(), self._own.look_after)) is None:
+        command = WriteShares(directory.relative_to(self._own.home).as_posix(), epoch)
+        self._commands.run(command, lambda: self._own.begin(command))
+        while (problem := self._commands.run(LookAfterShares(), self._own.look_after)) is None:
             self._waiting.wait(LOOK_SECONDS)
         if problem:
             raise CheckpointError(problem)
@@ -169,4 +169,4 @@ class LeadingShards:
 
     def settle(self, directory: Path, name: str, kept: Sequence[str]) -> None:
         """`directory` is called `name` now, or was removed (empty); of the others those `kept` are left."""
-        self._desk.order(SettleShares(directory.relative_to(self._own.home).as_posix(), name, list(kept)))
+        self._commands.run(SettleShares(directory.relative_to(self._own.home).as_posix(), name, list(kept)))

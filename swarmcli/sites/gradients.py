@@ -17,8 +17,8 @@ import torch.distributed as dist
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, sum_type
 from swarmcli.sharding.transfer import PIECE_BYTES, pieces
+from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
-from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import Report, Verdict
 
@@ -54,7 +54,7 @@ class MemberGradients:
     generation = 0  # of the sums that its gradients are added to
 
     @property
-    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+    def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
         """For this rank's Follower."""
         return {}
 
@@ -71,7 +71,7 @@ class MemberGradients:
         return None
 
 
-class GatherGradients(Order, frozen=True):
+class GatherGradients(Command, frozen=True):
     """All ranks' sums are added to rank 0's and begin anew; such of another generation count nothing."""
 
     generation: int
@@ -81,16 +81,18 @@ class SiteAccumulator(GradientAccumulator):
     """Rank 0's: it counts the samples of all ranks, and `hand_in` fetches the sums of the others.
 
     From then on, also if they are taken back, they are in this rank's. A `reset` voids theirs by beginning another
-    generation, which they learn of with the next verdict or order.
+    generation, which they learn of with the next verdict or command.
     """
 
     waits = True
 
-    def __init__(self, site: Site, desk: OrderDesk, parameters: Sequence[torch.Tensor], *, reuse: bool = False) -> None:
+    def __init__(
+        self, site: Site, commands: LeaderCommands, parameters: Sequence[torch.Tensor], *, reuse: bool = False
+    ) -> None:
         if reuse:
             raise ValueError("reuse_grad_buffers=True: the processes of a site need sums beside their gradients")
         super().__init__(parameters)
-        self._site, self._desk = site, desk
+        self._site, self._commands = site, commands
         self.generation = 0
         self._own = 0  # samples of the batch that comes next, at this rank
         self._elsewhere = 0  # samples that are counted here and summed at other ranks
@@ -115,7 +117,7 @@ class SiteAccumulator(GradientAccumulator):
     def hand_in(self) -> int:
         """As GradientAccumulator does, with the sums of all ranks. Raises SiteError. Never on the event loop."""
         if self._elsewhere:
-            found = self._desk.order(GatherGradients(self.generation), self._fetch)
+            found = self._commands.run(GatherGradients(self.generation), self._fetch)
             self._summed += found - self._elsewhere  # equal, unless a reset came between
             self._elsewhere = 0
         return super().hand_in()
@@ -126,20 +128,20 @@ class SiteAccumulator(GradientAccumulator):
         super().reset()
 
     def _fetch(self) -> int:
-        sum_over_ranks(self._site, self._site.orders, self.accumulators)
-        return _total(self._site, self._site.orders, 0)
+        sum_over_ranks(self._site, self._site.commands, self.accumulators)
+        return _total(self._site, self._site.commands, 0)
 
 
 class LeaderSums(LeaderGradients):
     """LeaderGradients where rank 0 sums and averages over epochs. `accumulate` is for the Optimizer."""
 
-    def __init__(self, site: Site, desk: OrderDesk) -> None:
-        self._site, self._desk = site, desk
+    def __init__(self, site: Site, commands: LeaderCommands) -> None:
+        self._site, self._commands = site, commands
         self._sums: SiteAccumulator | None = None
 
     def accumulate(self, parameters: Sequence[torch.Tensor], *, reuse: bool) -> SiteAccumulator:
         """What sums the gradients of these parameters, in the site. An AccumulatorFactory."""
-        self._sums = SiteAccumulator(self._site, self._desk, parameters, reuse=reuse)
+        self._sums = SiteAccumulator(self._site, self._commands, parameters, reuse=reuse)
         return self._sums
 
     @property
@@ -172,7 +174,7 @@ class MemberSums(MemberGradients):
         self._lock = threading.Lock()  # the main thread adds, the Follower hands over
 
     @property
-    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+    def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
         return {GatherGradients: self._hand_over}
 
     @torch.no_grad()
@@ -187,11 +189,11 @@ class MemberSums(MemberGradients):
         with self._lock:
             self._follow(verdict.generation)
 
-    def _hand_over(self, order: GatherGradients) -> None:
+    def _hand_over(self, command: GatherGradients) -> None:
         with self._lock:
-            self._follow(order.generation)
-            sum_over_ranks(self._site, self._site.orders, self._totals)
-            _total(self._site, self._site.orders, self._samples)
+            self._follow(command.generation)
+            sum_over_ranks(self._site, self._site.commands, self._totals)
+            _total(self._site, self._site.commands, self._samples)
             self._clear()
 
     def _follow(self, generation: int) -> None:

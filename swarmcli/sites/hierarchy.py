@@ -24,15 +24,15 @@ from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
 from swarmcli.sharding.zero.state import settings_of
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, MemberGradients, sum_over_ranks
 from swarmcli.sites.links import named, receive_bytes, send_bytes
-from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import Report, Verdict
 
 
-class GatherParameters(Order, frozen=True):
+class GatherParameters(Command, frozen=True):
     """Rank 0's parameters become the mean over all ranks. The others wait for its verdict, or have ended."""
 
 
@@ -83,10 +83,10 @@ class LeaderLevels(LeaderGradients):
     """Rank 0's side: for its SiteLeader, and Companions of its Optimizer, which makes local updates."""
 
     def __init__(
-        self, site: Site, desk: OrderDesk, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]
+        self, site: Site, commands: LeaderCommands, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]
     ) -> None:
         """`parameters`: those that the optimizer steps, in its order."""
-        self._site, self._desk = site, desk
+        self._site, self._commands = site, commands
         self._parameters = list(parameters)
         self._hierarchy = hierarchy
         self._led: tuple[Optimizer, SiteLevels] | None = None
@@ -115,11 +115,11 @@ class LeaderLevels(LeaderGradients):
         if not self.at_rest:
             raise RuntimeError("the other ranks are computing: what they learn now would be in no mean")
         if not self._gathered:
-            self._desk.order(GatherParameters(), self._gather)
+            self._commands.run(GatherParameters(), self._gather)
             self._gathered = True
 
     def _gather(self) -> None:
-        sum_over_ranks(self._site, self._site.orders, self._parameters, mean=True)
+        sum_over_ranks(self._site, self._site.commands, self._parameters, mean=True)
 
     def note_replaced(self) -> None:
         self._gathered = self._replaced = True
@@ -172,7 +172,7 @@ class MemberLevels(MemberGradients):
         self._lock = threading.Lock()  # the main thread changes parameters, the Follower reads them
 
     @property
-    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+    def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
         return {GatherParameters: self._hand_over}
 
     def prepare(self, samples: int) -> None:
@@ -199,9 +199,9 @@ class MemberLevels(MemberGradients):
                 statistics = receive_share(0, self._site.pace, range(len(self._parameters)))
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": statistics})
 
-    def _hand_over(self, order: GatherParameters) -> None:
+    def _hand_over(self, command: GatherParameters) -> None:
         with self._lock:
-            sum_over_ranks(self._site, self._site.orders, self._parameters, mean=True)
+            sum_over_ranks(self._site, self._site.commands, self._parameters, mean=True)
 
 
 def check_unsharded(optimizer: torch.optim.Optimizer) -> None:

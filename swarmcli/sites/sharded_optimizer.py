@@ -17,15 +17,15 @@ from swarmcli.optim.state.plain_values import fit, to_plain
 from swarmcli.sharding.transfer import receive_tensors, send_tensors
 from swarmcli.sharding.zero.state import settings_of
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
-from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.share import ShareOfStatistics
 from swarmcli.sites.site import Site
 from swarmcli.sites.statistics import SiteStatistics
 from swarmcli.sites.step_sync import SharedModel
 
 
-class StepShares(Order, frozen=True):
+class StepShares(Command, frozen=True):
     """All ranks step their shares; rank 0 sends each of them the gradients that it needs first."""
 
     groups: list[dict[str, Any]]  # the settings of each parameter group
@@ -49,7 +49,7 @@ class SiteOptimizer(torch.optim.Optimizer):
         optimizer_class: type[torch.optim.Optimizer],
         *,
         site: Site,
-        desk: OrderDesk,
+        commands: LeaderCommands,
         shared: SharedModel,
         shares: Sequence[float] | float | None = None,
         **defaults: Any,
@@ -61,8 +61,8 @@ class SiteOptimizer(torch.optim.Optimizer):
         """
         self.zero = _share(site, params, optimizer_class, shares, defaults)
         super().__init__(self.zero.param_groups, self.zero.defaults)
-        self._site, self._desk, self.shared = site, desk, shared
-        self.statistics = SiteStatistics(site, desk, ShareOfStatistics(site, self.zero))
+        self._site, self._commands, self.shared = site, commands, shared
+        self.statistics = SiteStatistics(site, commands, ShareOfStatistics(site, self.zero))
         self._use_those_of_zero()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -74,7 +74,7 @@ class SiteOptimizer(torch.optim.Optimizer):
         groups = [to_plain(settings_of(group)) for group in self.param_groups]
         present = [index for index, parameter in enumerate(self.zero.parameters) if parameter.grad is not None]
         anew = self.shared.written  # restored, or averaged, and the models of the others come later
-        self._desk.order(StepShares(groups, present, anew), lambda: self._step_all(present, anew))
+        self._commands.run(StepShares(groups, present, anew), lambda: self._step_all(present, anew))
         self.shared.note_equal()
         return loss
 
@@ -84,7 +84,7 @@ class SiteOptimizer(torch.optim.Optimizer):
             parameters = [self.zero.parameters[index].detach() for index in own] if anew else []
             gradients = [self._gradient(index) for index in present if self.zero.owner_of(index) == rank]
             with named(f"rank {rank} did not take the gradients of its share"):
-                send_tensors([*parameters, *gradients], rank, self._site.orders)
+                send_tensors([*parameters, *gradients], rank, self._site.commands)
         with named("not every rank of the site has stepped its share"):
             self.zero.step()
 
@@ -105,7 +105,7 @@ class SiteOptimizer(torch.optim.Optimizer):
 
 
 class ShareOfOptimizer:
-    """At the other ranks: their share of rank 0's SiteOptimizer, stepped by its orders while main threads wait."""
+    """At the other ranks: their share of rank 0's SiteOptimizer, stepped by its commands while main threads wait."""
 
     def __init__(
         self,
@@ -121,20 +121,20 @@ class ShareOfOptimizer:
         self._statistics = ShareOfStatistics(site, self.zero)
 
     @property
-    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+    def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
         """For this rank's Follower."""
         return {StepShares: self._step, **self._statistics.handlers}
 
-    def _step(self, order: StepShares) -> None:
-        for position, (group, settings) in enumerate(zip(self.zero.param_groups, order.groups, strict=True)):
+    def _step(self, command: StepShares) -> None:
+        for position, (group, settings) in enumerate(zip(self.zero.param_groups, command.groups, strict=True)):
             known = settings_of(group)  # schedulers leave notes of their own at rank 0
             coming = {name: settings[name] for name in known if name in settings}
             group.update(fit(known, coming, f"groups[{position}]"))
         indices = self.zero.indices_of(self._site.rank)
-        parameters = [self._room(index) for index in indices if order.anew]
-        gradients = {index: self._room(index) for index in indices if index in set(order.present)}
+        parameters = [self._room(index) for index in indices if command.anew]
+        gradients = {index: self._room(index) for index in indices if index in set(command.present)}
         with named("rank 0 did not send the gradients of this rank's share"):
-            receive_tensors([*parameters, *gradients.values()], 0, self._site.orders)
+            receive_tensors([*parameters, *gradients.values()], 0, self._site.commands)
         for index, parameter in zip(indices, parameters, strict=False):
             self.zero.parameters[index].detach().copy_(parameter)
         lent = _lent({self.zero.parameters[index]: gradients.get(index) for index in indices})
@@ -154,7 +154,7 @@ def _share(
     defaults: Mapping[str, Any],
 ) -> ZeroRedundancyOptimizer:
     site.meet()
-    return ZeroRedundancyOptimizer(params, optimizer_class, process_group=site.orders, shares=shares, **defaults)
+    return ZeroRedundancyOptimizer(params, optimizer_class, process_group=site.commands, shares=shares, **defaults)
 
 
 @contextmanager

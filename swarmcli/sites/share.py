@@ -1,6 +1,6 @@
 """One rank's share of the optimizer's statistics, and what rank 0 may ask of it: copies, pieces, a new share.
 
-Orders are carried out one at a time and steps are orders too, so nothing here changes while it is being read.
+Commands are carried out one at a time and steps are commands too, so nothing here changes while it is being read.
 """
 
 from __future__ import annotations
@@ -17,67 +17,67 @@ from swarmcli.network import wire
 from swarmcli.optim.state.statistics import by_place, elements, put, read_place
 from swarmcli.sharding.transfer import as_bytes
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+from swarmcli.sites.commands import Command
 from swarmcli.sites.links import receive_numbers, send_bytes, send_numbers
-from swarmcli.sites.orders import Order
 from swarmcli.sites.site import Site
 
 SMALL = 1 << 10  # bytes; statistics up to this size, such as counts of steps, come with the outline
 Span = tuple[str, int, int]  # a place, where the piece begins, where it ends
 
 
-class PinStatistics(Order, frozen=True):
+class PinStatistics(Command, frozen=True):
     """Every rank copies its share and sends its outline."""
 
     pin: int
 
 
-class ReleaseStatistics(Order, frozen=True):
+class ReleaseStatistics(Command, frozen=True):
     """The copies of a pin are not needed any more."""
 
     pin: int
 
 
-class ReadPinned(Order, frozen=True):
+class ReadPinned(Command, frozen=True):
     """The owner sends bytes of a copy."""
 
     pin: int
     span: Span
 
 
-class DescribeStatistics(Order, frozen=True):
+class DescribeStatistics(Command, frozen=True):
     """Every rank sends the outline of its share."""
 
 
-class ReadStatistics(Order, frozen=True):
+class ReadStatistics(Command, frozen=True):
     """The owners send elements of their statistics, in this order."""
 
     spans: list[Span]
 
 
-class WriteStatistics(Order, frozen=True):
+class WriteStatistics(Command, frozen=True):
     """The owners take elements of their statistics."""
 
     spans: list[Span]
 
 
-class StageStatistics(Order, frozen=True):
+class StageStatistics(Command, frozen=True):
     """Every rank makes room for another share beside its own."""
 
     entries: list[TensorEntry]
     numbers: dict[str, Any]
 
 
-class FillStaged(Order, frozen=True):
+class FillStaged(Command, frozen=True):
     """The owners take bytes of what they have made room for."""
 
     spans: list[Span]
 
 
-class InstallStaged(Order, frozen=True):
+class InstallStaged(Command, frozen=True):
     """That share takes the place of every rank's own."""
 
 
-class DropStaged(Order, frozen=True):
+class DropStaged(Command, frozen=True):
     """It does not."""
 
 
@@ -100,7 +100,7 @@ class ShareOfStatistics:
         self._numbers: dict[str, Any] = {}
 
     @property
-    def handlers(self) -> Mapping[type[Order], Callable[[Any], None]]:
+    def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
         return {
             PinStatistics: self._pin,
             ReleaseStatistics: self._release,
@@ -108,10 +108,10 @@ class ShareOfStatistics:
             DescribeStatistics: self._describe,
             ReadStatistics: self._read,
             WriteStatistics: self._write,
-            StageStatistics: lambda order: self.stage(order.entries, order.numbers),
+            StageStatistics: lambda command: self.stage(command.entries, command.numbers),
             FillStaged: self._fill,
-            InstallStaged: lambda order: self.install(),
-            DropStaged: lambda order: self.drop(),
+            InstallStaged: lambda command: self.install(),
+            DropStaged: lambda command: self.drop(),
         }
 
     def owner_of(self, place: str) -> int:
@@ -156,44 +156,44 @@ class ShareOfStatistics:
         """Forgets what is staged."""
         self._staged, self._numbers = {}, {}
 
-    # Orders
+    # Commands
 
-    def _pin(self, order: PinStatistics) -> None:
+    def _pin(self, command: PinStatistics) -> None:
         tensors, numbers = self.live()
-        self._pins[order.pin] = copied({place: each for place, each in tensors.items() if each.nbytes > SMALL})
+        self._pins[command.pin] = copied({place: each for place, each in tensors.items() if each.nbytes > SMALL})
         self._send_outline(tensors, numbers, with_small=True)
 
-    def _release(self, order: ReleaseStatistics) -> None:
-        self._pins.pop(order.pin, None)
+    def _release(self, command: ReleaseStatistics) -> None:
+        self._pins.pop(command.pin, None)
 
-    def _read_pinned(self, order: ReadPinned) -> None:
-        place, begin, end = order.span
+    def _read_pinned(self, command: ReadPinned) -> None:
+        place, begin, end = command.span
         if self._is_own(place):
-            send_numbers(self._site.orders, [as_bytes(self._pins[order.pin][place])[begin:end]], 0)
+            send_numbers(self._site.commands, [as_bytes(self._pins[command.pin][place])[begin:end]], 0)
 
-    def _describe(self, order: DescribeStatistics) -> None:
+    def _describe(self, command: DescribeStatistics) -> None:
         self._send_outline(*self.live(), with_small=False)
 
     def _send_outline(self, tensors: Mapping[str, torch.Tensor], numbers: dict[str, Any], *, with_small: bool) -> None:
         entries = tuple(TensorEntry.of(place, tensor) for place, tensor in tensors.items())
         small = {p: bytes(tensor_memory(t)) for p, t in tensors.items() if with_small and t.nbytes <= SMALL}
-        send_bytes(self._site.orders, wire.encode(Outline(entries, small, numbers)), 0)
+        send_bytes(self._site.commands, wire.encode(Outline(entries, small, numbers)), 0)
 
-    def _read(self, order: ReadStatistics) -> None:
-        for place, begin, end in self._own_of(order.spans):
-            send_numbers(self._site.orders, [elements(self.find(place), begin, end)], 0)
+    def _read(self, command: ReadStatistics) -> None:
+        for place, begin, end in self._own_of(command.spans):
+            send_numbers(self._site.commands, [elements(self.find(place), begin, end)], 0)
 
     @torch.no_grad()
-    def _write(self, order: WriteStatistics) -> None:
-        for place, begin, end in self._own_of(order.spans):
+    def _write(self, command: WriteStatistics) -> None:
+        for place, begin, end in self._own_of(command.spans):
             target = self.find(place)
             values = torch.empty(end - begin, dtype=target.dtype)
-            receive_numbers(self._site.orders, [values], 0)
+            receive_numbers(self._site.commands, [values], 0)
             put(target, begin, values)
 
-    def _fill(self, order: FillStaged) -> None:
-        for place, begin, end in self._own_of(order.spans):
-            receive_numbers(self._site.orders, [as_bytes(self._staged[place])[begin:end]], 0)
+    def _fill(self, command: FillStaged) -> None:
+        for place, begin, end in self._own_of(command.spans):
+            receive_numbers(self._site.commands, [as_bytes(self._staged[place])[begin:end]], 0)
 
     def _own_of(self, spans: Sequence[Span]) -> list[Span]:
         return [span for span in spans if self._is_own(span[0])]

@@ -20,7 +20,7 @@ class Site:
     """One process's place in its site: a torch.distributed world whose rank 0 is the swarm's peer.
 
         pace     the main threads meet here: in every step, and for what changes the model
-        orders   rank 0's threads and the other ranks' followers, for what rank 0 needs meanwhile
+        commands   rank 0's threads and the other ranks' followers, for what rank 0 needs meanwhile
 
     Both are groups of the whole world, so a group rank is a global rank: gloo, and where every process has a CUDA
     device of its own, NCCL for tensors there. A wait in one of them that takes longer than `timeout` seconds, where it
@@ -37,17 +37,17 @@ class Site:
         size: int,
         *,
         pace: dist.ProcessGroup,
-        orders: dist.ProcessGroup,
+        commands: dist.ProcessGroup,
         timeout: float,
         device: torch.device,
         owns_world: bool,
     ) -> None:
         """For `form`. `owns_world`: the world was made for this site and ends with it."""
         self.rank, self.size = rank, size
-        self.pace, self.orders = pace, orders
+        self.pace, self.commands = pace, commands
         self.timeout = timedelta(seconds=timeout)
         self.device = device
-        self.carrier = device if "nccl" in dist.get_backend_config(orders) else torch.device("cpu")
+        self.carrier = device if "nccl" in dist.get_backend_config(commands) else torch.device("cpu")
         self._owns_world = owns_world
         self._closed = False
 
@@ -72,14 +72,14 @@ class Site:
             elif owns_world:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=FORMING_SECONDS))
             backend = "cpu:gloo,cuda:nccl" if _all_have_own(device) else "gloo"
-            pace, orders = (dist.new_group(backend=backend, timeout=timedelta(seconds=timeout)) for _ in range(2))
-        if pace is None or orders is None:
+            pace, commands = (dist.new_group(backend=backend, timeout=timedelta(seconds=timeout)) for _ in range(2))
+        if pace is None or commands is None:
             raise SiteError("torch.distributed gave this process no group")
         return cls(
             dist.get_rank(),
             dist.get_world_size(),
             pace=pace,
-            orders=orders,
+            commands=commands,
             timeout=timeout,
             device=device or torch.device("cpu"),
             owns_world=owns_world,
@@ -121,7 +121,7 @@ class Site:
         """Every thread of every process that waits for this one gets an error now. For any thread; idempotent."""
         if self.size > 1 and not self._closed:
             sever(self.pace)
-            sever(self.orders)
+            sever(self.commands)
 
     def close(self, *, broken: bool = False) -> None:
         """Leaves the groups, when no thread is in them. `broken`: before its time, so whoever waits for this process
@@ -130,7 +130,7 @@ class Site:
             self.break_off()
         if not self._closed:
             self._closed = True
-            for group in [None] if self._owns_world else [self.pace, self.orders]:
+            for group in [None] if self._owns_world else [self.pace, self.commands]:
                 dist.destroy_process_group(group)
 
     def __enter__(self) -> Site:

@@ -31,8 +31,8 @@ from swarmcli.errors import SiteError
 from swarmcli.network import wire
 from swarmcli.optim.state.statistics import Piece, elements, put, read_place
 from swarmcli.sharding.zero.state import copy_settings
+from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.links import receive_bytes, receive_numbers, send_numbers
-from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.share import (
     DescribeStatistics,
     DropStaged,
@@ -64,13 +64,15 @@ class SiteStatistics:
 
     waits = True
 
-    def __init__(self, site: Site, desk: OrderDesk, share: ShareOfStatistics, spool: Path | None = None) -> None:
+    def __init__(
+        self, site: Site, commands: LeaderCommands, share: ShareOfStatistics, spool: Path | None = None
+    ) -> None:
         """`share` is rank 0's own; `spool`: see Statistics, None for the system's directory of temporary files."""
         self.spool: Path | None = spool or usual_directory()
-        self._site, self._desk, self._share = site, desk, share
+        self._site, self._commands, self._share = site, commands, share
         self._numbers = count()
         self._known: dict[str, TensorDescriptor] = {}
-        self._releases = Releases(desk)
+        self._releases = Releases(commands)
 
     def close(self) -> None:
         """The other ranks let go of what has been released. Idempotent."""
@@ -78,7 +80,7 @@ class SiteStatistics:
 
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
         pin = self._releases.watched(Pin(next(self._numbers)))
-        outlines = self._desk.order(PinStatistics(pin.number), self._receive_outlines)
+        outlines = self._commands.run(PinStatistics(pin.number), self._receive_outlines)
         own, numbers = self._share.live()
         tensors: dict[str, AnyTensor] = dict(own)
         for outline in outlines:
@@ -92,23 +94,23 @@ class SiteStatistics:
         self, tensors: Mapping[str, AnyTensor], numbers: Mapping[str, Any], groups: Sequence[dict[str, Any]]
     ) -> Iterator[Callable[[], None]]:
         entries = [TensorEntry.of(place, tensor) for place, tensor in tensors.items()]
-        self._desk.order(StageStatistics(entries, dict(numbers)), partial(self._share.stage, entries, numbers))
+        self._commands.run(StageStatistics(entries, dict(numbers)), partial(self._share.stage, entries, numbers))
         try:
             self._fill_shares(tensors)
             yield partial(self._install, groups)
         finally:
-            if self._desk.failed is None:
-                self._desk.order(DropStaged(), self._share.drop)  # what has not been installed
+            if self._commands.failed is None:
+                self._commands.run(DropStaged(), self._share.drop)  # what has not been installed
 
     def _install(self, groups: Sequence[dict[str, Any]]) -> None:
-        self._desk.order(InstallStaged(), self._share.install)
+        self._commands.run(InstallStaged(), self._share.install)
         copy_settings(groups, self._share.zero.param_groups)
         self._known.clear()
 
     def describe(self) -> dict[str, TensorDescriptor]:
         own, _ = self._share.live()
         found = {place: TensorDescriptor.of(tensor) for place, tensor in own.items()}
-        for outline in self._desk.order(DescribeStatistics(), self._receive_outlines):
+        for outline in self._commands.run(DescribeStatistics(), self._receive_outlines):
             found |= {entry.name: entry.header.descriptor() for entry in outline.entries}
         self._known = _by_index(found)
         return dict(self._known)
@@ -123,7 +125,7 @@ class SiteStatistics:
             else:
                 elsewhere += _cut(piece, value)
         for batch in _batches(elsewhere):
-            self._desk.order(ReadStatistics([span for span, _ in batch]), partial(self._receive, batch))
+            self._commands.run(ReadStatistics([span for span, _ in batch]), partial(self._receive, batch))
         return values
 
     @torch.no_grad()
@@ -135,7 +137,7 @@ class SiteStatistics:
             else:
                 elsewhere += _cut(piece, value.to(self._kind(piece.place).dtype).contiguous())
         for batch in _batches(elsewhere):
-            self._desk.order(WriteStatistics([span for span, _ in batch]), partial(self._send, batch))
+            self._commands.run(WriteStatistics([span for span, _ in batch]), partial(self._send, batch))
 
     def read_pinned(self, pin: int, place: str, begin: int, end: int) -> memoryview:
         """Bytes of the copy that a rank made for a pin. Raises SiteError."""
@@ -143,7 +145,7 @@ class SiteStatistics:
         for first, last in pieces(end - begin):
             span = (place, begin + first, begin + last)
             part = content[first:last]
-            self._desk.order(ReadPinned(pin, span), partial(self._receive, [(span, part)]))
+            self._commands.run(ReadPinned(pin, span), partial(self._receive, [(span, part)]))
         return tensor_memory(content)
 
     def _captured(self, pin: Pin, entry: TensorEntry, content: bytes | None) -> AnyTensor:
@@ -157,7 +159,7 @@ class SiteStatistics:
             if self._is_own(place):
                 fill(self._share.staged(place), tensor)
         for batch in _batches(self._pieces_elsewhere(tensors)):
-            self._desk.order(FillStaged([span for span, _ in batch]), partial(self._send, batch))
+            self._commands.run(FillStaged([span for span, _ in batch]), partial(self._send, batch))
 
     def _pieces_elsewhere(self, tensors: Mapping[str, AnyTensor]) -> Iterator[tuple[Span, torch.Tensor]]:
         """What goes to other ranks, in pieces that are read when they are asked for."""
@@ -181,17 +183,17 @@ class SiteStatistics:
     def _receive_outlines(self) -> list[Outline]:
         """Not before every rank has copied its share, however large that is."""
         patience = max(self._site.timeout, timedelta(seconds=_COPYING_SECONDS))
-        data = [receive_bytes(self._site.orders, rank, patience) for rank in self._site.others]
+        data = [receive_bytes(self._site.commands, rank, patience) for rank in self._site.others]
         return [wire.decode(Outline, each) for each in data]
 
     def _receive(self, batch: Sequence[tuple[Span, torch.Tensor]]) -> None:
         for (place, _, _), content in batch:
             owner = self._share.owner_of(place)
-            receive_numbers(self._site.orders, [content], owner, self._site.timeout)
+            receive_numbers(self._site.commands, [content], owner, self._site.timeout)
 
     def _send(self, batch: Sequence[tuple[Span, torch.Tensor]]) -> None:
         for (place, _, _), content in batch:
-            send_numbers(self._site.orders, [content], self._share.owner_of(place))
+            send_numbers(self._site.commands, [content], self._share.owner_of(place))
 
 
 class PinnedStatistic(DistantTensor):
@@ -215,8 +217,8 @@ class Pin:
 class Releases:
     """Tells the ranks which copies nobody needs any more, in a thread: pins may end in any, the event loop's too."""
 
-    def __init__(self, desk: OrderDesk) -> None:
-        self._desk = desk
+    def __init__(self, commands: LeaderCommands) -> None:
+        self._commands = commands
         self._waiting: SimpleQueue[int | None] = SimpleQueue()  # its `put` is safe in finalizers
         self._thread: threading.Thread | None = None
 
@@ -238,7 +240,7 @@ class Releases:
     def _run(self) -> None:
         while (number := self._waiting.get()) is not None:
             try:
-                self._desk.order(ReleaseStatistics(number))
+                self._commands.run(ReleaseStatistics(number))
             except SiteError as error:
                 logger.debug("pin %d was not released: %s", number, error)
 
@@ -256,7 +258,7 @@ def _cut(piece: Piece, values: torch.Tensor) -> Iterator[tuple[Span, torch.Tenso
 
 
 def _batches(items: Iterator[Any] | Sequence[Any]) -> Iterator[list[tuple[Span, torch.Tensor]]]:
-    """As many as fit into one order: together not more than a piece of the largest size."""
+    """As many as fit into one command: together not more than a piece of the largest size."""
     batch: list[tuple[Span, torch.Tensor]] = []
     filled = 0
     for span, content in items:

@@ -14,8 +14,8 @@ from torch import nn
 
 from swarmcli.errors import SiteError
 from swarmcli.optim import Optimizer
+from swarmcli.sites.commands import Command, Follower, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, MemberGradients
-from swarmcli.sites.orders import Follower, Order, OrderDesk
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import FORMING_SECONDS, Site
 from swarmcli.sites.step_sync import Report, SharedModel, StepSync, Verdict
@@ -35,12 +35,12 @@ class SiteSteps(ABC):
     def __init__(
         self,
         site: Site,
-        orders: OrderDesk | Follower,
+        commands: LeaderCommands | Follower,
         gradients: LeaderGradients | MemberGradients,
         wants_to_stop: threading.Event | None,
     ) -> None:
         self._site = site
-        self._orders = orders
+        self._commands = commands
         self._gradients = gradients
         self._wants_to_stop = wants_to_stop or threading.Event()
         self._sync = StepSync(site)
@@ -79,7 +79,7 @@ class SiteSteps(ABC):
             yield
             done = True
         except SiteError:
-            self._orders.check()  # what an order died of is the reason to give: the rest follows from it
+            self._commands.check()  # what a command died of is the reason to give: the rest follows from it
             raise
         finally:
             if not done:
@@ -94,12 +94,13 @@ class SiteLeader(SiteSteps):
     this one's.
     """
 
+    _commands: LeaderCommands
     _gradients: LeaderGradients
 
     def __init__(
         self,
         site: Site,
-        desk: OrderDesk,
+        commands: LeaderCommands,
         optimizer: Optimizer,
         model: nn.Module,
         gradients: LeaderGradients,
@@ -107,8 +108,7 @@ class SiteLeader(SiteSteps):
         wants_to_stop: threading.Event | None = None,
     ) -> None:
         """`gradients` fits what the Optimizer was made with; `wants_to_stop` is set when this rank's user wants to."""
-        super().__init__(site, desk, gradients, wants_to_stop)
-        self._desk = desk
+        super().__init__(site, commands, gradients, wants_to_stop)
         self._optimizer = optimizer
         self._sharded = optimizer.opt if isinstance(optimizer.opt, SiteOptimizer) else None
         self._shared = self._sharded.shared if self._sharded is not None else SharedModel(site, model)
@@ -132,14 +132,14 @@ class SiteLeader(SiteSteps):
 
     def close(self) -> None:
         """The other ranks may go; then this one leaves the site. To be called after the Optimizer's shutdown."""
-        self._give_up_orders()
+        self._give_up_commands()
         try:
-            self._desk.close()
+            self._commands.close()
         except SiteError as error:
             logger.warning("not every rank was there to be let go: %s", error)
         self._site.close()
 
-    def _give_up_orders(self) -> None:
+    def _give_up_commands(self) -> None:
         """A SiteOptimizer's statistics have a thread of their own that gives some."""
         if self._sharded is not None:
             self._sharded.statistics.close()
@@ -153,7 +153,7 @@ class SiteLeader(SiteSteps):
             self.close()
         else:
             self._site.break_off()
-            self._give_up_orders()
+            self._give_up_commands()
             self._site.close()
 
     def _step(self, samples: int, *, ended: bool) -> None:
@@ -163,7 +163,7 @@ class SiteLeader(SiteSteps):
             everyone = [self._own_report(samples, ended), *reports]
             self._note_site_loss(everyone, total)
             self._optimizer.step(batch_size=total)
-            self._desk.check()  # an order may have failed in a thread whose errors nobody sees
+            self._commands.check()  # a command may have failed in a thread whose errors nobody sees
             stop = any(each.wants_to_stop for each in everyone) or all(each.ended for each in everyone)
             self._announce(stop=stop, stepped=total > 0)
 
@@ -196,7 +196,7 @@ class SiteLeader(SiteSteps):
 class SiteMember(SiteSteps):
     """A rank of a site that computes for rank 0. Its model is rank 0's whenever a step has ended.
 
-    Another thread, the Follower's, carries out rank 0's orders meanwhile.
+    Another thread, the Follower's, carries out rank 0's commands meanwhile.
     """
 
     _gradients: MemberGradients
@@ -206,11 +206,11 @@ class SiteMember(SiteSteps):
         site: Site,
         model: nn.Module,
         gradients: MemberGradients,
-        handlers: Mapping[type[Order], Callable[[Any], None]] | None = None,
+        handlers: Mapping[type[Command], Callable[[Any], None]] | None = None,
         *,
         wants_to_stop: threading.Event | None = None,
     ) -> None:
-        """`handlers`: for further orders, of a sharded optimizer for example; from here on they may come."""
+        """`handlers`: for further commands, of a sharded optimizer for example; from here on they may come."""
         self._follower = Follower(site, {**gradients.handlers, **(handlers or {})})
         super().__init__(site, self._follower, gradients, wants_to_stop)
         self._model = model
@@ -229,7 +229,7 @@ class SiteMember(SiteSteps):
         return True
 
     def close(self) -> None:
-        """Stays for rank 0's orders until that lets this rank go, then leaves the site. Raises SiteError."""
+        """Stays for rank 0's commands until that lets this rank go, then leaves the site. Raises SiteError."""
         try:
             self._follower.join()
         finally:

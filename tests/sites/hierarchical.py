@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
+from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
-from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.site import Site
 from swarmcli.sites.steps import SiteLeader, SiteMember
 from tests.sites.site_training import OPTIMIZERS, loss_of, model, rows, schedule, weights
@@ -95,8 +95,8 @@ def _leader(
     wants_to_stop: threading.Event | None,
     options: Mapping[str, Any],
 ) -> Iterator[Rank]:
-    desk = OrderDesk(site)
-    levels = LeaderLevels(site, desk, list(net.parameters()), hierarchy)
+    commands = LeaderCommands(site)
+    levels = LeaderLevels(site, commands, list(net.parameters()), hierarchy)
     with DHT(contacts, start=True, host="127.0.0.1") as dht:
         optimizer = Optimizer(
             dht=dht,
@@ -108,7 +108,7 @@ def _leader(
             **options,
         )
         levels.lead(optimizer)
-        with SiteLeader(site, desk, optimizer, net, levels, wants_to_stop=wants_to_stop) as leader:
+        with SiteLeader(site, commands, optimizer, net, levels, wants_to_stop=wants_to_stop) as leader:
             try:
                 rank = Rank(net, leader, optimizer)
                 leader.load_state_from_peers()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from swarmcli.optim.state.training_state import TrainingState
-from swarmcli.sites.orders import Follower, OrderDesk
+from swarmcli.sites.commands import Follower, LeaderCommands
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
@@ -69,19 +69,21 @@ def site_state(
     spool: Path | None = None,
     timeout: float = 10.0,
 ) -> Iterator[TrainingState | None]:
-    """At rank 0 the state; None at the others, which follow orders until rank 0 has left the block."""
+    """At rank 0 the state; None at the others, which follow commands until rank 0 has left the block."""
     made, settings = OPTIMIZERS[kind]
     site, net = Site.form(timeout=timeout), model(shapes, seed, odd)
     if site.rank == 0:
-        desk = OrderDesk(site)
-        optimizer = SiteOptimizer(groups(net), made, site=site, desk=desk, shared=SharedModel(site, net), **settings)
+        commands = LeaderCommands(site)
+        optimizer = SiteOptimizer(
+            groups(net), made, site=site, commands=commands, shared=SharedModel(site, net), **settings
+        )
         optimizer.statistics.spool = spool or optimizer.statistics.spool
         try:
             yield TrainingState("run", optimizer)
         finally:
             optimizer.statistics.close()
-            if desk.failed is None:
-                desk.close()
+            if commands.failed is None:
+                commands.close()
             site.close()
     else:
         share = ShareOfOptimizer(groups(net), made, site=site, **settings)

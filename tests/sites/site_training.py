@@ -15,8 +15,8 @@ import torch.distributed as dist
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
 from swarmcli.sites.checkpoint import SiteShards
+from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums
-from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
@@ -121,7 +121,7 @@ class Rank:
     steps: Any  # SiteLeader or SiteMember
     dht: DHT | None = None
     optimizer: Optimizer | None = None
-    desk: OrderDesk | None = None
+    commands: LeaderCommands | None = None
     share: Any = None
     shards: SiteShards | None = None
 
@@ -148,12 +148,12 @@ def _leader(
     plan: Plan, site: Site, net: torch.nn.Module, wants_to_stop: Any, contacts: Sequence[str], options: dict[str, Any]
 ) -> Iterator[Rank]:
     made, settings = OPTIMIZERS[plan.kind]
-    desk, shared = OrderDesk(site), SharedModel(site, net)
+    commands, shared = LeaderCommands(site), SharedModel(site, net)
     trained = list(net.parameters())
-    sums = LeaderSums(site, desk)
+    sums = LeaderSums(site, commands)
 
     def sharded(params: Any) -> torch.optim.Optimizer:
-        return SiteOptimizer(params, made, site=site, desk=desk, shared=shared, **settings)
+        return SiteOptimizer(params, made, site=site, commands=commands, shared=shared, **settings)
 
     if plan.local_updates:
         options |= {"grad_averager": None}
@@ -172,9 +172,9 @@ def _leader(
         if shards is not None:
             _go_on(site, shards.home, optimizer, net)
         gradients = LeaderMeans(site, trained) if plan.local_updates else sums
-        with SiteLeader(site, desk, optimizer, net, gradients, wants_to_stop=wants_to_stop) as leader:
+        with SiteLeader(site, commands, optimizer, net, gradients, wants_to_stop=wants_to_stop) as leader:
             try:
-                yield Rank(site, net, leader, dht, optimizer, desk, shards=shards)
+                yield Rank(site, net, leader, dht, optimizer, commands, shards=shards)
             finally:
                 optimizer.shutdown()
 

@@ -49,10 +49,10 @@ def store_of(rank: Rank) -> CheckpointStore:
 
 
 def save(rank: Rank) -> Path | None:
-    """At rank 0, while the others wait in their next step; they write by order."""
-    if rank.optimizer is None or rank.desk is None or rank.shards is None:
+    """At rank 0, while the others wait in their next step; they write by command."""
+    if rank.optimizer is None or rank.commands is None or rank.shards is None:
         return None
-    leading = rank.shards.leading(rank.desk)
+    leading = rank.shards.leading(rank.commands)
     state = rank.optimizer.state_dict()
     leading.copy()
     return store_of(rank).write(rank.net, state, rank.optimizer.local_epoch, shards=leading)
@@ -180,10 +180,10 @@ def test_a_full_disk_of_one_rank_costs_a_checkpoint_and_nothing_else(worlds: Wor
 def run_beside(home: str, epochs: int) -> None:
     """Saves in the background, as roles do."""
     with site_rank(plan(2, home, epochs)) as rank:
-        if rank.optimizer is None or rank.desk is None or rank.shards is None:
+        if rank.optimizer is None or rank.commands is None or rank.shards is None:
             train(rank.steps, rank.net, rank.site.rank, 4, epochs=epochs, turns=2)
             return
-        leading = rank.shards.leading(rank.desk)
+        leading = rank.shards.leading(rank.commands)
         with BackgroundCheckpoints(store_of(rank), rank.net, rank.optimizer, 1, shards=leading) as saver:
             while rank.steps.local_epoch < epochs:
                 train_an_epoch(rank, 2)
@@ -211,8 +211,8 @@ def run_with_a_slow_disk(home: str) -> dict[str, Any]:
             over.set()
             return {}
         with ThreadPoolExecutor(1) as pool:
-            assert rank.optimizer is not None and rank.desk is not None and rank.shards is not None
-            leading = rank.shards.leading(rank.desk)
+            assert rank.optimizer is not None and rank.commands is not None and rank.shards is not None
+            leading = rank.shards.leading(rank.commands)
             state, net = rank.optimizer.state_dict(), copy.deepcopy(rank.net)
             leading.copy()
             writing = pool.submit(store_of(rank).write, net, state, 1, shards=leading)

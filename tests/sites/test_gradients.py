@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import OptimizerError
+from swarmcli.sites.commands import Follower, LeaderCommands
 from swarmcli.sites.gradients import (
     GatherGradients,
     LeaderMeans,
@@ -18,7 +19,6 @@ from swarmcli.sites.gradients import (
     SiteAccumulator,
     sum_over_ranks,
 )
-from swarmcli.sites.orders import Follower, OrderDesk
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import Report, StepSync, Verdict
 from tests.sharding.processes import Worlds
@@ -60,8 +60,8 @@ def sum_up(script: str) -> list[Any]:
                     site.meet()  # as in a step, in which all wait for rank 0
             follower.join()
             return seen
-        desk = OrderDesk(site)
-        leader = LeaderSums(site, desk)
+        commands = LeaderCommands(site)
+        leader = LeaderSums(site, commands)
         own = leader.accumulate(trained, reuse=False)
         for letter in script:
             if letter in "ab":  # b: without samples of rank 0
@@ -78,7 +78,7 @@ def sum_up(script: str) -> list[Any]:
                 seen.append(own.samples)
             else:
                 {"r": own.reset, "t": own.take_back, "s": own.settle}[letter]()
-        desk.close()
+        commands.close()
         return [*seen, told(own)[:2]]
 
 
@@ -111,7 +111,7 @@ def test_what_rank_0_hands_in(worlds: Worlds, script: str, expected: list[Any]) 
 
 
 def hand_over_what_is_void() -> list[Any]:
-    """An order may bring the news of a reset before a verdict does."""
+    """A command may bring the news of a reset before a verdict does."""
     with Site.form(timeout=10) as site:
         trained = parameters()
         gradients(trained, 1.0)
@@ -122,13 +122,13 @@ def hand_over_what_is_void() -> list[Any]:
             follower.start()
             follower.join()
             return [sums.generation]
-        desk = OrderDesk(site)
-        own = SiteAccumulator(site, desk, trained)
+        commands = LeaderCommands(site)
+        own = SiteAccumulator(site, commands, trained)
         own.reset()
         own.expect(1)
         own.add(3)  # counted before the reset was known
         own.hand_in()
-        desk.close()
+        commands.close()
         return told(own)
 
 
@@ -139,7 +139,7 @@ def test_the_samples_of_void_sums_are_not_handed_in(worlds: Worlds) -> None:
 def add_many(shapes: list[int]) -> list[float]:
     with Site.form(timeout=20) as site:
         tensors = [torch.arange(count, dtype=torch.float64) * (site.rank + 1) for count in shapes]
-        sum_over_ranks(site, site.orders, tensors)
+        sum_over_ranks(site, site.commands, tensors)
         if site.rank:
             return []
         factor = sum(range(1, site.size + 1))
@@ -178,7 +178,7 @@ def test_local_updates_take_the_mean_over_all_samples_in_every_step(worlds: Worl
 def refuse() -> None:
     with Site.form(timeout=10) as site:
         if site.rank == 0:
-            sums = LeaderSums(site, OrderDesk(site))
+            sums = LeaderSums(site, LeaderCommands(site))
             with pytest.raises(RuntimeError, match="without accumulate="):
                 _ = sums.generation
             with pytest.raises(ValueError, match="reuse_grad_buffers"):

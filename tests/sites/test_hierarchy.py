@@ -16,8 +16,8 @@ import torch.distributed as dist
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
 from swarmcli.sharding import ZeroRedundancyOptimizer
+from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
-from swarmcli.sites.orders import OrderDesk
 from swarmcli.sites.site import Site
 from tests.sharding.processes import World, Worlds
 from tests.sites.hierarchical import done_over, site_rank
@@ -225,7 +225,7 @@ def refused() -> None:
             with pytest.raises(ValueError, match="a ZeroRedundancyOptimizer shares its statistics out"):
                 MemberLevels(site, shared_out, {2: 2})
             return
-        levels = LeaderLevels(site, OrderDesk(site), list(net.parameters()), {2: 2})
+        levels = LeaderLevels(site, LeaderCommands(site), list(net.parameters()), {2: 2})
         with DHT(start=True, host="127.0.0.1") as dht:
             optimizer = Optimizer(
                 dht=dht,

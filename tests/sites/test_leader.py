@@ -15,8 +15,8 @@ from torch import nn
 
 from swarmcli.errors import SiteError
 from swarmcli.sites import gradients, steps
+from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.gradients import LeaderSums, MemberSums
-from swarmcli.sites.orders import Order, OrderDesk
 from swarmcli.sites.site import Site
 from swarmcli.sites.steps import SiteLeader, SiteMember
 from tests.sharding.processes import Worlds
@@ -24,7 +24,7 @@ from tests.sharding.processes import Worlds
 pytestmark = pytest.mark.e2e
 
 
-class Ask(Order, frozen=True):
+class Ask(Command, frozen=True):
     """Rank 0 wants something of the others in the middle of a step."""
 
 
@@ -76,17 +76,19 @@ class Trainer:
         self.swarm: Swarm | None = None
         self.steps: Any
         if self.rank == 0:
-            self.desk = OrderDesk(self.site)
-            sums = LeaderSums(self.site, self.desk)
+            self.commands = LeaderCommands(self.site)
+            sums = LeaderSums(self.site, self.commands)
             self.swarm = Swarm(self.net, sums)
             optimizer: Any = self.swarm
-            self.steps = SiteLeader(self.site, self.desk, optimizer, self.net, sums, wants_to_stop=self.wants_to_stop)
+            self.steps = SiteLeader(
+                self.site, self.commands, optimizer, self.net, sums, wants_to_stop=self.wants_to_stop
+            )
         else:
             member = MemberSums(self.site, list(self.net.parameters()))
             self.steps = SiteMember(self.site, self.net, member, {Ask: self._answer}, wants_to_stop=self.wants_to_stop)
         self.steps.load_state_from_peers()
 
-    def _answer(self, order: Ask) -> None:
+    def _answer(self, command: Ask) -> None:
         self.asked += 1
         self.on_ask()
 
@@ -183,7 +185,7 @@ def test_after_each_epoch_all_have_the_parameters_and_buffers_of_rank_0(worlds: 
 
 
 def end_without_the_other() -> list[str]:
-    """Rank 1 does not stay for its orders."""
+    """Rank 1 does not stay for its commands."""
     trainer = Trainer()
     if trainer.rank:
         trainer.site.close(broken=True)
@@ -229,12 +231,12 @@ def fail_in_a_step(who: int, how: str) -> str:
     trainer, monkey = Trainer(seconds=0.5 if how in ("late", "freezes") else 1000.0), pytest.MonkeyPatch()
     processes = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
     dist.all_gather(processes, torch.tensor([os.getpid()]))
-    if trainer.swarm and how.startswith("order"):
-        trainer.swarm.on_step = lambda: trainer.desk.order(Ask())
+    if trainer.swarm and how.startswith("command"):
+        trainer.swarm.on_step = lambda: trainer.commands.run(Ask())
     if trainer.rank == who:
         ends: dict[str, Callable[[], Any]] = {
-            "order raises": lambda: {}["no such key"],
-            "order dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "command raises": lambda: {}["no such key"],
+            "command dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
         }
         if how == "gather dies":
             monkey.setattr(gradients, "sum_over_ranks", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
@@ -266,9 +268,9 @@ ENDS = [
     (1, "freezes", "rank 1 is gone, or sent nothing within 0.5 s: Timed out"),
     (1, "raises", "rank 1 is gone"),
     (1, "late", "rank 1 is gone, or sent nothing within 0.5 s: Timed out"),
-    (1, "order raises", "rank 1 is gone"),
-    (1, "order dies", "rank 1 is gone"),
-    (2, "order dies", "rank 2 is gone"),
+    (1, "command raises", "rank 1 is gone"),
+    (1, "command dies", "rank 1 is gone"),
+    (2, "command dies", "rank 2 is gone"),
     (1, "gather dies", "the gradients of this site did not come together"),
     (2, "gather dies", "the gradients of this site did not come together"),
     (0, "gather dies", ""),
@@ -286,7 +288,7 @@ def test_whoever_fails_the_others_end_with_a_site_error(worlds: Worlds, who: int
             assert outcome.value is not None, outcome.error
             assert outcome.value.startswith("SiteError: "), outcome.value
             assert words in outcome.value or rank > 0
-    if how == "order raises":
-        assert outcomes[1].value == "SiteError: rank 1 can follow no more orders: 'no such key'"
+    if how == "command raises":
+        assert outcomes[1].value == "SiteError: rank 1 can follow no more commands: 'no such key'"
     if how in ("raises", "step raises"):
         assert outcomes[who].value.startswith(("KeyError", "ZeroDivisionError"))

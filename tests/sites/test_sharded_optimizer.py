@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.orders import Follower, OrderDesk
+from swarmcli.sites.commands import Follower, LeaderCommands
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel, Verdict
@@ -74,13 +74,13 @@ def site_optimizer(kind: str, model: torch.nn.ParameterList) -> Iterator[tuple[S
             yield site, share
             follower.join()
             return
-        desk, shared = OrderDesk(site), SharedModel(site, model)
-        optimizer = SiteOptimizer(groups(model), made, site=site, desk=desk, shared=shared, **settings)
+        commands, shared = LeaderCommands(site), SharedModel(site, model)
+        optimizer = SiteOptimizer(groups(model), made, site=site, commands=commands, shared=shared, **settings)
         try:
             yield site, optimizer
         finally:
             optimizer.statistics.close()
-            desk.close()
+            commands.close()
 
 
 def all_settings_change(optimizer: Any, model: torch.nn.ParameterList) -> None:

@@ -26,9 +26,9 @@ def tell_each_other() -> list[bytes]:
         site.meet()
         heard = [site.share(b"a name" if site.rank == 0 else None), site.share()]
         if site.rank == 1:
-            send_bytes(site.orders, bytes(LARGE), 0)
+            send_bytes(site.commands, bytes(LARGE), 0)
         if site.rank == 0:
-            heard.append(receive_bytes(site.orders, 1)[:2])
+            heard.append(receive_bytes(site.commands, 1)[:2])
         return heard
 
 
@@ -106,7 +106,7 @@ def sever_from_another_thread() -> None:
     site.break_off()
     assert "rank 0 is gone" in str(failed[0])
     with pytest.raises(SiteError, match="rank 0 is gone, or does not take"):
-        send_numbers(site.orders, [torch.zeros(1)], 0)
+        send_numbers(site.commands, [torch.zeros(1)], 0)
 
 
 def sever_what_is_gone() -> None:
@@ -132,7 +132,7 @@ def come_late(who: int) -> list[int]:
     with Site.form(timeout=0.1) as site:
         if site.rank == who:
             with pytest.raises(SiteError):  # takes half a second
-                receive_numbers(site.orders, [torch.empty(1)], 1 - who, timedelta(seconds=0.5))
+                receive_numbers(site.commands, [torch.empty(1)], 1 - who, timedelta(seconds=0.5))
         heard = site.share(b"still here")
         site.meet()
         return list(heard)
@@ -149,7 +149,7 @@ def wait_for_rank_0() -> str:
         error = ""
         if site.rank == 0:
             with pytest.raises(SiteError) as failed:
-                send_numbers(site.orders, [torch.ones(1)], 1)
+                send_numbers(site.commands, [torch.ones(1)], 1)
             error = str(failed.value)
             receive_numbers(site.pace, [torch.empty(1)], 1)
         else:

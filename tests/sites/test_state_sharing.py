@@ -238,14 +238,14 @@ def lose_a_rank(silently: bool) -> list[str]:
     """In the middle of a donation. What the newcomer is told."""
     reads, read = 0, ShareOfStatistics._read_pinned
 
-    def dying(self: ShareOfStatistics, order: ReadPinned) -> None:
+    def dying(self: ShareOfStatistics, command: ReadPinned) -> None:
         nonlocal reads
         reads += 1
         if reads > 3 and silently:
             receive_numbers(self._site.pace, [torch.empty(1)], 0)  # which rank 0 does not send
         elif reads > 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        read(self, order)
+        read(self, command)
 
     ShareOfStatistics._read_pinned = dying  # type: ignore[method-assign]
     with site_state("adamw", shapes=LARGE, timeout=1.0) as site:

@@ -114,7 +114,7 @@ def test_statistics_are_averaged_while_the_site_goes_on(worlds: Worlds, local: b
     expect_one_state(leader)
 
 
-def die(share: ShareOfStatistics, order: object) -> None:
+def die(share: ShareOfStatistics, command: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -161,9 +161,9 @@ def release() -> list[int]:
     held: list[int] = []
     pin = share_module.ShareOfStatistics._pin
 
-    def counting(self: share_module.ShareOfStatistics, order: share_module.PinStatistics) -> None:
+    def counting(self: share_module.ShareOfStatistics, command: share_module.PinStatistics) -> None:
         held.append(len(self._pins))
-        pin(self, order)
+        pin(self, command)
 
     share_module.ShareOfStatistics._pin = counting  # type: ignore[method-assign]
     try:

@@ -13,7 +13,7 @@ from torch import nn
 
 from swarmcli.errors import CheckpointError
 from swarmcli.sites.checkpoint import SiteShards
-from swarmcli.sites.orders import Follower, OrderDesk
+from swarmcli.sites.commands import Follower, LeaderCommands
 from swarmcli.sites.site import Site
 from swarmcli.training import CheckpointStore, load_checkpoint
 from swarmcli.training.shares import load_newest
@@ -34,17 +34,17 @@ def net(made: list[nn.Parameter]) -> nn.Module:
 def write_as_site(home: str, steps: int) -> dict[str, Any]:
     """What a site writes, without the training around it."""
     site = Site.form(timeout=10.0)
-    zero = sharded(site.orders)
+    zero = sharded(site.commands)
     train(zero, steps)
     shards = SiteShards(site, Path(home), zero)
     if site.rank == 0:
-        desk = OrderDesk(site)
-        leading = shards.leading(desk)
+        commands = LeaderCommands(site)
+        leading = shards.leading(commands)
         leading.copy()
         state = {"state": {}, "param_groups": torch.optim.AdamW(groups(parameters())).state_dict()["param_groups"]}
         store = CheckpointStore(Path(home, "site"), "run")
         assert store.write(net(zero.parameters), {**state, "swarm": SWARM}, steps, shards=leading) is not None  # type: ignore[arg-type]
-        desk.close()
+        commands.close()
     else:
         follower = Follower(site, shards.handlers)
         follower.start()
@@ -56,7 +56,7 @@ def write_as_site(home: str, steps: int) -> dict[str, Any]:
 
 def read_as_site(home: str, paths: list[str]) -> dict[str, Any]:
     site = Site.form(timeout=10.0)
-    zero = sharded(site.orders)
+    zero = sharded(site.commands)
     before = plain(zero.local_state())
     try:
         checkpoint = load_newest(site, Path(home), zero, map(Path, paths if site.rank == 0 else []), "run")

@@ -1,9 +1,9 @@
-"""Orders: what rank 0 wants of all other ranks of its site while their main threads compute or wait.
+"""Commands: what rank 0 wants of all other ranks of its site while their main threads compute or wait.
 
-rank 0, any thread but the loop's          every other rank, its Follower's thread
-desk.order(order, transfer)  ── order ───▶ handlers[type(order)](order)
-    transfer()               ◀─ tensors ─▶     the other half of the transfer
-                             ◀── done ───
+rank 0, any thread but the loop's                every other rank, its Follower's thread
+commands.run(command, transfer)  ── command ───▶ handlers[type(command)](command)
+    transfer()                   ◀─ tensors ─▶     the other half of the transfer
+                                 ◀── done ─────
 """
 
 from __future__ import annotations
@@ -31,33 +31,34 @@ logger = logging.getLogger(__name__)
 _NOTHING: Any = lambda: None  # noqa: E731  # a transfer of nothing
 
 
-class Order(msgspec.Struct, tag=True, frozen=True):
-    """One kind of order. Its fields say what is to be done; tensors follow in collectives of the orders group.
+class Command(msgspec.Struct, tag=True, frozen=True):
+    """One kind of command. Its fields say what is to be done; tensors follow in collectives of the orders group.
 
     Subclasses need names that are unique among the kinds that a site's Followers know.
     """
 
 
-class Leave(Order, frozen=True):
+class Leave(Command, frozen=True):
     """The last one: Followers end, and nothing more comes."""
 
 
-class OrderDesk:
-    """Where rank 0 gives its orders, one after the other. Thread-safe; every call blocks, so never on an event loop.
+class LeaderCommands:
+    """Where rank 0 gives its commands, one after the other. Thread-safe; every call blocks, so never on an event loop.
 
-    Once an order has failed the ranks no longer agree on what comes next: all connections of the site are closed,
-    `failed` says why, and so does every later order. `check` is for the main thread, which may hear of it no other way.
+    Once a command has failed the ranks no longer agree on what comes next: all connections of the site are closed,
+    `failed` says why, and so does every later command. `check` is for the main thread, which may hear of it no other
+    way.
     """
 
     def __init__(self, site: Site) -> None:
         if site.rank != 0:
-            raise ValueError(f"this is rank {site.rank}: only rank 0 gives orders")
+            raise ValueError(f"this is rank {site.rank}: only rank 0 gives commands")
         self._site = site
         self._lock = threading.Lock()
         self._left = False
         self.failed: SiteError | None = None
 
-    def order(self, order: Order, transfer: Callable[[], T] = _NOTHING, *, patience: float | None = None) -> T:
+    def run(self, command: Command, transfer: Callable[[], T] = _NOTHING, *, patience: float | None = None) -> T:
         """Has every other rank carry it out, runs `transfer`, this rank's own part, meanwhile, and returns its value.
 
         When it returns all ranks are done. `patience`: seconds for the others to say so after this rank's own part;
@@ -67,56 +68,56 @@ class OrderDesk:
         with self._lock:
             self.check()
             if self._left:
-                raise SiteError(f"{type(order).__name__}: the site has been told to end")
+                raise SiteError(f"{type(command).__name__}: the site has been told to end")
             done = False
             try:
-                self._send(order)
+                self._send(command)
                 result = transfer()
                 self._wait_until_done(patience)
                 done = True
             finally:  # interrupted or failed
                 if not done:
-                    self._fail(order, sys.exception())
+                    self._fail(command, sys.exception())
             return result
 
     def check(self) -> None:
-        """Raises SiteError if an order has failed."""
+        """Raises SiteError if a command has failed."""
         if self.failed is not None:
             raise SiteError(str(self.failed)) from self.failed
 
     def close(self) -> None:
-        """Lets the others' Followers end. Idempotent; does nothing where an order has failed."""
+        """Lets the others' Followers end. Idempotent; does nothing where a command has failed."""
         with self._lock:
             if self.failed is None and not self._left:
                 self._left = True
                 self._send(Leave())
 
-    def _send(self, order: Order) -> None:
-        data = wire.encode(order)
+    def _send(self, command: Command) -> None:
+        data = wire.encode(command)
         for rank in self._site.others:
-            send_bytes(self._site.orders, data, rank)
+            send_bytes(self._site.commands, data, rank)
 
     def _wait_until_done(self, patience: float | None) -> None:
         limit = self._site.timeout if patience is None else timedelta(seconds=patience)
         for rank in self._site.others:
-            receive_numbers(self._site.orders, [torch.empty(1, dtype=torch.uint8)], rank, limit)
+            receive_numbers(self._site.commands, [torch.empty(1, dtype=torch.uint8)], rank, limit)
 
-    def _fail(self, order: Order, error: BaseException | None) -> None:
-        self.failed = SiteError(f"{type(order).__name__} came to no end at rank 0: {error or type(error).__name__}")
+    def _fail(self, command: Command, error: BaseException | None) -> None:
+        self.failed = SiteError(f"{type(command).__name__} came to no end at rank 0: {error or type(error).__name__}")
         logger.error("%s", self.failed)
         self._site.break_off()
 
 
 class Follower:
-    """The thread in which a rank other than 0 carries out orders, one at a time.
+    """The thread in which a rank other than 0 carries out commands, one at a time.
 
     A handler may touch what the main thread uses only under a lock, or where the main thread waits for rank 0
     meanwhile. If it raises, the connections of the site are closed, which wakes the main threads of all ranks, and
     `failed` holds the error.
     """
 
-    def __init__(self, site: Site, handlers: Mapping[type[Order], Callable[[Any], None]]) -> None:
-        """`handlers` by the kind of order; what a kind means is agreed on with whoever orders it. Starts nothing."""
+    def __init__(self, site: Site, handlers: Mapping[type[Command], Callable[[Any], None]]) -> None:
+        """`handlers` by the kind of command; what a kind means is agreed on with whoever gives it. Starts nothing."""
         if site.rank == 0:
             raise ValueError("this is rank 0: it gives the orders")
         self._site = site
@@ -136,21 +137,21 @@ class Follower:
     def check(self) -> None:
         """Raises SiteError if the thread has ended by an error."""
         if self.failed is not None:
-            raise SiteError(f"rank {self._site.rank} can follow no more orders: {self.failed}") from self.failed
+            raise SiteError(f"rank {self._site.rank} can follow no more commands: {self.failed}") from self.failed
 
     def _run(self) -> None:
         try:
             while self._follow():
-                send_numbers(self._site.orders, [torch.zeros(1, dtype=torch.uint8)], 0)
+                send_numbers(self._site.commands, [torch.zeros(1, dtype=torch.uint8)], 0)
         except Exception as error:
             self.failed = error
-            logger.error("this rank of the site can follow no more orders", exc_info=error)
+            logger.error("this rank of the site can follow no more commands", exc_info=error)
             self._site.break_off()
 
     def _follow(self) -> bool:
-        """Waits for an order and carries it out; False for the last one."""
-        order = wire.decode(self._kinds, receive_bytes(self._site.orders, 0))
-        if isinstance(order, Leave):
+        """Waits for a command and carries it out; False for the last one."""
+        command = wire.decode(self._kinds, receive_bytes(self._site.commands, 0))
+        if isinstance(command, Leave):
             return False
-        self._handlers[type(order)](order)
+        self._handlers[type(command)](command)
         return True

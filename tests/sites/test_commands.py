@@ -1,4 +1,4 @@
-"""What rank 0 orders is done by all; whatever goes wrong in it ends everyone's waiting, with an error that names it."""
+"""What rank 0 commands is done by all; what goes wrong in it ends everyone's waiting, with an error that names it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
+from swarmcli.sites.commands import Command, Follower, LeaderCommands
 from swarmcli.sites.links import receive_numbers
-from swarmcli.sites.orders import Follower, Order, OrderDesk
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.e2e
 
 
-class AddUp(Order, frozen=True):
+class AddUp(Command, frozen=True):
     factor: int
 
 
-class Fail(Order, frozen=True):
+class Fail(Command, frozen=True):
     """A handler that raises, in the middle of a transfer."""
 
 
-class Dawdle(Order, frozen=True):
+class Dawdle(Command, frozen=True):
     """One that takes longer than anybody waits."""
 
 
-class Unknown(Order, frozen=True):
+class Unknown(Command, frozen=True):
     """Nobody knows it."""
 
 
 def summed(site: Site, value: int) -> int:
     total = torch.tensor(value)
-    dist.reduce(total, dst=0, group=site.orders)
+    dist.reduce(total, dst=0, group=site.commands)
     return int(total)
 
 
@@ -48,94 +48,94 @@ class Worker:
         self.site = site
         self.done: list[int] = []
         self.free = threading.Event()
-        handlers: dict[type[Order], Callable[[Any], None]] = {
+        handlers: dict[type[Command], Callable[[Any], None]] = {
             AddUp: self.add_up,
             Fail: self.fail,
-            Dawdle: lambda order: self.free.wait() and None,
+            Dawdle: lambda command: self.free.wait() and None,
         }
         self.follower = Follower(site, handlers)
         self.follower.start()
 
-    def add_up(self, order: AddUp) -> None:
-        summed(self.site, order.factor * self.site.rank)
-        self.done.append(order.factor)
+    def add_up(self, command: AddUp) -> None:
+        summed(self.site, command.factor * self.site.rank)
+        self.done.append(command.factor)
 
-    def fail(self, order: Fail) -> None:
+    def fail(self, command: Fail) -> None:
         raise RuntimeError("the disk is full")
 
 
-def give_orders() -> list[int]:
+def give_commands() -> list[int]:
     with Site.form(timeout=10) as site:
         if site.rank:
             worker = Worker(site)
             worker.follower.join()
             return worker.done
-        desk = OrderDesk(site)
-        totals = [desk.order(AddUp(factor), lambda: summed(site, 0)) for factor in (1, 2, 3)]
-        desk.close()
-        desk.close()
+        commands = LeaderCommands(site)
+        totals = [commands.run(AddUp(factor), lambda: summed(site, 0)) for factor in (1, 2, 3)]
+        commands.close()
+        commands.close()
         with pytest.raises(SiteError, match="told to end"):
-            desk.order(AddUp(1))
+            commands.run(AddUp(1))
         return totals
 
 
 def test_all_ranks_carry_out_orders_in_their_order(worlds: Worlds) -> None:
-    assert worlds(3).run(give_orders) == [[3, 6, 9], [1, 2, 3], [1, 2, 3]]
+    assert worlds(3).run(give_commands) == [[3, 6, 9], [1, 2, 3], [1, 2, 3]]
 
 
-def order_from_threads() -> list[int]:
+def command_from_threads() -> list[int]:
     with Site.form(timeout=10) as site:
         if site.rank:
             worker = Worker(site)
             worker.follower.join()
             return sorted(worker.done)
-        desk, totals = OrderDesk(site), list[int]()
+        commands, totals = LeaderCommands(site), list[int]()
 
-        def order(factor: int) -> None:
-            totals.append(desk.order(AddUp(factor), lambda: summed(site, 0)))
+        def run(factor: int) -> None:
+            totals.append(commands.run(AddUp(factor), lambda: summed(site, 0)))
 
-        threads = [threading.Thread(target=order, args=(factor,)) for factor in range(20)]
+        threads = [threading.Thread(target=run, args=(factor,)) for factor in range(20)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        desk.close()
+        commands.close()
         return sorted(totals)
 
 
 def test_orders_of_several_threads_do_not_mix(worlds: Worlds) -> None:
-    assert worlds(2).run(order_from_threads) == [list(range(20))] * 2
+    assert worlds(2).run(command_from_threads) == [list(range(20))] * 2
 
 
 def fail_in(kind: str) -> list[str]:
-    """What each rank's main thread, which waits in the pace group, and its orders end with."""
+    """What each rank's main thread, which waits in the pace group, and its commands end with."""
     with Site.form(timeout=1000) as site:
         worker = Worker(site) if site.rank else None
-        desk = None if site.rank else OrderDesk(site)
+        commands = None if site.rank else LeaderCommands(site)
         said = []
         try:
-            if desk is None:
+            if commands is None:
                 receive_numbers(site.pace, [torch.empty(1)], 0)
             elif kind == "handler":
-                desk.order(Fail(), lambda: summed(site, 0))
+                commands.run(Fail(), lambda: summed(site, 0))
             elif kind == "transfer":
-                desk.order(AddUp(1), lambda: 1 // 0)
+                commands.run(AddUp(1), lambda: 1 // 0)
             elif kind == "unknown":
-                desk.order(Unknown())
+                commands.run(Unknown())
             elif kind == "slow":
-                desk.order(Dawdle(), patience=0.2)
+                commands.run(Dawdle(), patience=0.2)
         except (SiteError, RuntimeError, ZeroDivisionError) as error:
             said.append(type(error).__name__)
         if worker is not None:
             worker.free.set()
-            with pytest.raises(SiteError, match=f"rank {site.rank} can follow no more orders"):
+            with pytest.raises(SiteError, match=f"rank {site.rank} can follow no more commands"):
                 worker.follower.join()
         else:
             with pytest.raises(SiteError) as failed:
-                desk.order(AddUp(1))
+                commands.run(AddUp(1))
             with pytest.raises(SiteError, match="came to no end at rank 0"):
-                desk.check()
-            desk.close()
+                commands.check()
+            commands.close()
             said.append(str(failed.value))
         dist.barrier()  # nobody waits for another one to leave
         return said
@@ -161,7 +161,7 @@ def misuse() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
             with pytest.raises(ValueError, match="only rank 0"):
-                OrderDesk(site)
+                LeaderCommands(site)
         else:
             with pytest.raises(ValueError, match="rank 0"):
                 Follower(site, {})
