@@ -6,11 +6,10 @@ import pytest
 
 from tests.sharding.processes import Worlds
 
-SHARED = Worlds()
 
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def worlds() -> Iterator[Worlds]:
-    """Makes worlds of real processes; see tests/sharding/processes.py. Directories that import it share them."""
-    yield SHARED
-    SHARED.close()
+    """Makes worlds of real processes for the tests of a module; see tests/sharding/processes.py."""
+    worlds = Worlds()
+    yield worlds
+    worlds.close()

@@ -10,10 +10,10 @@ A test hands a function of its module to a world, which calls it in every rank a
     def test_sums(worlds: Worlds) -> None:               # `worlds` is a fixture of tests/sharding and of tests/sites
         assert [float(each) for each in worlds(2).run(sums, 1.0)] == [3.0, 3.0]
 
-`worlds(size)` keeps the worlds that were used last for all tests of the process: the ranks are forked from one that has
+`worlds(size)` keeps one world of each size for all tests of a module: the ranks are forked from a process that has
 imported torch already (some 0.2 s per world), and a check in a warm world costs what it computes. Before each check the
-rank is seeded with 0, after it all ranks meet in a barrier. A rank has one thread of torch. A check leaves modules as
-it found them, or dies: other tests run in the same processes after it.
+rank is seeded with 0, after it all ranks meet in a barrier. A rank has one thread of torch. Modules share no world: a
+group that is destroyed and made again under the same name finds the addresses of the former one in the store.
 
 What goes in and out is plain: None, bool, int, float, str, bytes, lists (tuples arrive as lists), dicts and tensors,
 as msgpack. `pytest.raises` works inside of a check; a failing `assert` there shows its line, not its values.
@@ -49,7 +49,6 @@ import torch.distributed as dist
 
 SECONDS = 120.0  # for a check, and for a collective in it, on a machine that is busy with other tests
 GRACE_SECONDS = 10.0  # for the others to tell what they saw of a rank that failed
-WARM_WORLDS = 4  # that are kept, since each takes memory
 _TENSOR = 1  # the code of the msgpack extension
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -85,21 +84,20 @@ class Outcome:
 
 
 class Worlds:
-    """The worlds of all tests of this process, one of each kind, each started when it is first asked for."""
+    """The worlds of a module's tests, one of each kind, each started when it is first asked for."""
 
     def __init__(self) -> None:
-        self._worlds: dict[tuple[int, bool], World] = {}  # the one that was used last comes last
+        self._worlds: dict[tuple[int, bool], World] = {}
 
     def __call__(self, size: int, *, grouped: bool = True) -> World:
         key = (size, grouped)
-        self._worlds[key] = self._worlds.pop(key, None) or World(size, grouped=grouped)
-        for former in list(self._worlds)[:-WARM_WORLDS]:
-            self._worlds.pop(former).close()
+        if key not in self._worlds:
+            self._worlds[key] = World(size, grouped=grouped)
         return self._worlds[key]
 
     def close(self) -> None:
-        while self._worlds:
-            self._worlds.popitem()[1].close()
+        for world in self._worlds.values():
+            world.close()
 
 
 class World:
