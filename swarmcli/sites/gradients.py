@@ -253,7 +253,7 @@ def sum_over_ranks(
             in_place = len(parts) == 1 and parts[0].device.type == site.carrier.type and not mean
             kind = sum_type(dtype) if mean else dtype
             whole = parts[0] if in_place else torch.cat([part.to(site.carrier, kind) for part in parts])
-            with named("what the ranks of this site have did not come together"):
+            with named(f"the {'parameters' if mean else 'gradients'} of this site did not come together"):
                 dist.reduce(whole, dst=0, group=group)
             if site.rank == 0 and not in_place:
                 if mean:
