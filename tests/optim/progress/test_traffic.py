@@ -27,7 +27,7 @@ class Cost:
 
 def counted(peers: list[DHTNode]) -> Cost:
     statistics = [node.endpoint.statistics() for node in peers]
-    return Cost(sum(2 * each.calls_made for each in statistics), sum(each.bytes_sent for each in statistics))
+    return Cost(sum(2 * each.calls_made for each in statistics), sum(each.traffic.sent for each in statistics))
 
 
 async def train(tracker: ProgressTrackerCore, first: int, last: int) -> None:
