@@ -251,6 +251,13 @@ def _check_site(recipe: Recipe) -> None:
             f"zero leaves no whole optimizer that {why} could keep in host memory; remove zero"
             + ("" if recipe.delay.step else ", or offload_optimizer"),
         )
+    if site.zero and recipe.averaging.average_opt_statistics:
+        names = ", ".join(recipe.averaging.average_opt_statistics)
+        raise Conflict(
+            "local.site.zero",
+            f"the run averages statistics of the optimizer ({names}), and with zero they lie in several processes; "
+            "remove zero, or join a run whose averaging.average_opt_statistics is empty",
+        )
     if site.processes > 1 and (local.device == "mps" or ":" in local.device):
         raise Conflict(
             "local.device",

@@ -14,7 +14,7 @@ import torch
 from swarmcli.averaging.state.snapshot import TensorEntry, copied
 from swarmcli.compression.base import tensor_memory
 from swarmcli.network import wire
-from swarmcli.optim.state.statistics import by_place, elements, put, read_place
+from swarmcli.optim.state.statistics import by_place, read_place
 from swarmcli.sharding.transfer import as_bytes
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.commands import Command
@@ -42,22 +42,6 @@ class ReadPinned(Command, frozen=True):
 
     pin: int
     span: Span
-
-
-class DescribeStatistics(Command, frozen=True):
-    """Every rank sends the outline of its share."""
-
-
-class ReadStatistics(Command, frozen=True):
-    """The owners send elements of their statistics, in this order."""
-
-    spans: list[Span]
-
-
-class WriteStatistics(Command, frozen=True):
-    """The owners take elements of their statistics."""
-
-    spans: list[Span]
 
 
 class StageStatistics(Command, frozen=True):
@@ -105,9 +89,6 @@ class ShareOfStatistics:
             PinStatistics: self._pin,
             ReleaseStatistics: self._release,
             ReadPinned: self._read_pinned,
-            DescribeStatistics: self._describe,
-            ReadStatistics: self._read,
-            WriteStatistics: self._write,
             StageStatistics: lambda command: self.stage(command.entries, command.numbers),
             FillStaged: self._fill,
             InstallStaged: lambda command: self.install(),
@@ -120,12 +101,6 @@ class ShareOfStatistics:
     def live(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """This rank's statistics by place: tensors, and plain values."""
         return by_place(self.zero.local_state())
-
-    def find(self, place: str) -> torch.Tensor:
-        """The live statistic at a place of this rank."""
-        index, name = read_place(place)
-        found: torch.Tensor = self.zero.optim.state[self.zero.parameters[index]][name]
-        return found
 
     def stage(self, entries: Sequence[TensorEntry], numbers: Mapping[str, Any]) -> None:
         """Makes room for what of these is this rank's."""
@@ -161,7 +136,9 @@ class ShareOfStatistics:
     def _pin(self, command: PinStatistics) -> None:
         tensors, numbers = self.live()
         self._pins[command.pin] = copied({place: each for place, each in tensors.items() if each.nbytes > SMALL})
-        self._send_outline(tensors, numbers, with_small=True)
+        entries = tuple(TensorEntry.of(place, tensor) for place, tensor in tensors.items())
+        small = {place: bytes(tensor_memory(each)) for place, each in tensors.items() if each.nbytes <= SMALL}
+        send_bytes(self._site.commands, wire.encode(Outline(entries, small, numbers)), 0)
 
     def _release(self, command: ReleaseStatistics) -> None:
         self._pins.pop(command.pin, None)
@@ -170,26 +147,6 @@ class ShareOfStatistics:
         place, begin, end = command.span
         if self._is_own(place):
             send_numbers(self._site.commands, [as_bytes(self._pins[command.pin][place])[begin:end]], 0)
-
-    def _describe(self, command: DescribeStatistics) -> None:
-        self._send_outline(*self.live(), with_small=False)
-
-    def _send_outline(self, tensors: Mapping[str, torch.Tensor], numbers: dict[str, Any], *, with_small: bool) -> None:
-        entries = tuple(TensorEntry.of(place, tensor) for place, tensor in tensors.items())
-        small = {p: bytes(tensor_memory(t)) for p, t in tensors.items() if with_small and t.nbytes <= SMALL}
-        send_bytes(self._site.commands, wire.encode(Outline(entries, small, numbers)), 0)
-
-    def _read(self, command: ReadStatistics) -> None:
-        for place, begin, end in self._own_of(command.spans):
-            send_numbers(self._site.commands, [elements(self.find(place), begin, end)], 0)
-
-    @torch.no_grad()
-    def _write(self, command: WriteStatistics) -> None:
-        for place, begin, end in self._own_of(command.spans):
-            target = self.find(place)
-            values = torch.empty(end - begin, dtype=target.dtype)
-            receive_numbers(self._site.commands, [values], 0)
-            put(target, begin, values)
 
     def _fill(self, command: FillStaged) -> None:
         for place, begin, end in self._own_of(command.spans):

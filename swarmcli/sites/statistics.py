@@ -2,7 +2,6 @@
 
 donating       every rank copies its share at one moment (a pin); whoever downloads reads pieces of the copies
 downloading    the state comes in a file; every rank gets its pieces of it, and only when all have theirs do all switch
-averaging      pieces of the live statistics are read and written
 """
 
 from __future__ import annotations
@@ -29,24 +28,21 @@ from swarmcli.compression import TensorDescriptor
 from swarmcli.compression.base import read_numbers, tensor_memory
 from swarmcli.errors import SiteError
 from swarmcli.network import wire
-from swarmcli.optim.state.statistics import Piece, elements, put, read_place
+from swarmcli.optim.state.statistics import read_place
 from swarmcli.sharding.zero.state import copy_settings
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.links import receive_bytes, receive_numbers, send_numbers
 from swarmcli.sites.share import (
-    DescribeStatistics,
     DropStaged,
     FillStaged,
     InstallStaged,
     Outline,
     PinStatistics,
     ReadPinned,
-    ReadStatistics,
     ReleaseStatistics,
     ShareOfStatistics,
     Span,
     StageStatistics,
-    WriteStatistics,
 )
 from swarmcli.sites.site import Site
 
@@ -71,7 +67,6 @@ class SiteStatistics:
         self.spool: Path | None = spool or usual_directory()
         self._site, self._commands, self._share = site, commands, share
         self._numbers = count()
-        self._known: dict[str, TensorDescriptor] = {}
         self._releases = Releases(commands)
 
     def close(self) -> None:
@@ -105,39 +100,6 @@ class SiteStatistics:
     def _install(self, groups: Sequence[dict[str, Any]]) -> None:
         self._commands.run(InstallStaged(), self._share.install)
         copy_settings(groups, self._share.zero.param_groups)
-        self._known.clear()
-
-    def describe(self) -> dict[str, TensorDescriptor]:
-        own, _ = self._share.live()
-        found = {place: TensorDescriptor.of(tensor) for place, tensor in own.items()}
-        for outline in self._commands.run(DescribeStatistics(), self._receive_outlines):
-            found |= {entry.name: entry.header.descriptor() for entry in outline.entries}
-        self._known = _by_index(found)
-        return dict(self._known)
-
-    @torch.no_grad()
-    def read(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        values = [torch.empty(piece.end - piece.begin, dtype=self._kind(piece.place).dtype) for piece in pieces]
-        elsewhere: list[tuple[Span, torch.Tensor]] = []
-        for piece, value in zip(pieces, values, strict=True):
-            if self._is_own(piece.place):
-                value.copy_(elements(self._share.find(piece.place), piece.begin, piece.end))
-            else:
-                elsewhere += _cut(piece, value)
-        for batch in _batches(elsewhere):
-            self._commands.run(ReadStatistics([span for span, _ in batch]), partial(self._receive, batch))
-        return values
-
-    @torch.no_grad()
-    def write(self, pieces: Sequence[Piece], values: Sequence[torch.Tensor]) -> None:
-        elsewhere: list[tuple[Span, torch.Tensor]] = []
-        for piece, value in zip(pieces, values, strict=True):
-            if self._is_own(piece.place):
-                put(self._share.find(piece.place), piece.begin, value)
-            else:
-                elsewhere += _cut(piece, value.to(self._kind(piece.place).dtype).contiguous())
-        for batch in _batches(elsewhere):
-            self._commands.run(WriteStatistics([span for span, _ in batch]), partial(self._send, batch))
 
     def read_pinned(self, pin: int, place: str, begin: int, end: int) -> memoryview:
         """Bytes of the copy that a rank made for a pin. Raises SiteError."""
@@ -171,11 +133,6 @@ class SiteStatistics:
                     tensor.read(begin, end) if isinstance(tensor, DistantTensor) else tensor_memory(tensor)[begin:end]
                 )
                 yield (place, begin, end), read_numbers(part, torch.uint8, end - begin)
-
-    def _kind(self, place: str) -> TensorDescriptor:
-        if place not in self._known:
-            self.describe()
-        return self._known[place]
 
     def _is_own(self, place: str) -> bool:
         return self._share.owner_of(place) == self._site.rank
@@ -248,13 +205,6 @@ class Releases:
 def _by_index(values: dict[str, Any]) -> dict[str, Any]:
     """As an optimizer that is not shared out has them in its state: so both describe equal states equally."""
     return dict(sorted(values.items(), key=lambda item: read_place(item[0])[0]))
-
-
-def _cut(piece: Piece, values: torch.Tensor) -> Iterator[tuple[Span, torch.Tensor]]:
-    """A piece and its values in pieces of bounded size."""
-    most = PIECE // values.element_size()
-    for begin, end in pieces(piece.end - piece.begin, most):
-        yield (piece.place, piece.begin + begin, piece.begin + end), values[begin:end]
 
 
 def _batches(items: Iterator[Any] | Sequence[Any]) -> Iterator[list[tuple[Span, torch.Tensor]]]:

@@ -1,4 +1,4 @@
-"""Statistics of all ranks at rank 0: captured, released, replaced, read and written, and what a lost rank does."""
+"""Statistics of all ranks at rank 0: captured, released, replaced, and what a lost rank does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from swarmcli.averaging.state.distant import DistantTensor, loaded, pieces
 from swarmcli.compression import TensorDescriptor
 from swarmcli.errors import SiteError
-from swarmcli.optim.state.statistics import OwnStatistics, Piece
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites import share as share_module
 from swarmcli.sites import statistics as statistics_module
@@ -79,7 +78,6 @@ def test_a_site_goes_on_bit_identically_from_what_it_restores(worlds: Worlds, ki
 
 def test_types_and_forms_of_parameters_differ(worlds: Worlds) -> None:
     worlds(2).run(replace, "adamw", 1, 2, True)
-    worlds(2).run(live, "adamw", True)
 
 
 def replace_by_less() -> None:
@@ -197,37 +195,10 @@ def test_the_ranks_let_go_of_copies_when_nobody_reads_them_any_more(worlds: Worl
     assert held == [0, 1, 1, 0]
 
 
-def live(kind: str, odd: bool = False) -> None:
-    with site_state(kind, odd=odd) as state:
-        if state is None:
-            return
-        twin = plain_state(kind, odd=odd)
-        sites, own = state.statistics, twin.statistics
-        assert isinstance(own, OwnStatistics)
-        assert sites.describe() == own.describe() == {}
-        for each in (state, twin):
-            advance(each, 2)
-        assert sites.describe() == own.describe()
-        pieces = [Piece(place, tensor.numel // 3, tensor.numel) for place, tensor in own.describe().items()]
-        pieces += [Piece(place, 0, 0) for place in own.describe()]
-        both = zip(sites.read(pieces), own.read(pieces), strict=True)
-        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in both)
-        values = [value * 2 + 1 for value in own.read(pieces)]
-        sites.write(pieces, values)
-        own.write(pieces, values)
-        expect_equal(twin.capture(), state.capture())
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_live_statistics_are_read_and_written_in_pieces(worlds: Worlds, kind: str) -> None:
-    worlds(4).run(live, kind)
-
-
 def small_pieces() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics_module, "PIECE", 4096)
         patch.setattr(statistics_module, "pieces", lambda nbytes, most=4096: pieces(nbytes, most))
-        live("adamw")
         replace("adamw", 2, 1)
 
 

@@ -27,7 +27,6 @@ class Slot:
     role: TensorRole
     find: Callable[[], torch.Tensor | None]
     squares: bool = False  # means of squares, or something else that is never negative and that others divide by
-    place: str = ""  # of a statistic in another process's memory; then there is nothing to find here
 
     @property
     def descriptor(self) -> TensorDescriptor:
@@ -57,13 +56,18 @@ def statistic_slots(
 
     They have the shape of their parameter. One that the optimizer has not made yet counts as zero, as it would begin.
     Finding one raises OptimizerError, which names the statistic, where the optimizer has others but not this.
+    ValueError: the optimizer keeps its statistics in other processes.
     """
-    elsewhere = statistics_of(optimizer).waits
-    for index, parameter in enumerate(parameters):
+    if names and statistics_of(optimizer).waits:
+        raise ValueError(
+            f"average_opt_statistics={tuple(names)!r}: {type(optimizer).__name__} shares its statistics among the "
+            f"processes of a site (zero), where they cannot be averaged; leave average_opt_statistics empty, or give "
+            f"the site an optimizer without zero"
+        )
+    for parameter in parameters:
         for name in dict.fromkeys(names) if parameter.requires_grad else ():
-            find = _nothing if elsewhere else partial(_statistic, optimizer, parameter, name)
-            place = f"{index}/{name}" if elsewhere else ""
-            yield Slot(parameter, TensorRole.OPTIMIZER, find, name in _SQUARES, place)
+            find = partial(_statistic, optimizer, parameter, name)
+            yield Slot(parameter, TensorRole.OPTIMIZER, find, name in _SQUARES)
 
 
 def extra_slots(tensors: Iterable[torch.Tensor]) -> Iterator[Slot]:
@@ -75,39 +79,20 @@ def extra_slots(tensors: Iterable[torch.Tensor]) -> Iterator[Slot]:
     return (_fixed(tensor, TensorRole.UNSPECIFIED) for tensor in tensors if tensor.is_floating_point())
 
 
-def check_shape(name: str, shape: Sequence[int], parameter: torch.Tensor) -> None:
-    """Raises OptimizerError, which names the statistic, unless it has the shape of its parameter."""
-    if tuple(shape) != tuple(parameter.shape):
-        raise _misshapen(name, f"shape {tuple(shape)}", parameter)
-
-
-def no_such_statistic(name: str, there_are: Iterable[object]) -> OptimizerError:
-    return OptimizerError(f"average_opt_statistics: there is no {name!r}; there are {', '.join(map(str, there_are))}")
-
-
 def _fixed(tensor: torch.Tensor, role: TensorRole) -> Slot:
     return Slot(tensor, role, lambda: tensor)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _statistic(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> torch.Tensor | None:
     made = optimizer.state.get(parameter, {})
     if made and name not in made:
-        raise no_such_statistic(name, made)
+        there = ", ".join(map(str, made))
+        raise OptimizerError(f"average_opt_statistics: there is no {name!r}; there are {there}")
     value = made.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, torch.Tensor):
-        raise _misshapen(name, type(value).__name__, parameter)
-    check_shape(name, value.shape, parameter)
-    return value
-
-
-def _misshapen(name: str, form: str, parameter: torch.Tensor) -> OptimizerError:
-    return OptimizerError(
+    if value is None or (isinstance(value, torch.Tensor) and value.shape == parameter.shape):
+        return value
+    form = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise OptimizerError(
         f"average_opt_statistics: {name!r} has {form}; what can be averaged has its parameter's shape, "
         f"{tuple(parameter.shape)}"
     )

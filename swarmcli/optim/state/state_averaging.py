@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from swarmcli.averaging.tasks import forgetful, on_executor
 from swarmcli.errors import SwarmError
 from swarmcli.events import Noticed
-from swarmcli.network.loop_thread import offload
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.state import distant_part
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.slots import state_slots
 from swarmcli.optim.state.state_buffers import StateBuffers
@@ -100,18 +98,11 @@ class StateAveraging:
         """
         await self._abandon()
         await self._replica.gather()
-        volumes = self._rounds.volumes(self._replica.state.statistics)
-        await self._replica.change(partial(self._look, volumes, changes))
+        volumes = self._rounds.volumes()
+        if changes:
+            await self._replica.change(lambda: [volume.pin() for volume in volumes])
         self._passage = _Passage(occasion, changes, self._replica.generation, volumes)
         self._task = self._tasks.spawn(self._pass(self._passage))
-
-    def _look(self, volumes: Sequence[StateBuffers], changes: bool) -> None:
-        statistics, slots = self._replica.state.statistics, self._rounds.slots
-        distant_part.check(statistics, slots)
-        if changes:
-            moment = distant_part.pin(statistics, slots)
-            for volume in volumes:
-                volume.pin(moment)
 
     async def apply(self, *, wait: bool) -> bool:
         """Moves the state by the delta rule where rounds have ended; with `wait`, once all have. Whether it is another
@@ -126,7 +117,7 @@ class StateAveraging:
             await self._replica.gather()
         while passage.averaged and passage is self._passage:
             applied = True
-            await self._change(passage, passage.averaged.pop(0).apply_local)
+            await self._change(passage, passage.averaged.pop(0).apply)
         if passage is not self._passage:
             return False  # another call has told of it, or the state was replaced
         if passage.over.is_set():
@@ -171,27 +162,20 @@ class StateAveraging:
         reason = await self._rounds.average(passage.occasion, number, volume, partial(self._fill, passage, volume))
         if reason:
             return reason
-        if not passage.changes:
-            if number == 0:
-                await self._replica.gather()
-            await self._change(passage, volume.apply)
-            passage.applied = True
-            return ""
-        if volume.has_distant:  # nobody computes with these, and here they would take memory
-            await self._change(passage, volume.apply_distant)
-        if volume.has_local:
+        if passage.changes:
             passage.averaged.append(volume)
-        else:
-            passage.applied = True
+            return ""
+        if number == 0:
+            await self._replica.gather()
+        await self._change(passage, volume.apply)
+        passage.applied = True
         return ""
 
     async def _fill(self, passage: _Passage, volume: StateBuffers) -> None:
-        if not passage.changes:
-            await self._replica.change(volume.fill)
-        elif volume.has_distant:  # which is waited for
-            await offload(volume.fill)
-        else:
+        if passage.changes:
             await on_executor(volume.nbytes, volume.fill)
+        else:
+            await self._replica.change(volume.fill)
 
     async def _change(self, passage: _Passage, action: Callable[[], None]) -> None:
         """Unless the state has been replaced by another one."""

@@ -16,9 +16,8 @@ import torch
 from swarmcli.averaging.allreduce.lending import fresh_memory
 from swarmcli.compression import CompressionInfo, TensorDescriptor, TensorRole
 from swarmcli.optim.state.delta_rule import moved
-from swarmcli.optim.state.distant_part import DistantPart, Moment
 from swarmcli.optim.state.slots import Slot
-from swarmcli.optim.state.statistics import Statistics, put
+from swarmcli.optim.state.statistics import put
 from swarmcli.optim.state.volumes import Extent, whole
 
 _ALIGNMENT = 64  # bytes
@@ -33,13 +32,8 @@ class StateBuffers:
     tensors  the buffers, in host memory that nobody has touched before `fill`, and that goes with this object
     """
 
-    def __init__(
-        self, slots: Iterable[Slot], extents: Sequence[Extent] | None = None, statistics: Statistics | None = None
-    ) -> None:
-        """`extents` of the slots, None: all of them; `statistics` has those that lie in other processes.
-
-        Raises OptimizerError for statistics that the optimizer cannot have.
-        """
+    def __init__(self, slots: Iterable[Slot], extents: Sequence[Extent] | None = None) -> None:
+        """`extents` of the slots, None: all of them. OptimizerError: statistics that the optimizer cannot have."""
         slots = tuple(slots)
         self._extents = whole([slot.descriptor for slot in slots]) if extents is None else tuple(extents)
         self._slots = [slots[extent.index] for extent in self._extents]
@@ -47,10 +41,6 @@ class StateBuffers:
         self._offsets = _offsets([info.descriptor for info in self.infos])
         self.nbytes = self._offsets[-1]
         self._before: list[torch.Tensor] | None = None  # what was pinned, unless nothing can change meanwhile
-        self._moment: Moment | None = None
-        distant = {n: pair for n, pair in enumerate(zip(self._slots, self._extents, strict=True)) if pair[0].place}
-        self._distant = DistantPart(statistics, distant) if distant and statistics is not None else None
-        self._local = [index for index in range(len(self._slots)) if index not in distant]
         for slot in self._slots:
             slot.find()
 
@@ -62,53 +52,29 @@ class StateBuffers:
     def tensors(self) -> list[torch.Tensor]:
         return self._in_memory()
 
-    @property
-    def has_local(self) -> bool:
-        """Whether any of it is in this process's state, rather than in another's."""
-        return bool(self._local)
-
-    @property
-    def has_distant(self) -> bool:
-        """Whether any of it is in another process: then `fill` and `apply_distant` wait for that."""
-        return self._distant is not None
-
     @torch.no_grad()
-    def pin(self, moment: Moment | None = None) -> None:
-        """Copies the state as it is: `fill` and `apply` go by that from now on. `moment`: the distant statistics."""
-        self._before, self._moment = self._before or self._in_memory(), moment
-        for index in self._local:
-            self._copy(index, self._before[index])
+    def pin(self) -> None:
+        """Copies the state as it is: `fill` and `apply` go by that from now on."""
+        self._before = self._before or self._in_memory()
+        for index, before in enumerate(self._before):
+            self._copy(index, before)
 
     @torch.no_grad()
     def fill(self) -> None:
         """The buffers hold what was pinned, or else the state as it is."""
-        for index in self._local:
+        for index, buffer in enumerate(self.tensors):
             if self._before is None:
-                self._copy(index, self.tensors[index])
+                self._copy(index, buffer)
             else:
-                self.tensors[index].copy_(self._before[index])
-        if self._distant is not None:
-            self._distant.fill(self.tensors, self._moment)
+                buffer.copy_(self._before[index])
 
+    @torch.no_grad()
     def apply(self) -> None:
         """Moves the state by what the buffers hold now, as the delta rule says."""
-        self.apply_distant()
-        self.apply_local()
-
-    @torch.no_grad()
-    def apply_distant(self) -> None:
-        """The part of it that lies in other processes."""
-        if self._distant is not None:
-            self._distant.apply(self.tensors, self._moment)
-
-    @torch.no_grad()
-    def apply_local(self) -> None:
-        """The part of it that is in this process's state."""
-        for index in self._local:
+        for index, average in enumerate(self.tensors):
             live = self._live(index)
             if live is None:
                 continue
-            average = self.tensors[index]
             if self._before is not None:
                 before = self._before[index]
                 squares = self._slots[index].squares or self._is_variance(index, live, before)

@@ -20,7 +20,6 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.state.reference import Reference, common_reference, encoded
 from swarmcli.optim.state.slots import Slot
 from swarmcli.optim.state.state_buffers import StateBuffers
-from swarmcli.optim.state.statistics import Statistics
 from swarmcli.optim.state.volumes import VOLUME_BYTES, cut
 
 if TYPE_CHECKING:
@@ -100,9 +99,9 @@ class StateRounds:
         """Leaves the round under way. Idempotent; leaves no task."""
         await self._averager.shutdown()
 
-    def volumes(self, statistics: Statistics | None = None) -> list[StateBuffers]:
+    def volumes(self) -> list[StateBuffers]:
         """All of them, in the order of their rounds, with nothing copied yet."""
-        return [StateBuffers(self.slots, extents, statistics) for extents in self._extents]
+        return [StateBuffers(self.slots, extents) for extents in self._extents]
 
     async def average(self, occasion: Occasion, number: int, volume: StateBuffers, fill: Fill | None = None) -> str:
         """One round for this volume: why it gave no average, empty if it did, and the buffers hold it.

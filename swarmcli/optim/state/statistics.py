@@ -8,24 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from swarmcli.averaging.state.distant import AnyTensor, loaded
-from swarmcli.compression import TensorDescriptor
 from swarmcli.optim.state.plain_values import to_plain
 
 MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
 T = TypeVar("T")
-
-
-class Piece(NamedTuple):
-    """Elements `begin` to `end` of the flattened statistic at a place."""
-
-    place: str
-    begin: int
-    end: int
 
 
 @runtime_checkable
@@ -55,15 +46,6 @@ class Statistics(Protocol):
         What comes has been checked to be of parameters that there are.
         """
 
-    def describe(self) -> dict[str, TensorDescriptor]:
-        """Of those that there are now, by place. An optimizer makes them when it first steps."""
-
-    def read(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        """Copies in host memory of what the pieces hold now, flat. They are of what `describe` names."""
-
-    def write(self, pieces: Sequence[Piece], values: Sequence[torch.Tensor]) -> None:
-        """The pieces hold these values from now on, flat and in host memory."""
-
 
 class OwnStatistics:
     """Those of a plain torch optimizer."""
@@ -83,36 +65,10 @@ class OwnStatistics:
         self, tensors: Mapping[str, AnyTensor], numbers: Mapping[str, Any], groups: Sequence[dict[str, Any]]
     ) -> Iterator[Callable[[], None]]:
         values: dict[str, Any] = {place: loaded(tensor) for place, tensor in tensors.items()}
-        statistics = by_parameter(values | dict(numbers), self._parameters())
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        statistics = by_parameter(values | dict(numbers), parameters)
         state = {**self._optimizer.state_dict(), "state": statistics, "param_groups": list(groups)}
         yield lambda: self._optimizer.load_state_dict(state)
-
-    def describe(self) -> dict[str, TensorDescriptor]:
-        return {
-            f"{index}/{name}": TensorDescriptor.of(value)
-            for index, parameter in enumerate(self._parameters())
-            for name, value in self._optimizer.state.get(parameter, {}).items()
-            if isinstance(value, torch.Tensor)
-        }
-
-    @torch.no_grad()
-    def read(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-        parameters = self._parameters()
-        return [elements(self._find(piece, parameters), piece.begin, piece.end) for piece in pieces]
-
-    @torch.no_grad()
-    def write(self, pieces: Sequence[Piece], values: Sequence[torch.Tensor]) -> None:
-        parameters = self._parameters()
-        for piece, value in zip(pieces, values, strict=True):
-            put(self._find(piece, parameters), piece.begin, value)
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-
-    def _find(self, piece: Piece, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        index, name = read_place(piece.place)
-        found: torch.Tensor = self._optimizer.state[parameters[index]][name]
-        return found
 
 
 def statistics_of(optimizer: torch.optim.Optimizer) -> Statistics:
@@ -154,11 +110,6 @@ def by_parameter(values: Mapping[str, T], parameters: Sequence[torch.Tensor]) ->
             raise ValueError(f"statistics of parameter {index}: more than {MAX_STATISTICS}")
         of_parameter[name] = value
     return statistics
-
-
-def elements(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    """A copy in host memory of elements of the flattened tensor."""
-    return tensor.detach().reshape(-1)[begin:end].to("cpu", copy=True)
 
 
 def put(tensor: torch.Tensor, begin: int, values: torch.Tensor) -> None:

@@ -16,7 +16,8 @@ from swarmcli.averaging.state.slots import FileSlots
 from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.residence import InPlace
-from swarmcli.optim.state.statistics import OwnStatistics, Piece, by_parameter, put, read_place, statistics_of
+from swarmcli.optim.state.slots import statistic_slots
+from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, put, read_place, statistics_of
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from tests.optim.state.test_training_state import OPTIMIZERS, SCHEDULERS, advance, make_state
 
@@ -30,25 +31,6 @@ def test_elements_are_counted_in_the_flattened_tensor(tensor: torch.Tensor) -> N
     put(changed := tensor.clone(), 3, torch.arange(6.0))
     assert changed.stride() == tensor.stride()
     assert torch.equal(changed.reshape(-1), expected)
-
-
-def test_pieces_of_live_statistics() -> None:
-    state = make_state(1)
-    own = OwnStatistics(state.optimizer)
-    assert own.describe() == {}
-    advance(state, 2, seed=3)
-    described = own.describe()
-    assert set(described) == {f"{index}/{name}" for index in (0, 1) for name in ("step", "exp_avg", "exp_avg_sq")}
-    assert described["0/exp_avg"].shape == (4, 3) and described["1/step"].shape == ()
-    pieces = [Piece("0/exp_avg", 2, 9), Piece("1/step", 0, 1), Piece("1/exp_avg_sq", 3, 3)]
-    first, count, nothing = own.read(pieces)
-    live = state.optimizer.state[state.parameters[0]]["exp_avg"]
-    assert torch.equal(first, live.reshape(-1)[2:9]) and count.tolist() == [2.0] and nothing.numel() == 0
-    first += 1
-    assert not torch.equal(first, live.reshape(-1)[2:9]), "copies"
-    own.write(pieces, [first, count * 7, nothing])
-    assert torch.equal(first, live.reshape(-1)[2:9])
-    assert float(state.optimizer.state[state.parameters[1]]["step"]) == 14.0
 
 
 @pytest.mark.parametrize(
@@ -136,3 +118,12 @@ def test_an_attribute_that_is_something_else_is_no_statistics() -> None:
     optimizer = torch.optim.SGD([torch.zeros(3)], lr=0.1)
     optimizer.statistics = {"seen": 3}  # of a user's own class, perhaps
     assert isinstance(statistics_of(optimizer), OwnStatistics)
+
+
+def test_statistics_in_other_processes_are_not_averaged() -> None:
+    parameters = [torch.zeros(3).requires_grad_()]
+    optimizer = torch.optim.AdamW(parameters)
+    optimizer.statistics = Elsewhere(optimizer)
+    assert list(statistic_slots(parameters, optimizer, ())) == []
+    with pytest.raises(ValueError, match=r"average_opt_statistics=\('exp_avg',\): AdamW .* leave .* empty, or .* zero"):
+        list(statistic_slots(parameters, optimizer, ("exp_avg",)))
