@@ -17,8 +17,8 @@ from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, be
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.modes import Modes, assemble_auxiliary
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
-from swarmcli.optim.state.slots import Slot
-from swarmcli.optim.state.state_rounds import Occasion, StateRounds, state_config
+from swarmcli.optim.state.rounds import Occasion, StateRounds, state_config
+from swarmcli.optim.state.volumes import Slot
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig

@@ -17,8 +17,8 @@ from swarmcli.optim.epoch.work import EpochWork, Timing
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.method import MethodFactory
 from swarmcli.optim.gradients.plain import Plain
+from swarmcli.optim.state.placement import InPlace, ParameterPlacement
 from swarmcli.optim.state.replica import Companions, Replica
-from swarmcli.optim.state.residence import InPlace, Residence
 from swarmcli.optim.state.training_state import Scheduler, TrainingState
 from swarmcli.optim.state.volumes import VOLUME_BYTES
 
@@ -105,12 +105,12 @@ def assemble(
     optimizer: torch.optim.Optimizer,
     scheduler: Scheduler | None,
     extra_tensors: Sequence[torch.Tensor],
-    residence: Residence | None,
+    placement: ParameterPlacement | None,
     accumulate: AccumulatorFactory = GradientAccumulator,
     companions: Companions | None = None,
 ) -> tuple[Replica, EpochWork]:
-    """The replica and the work of one trainer. `residence` is None where the optimizer has the model's parameters."""
-    place = residence or InPlace([p for group in optimizer.param_groups for p in group["params"]])
+    """The replica and the work of one trainer. `placement` is None where the optimizer has the model's parameters."""
+    place = placement or InPlace([p for group in optimizer.param_groups for p in group["params"]])
     if modes.gradients is None:
         replica = Replica(TrainingState(config.run_id, optimizer, scheduler, extra_tensors), place, companions)
         return replica, LocalWork(node, config, averager_config, replica)

@@ -27,10 +27,10 @@ from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
 from swarmcli.optim.scaled_steps import ScaledSteps
 from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
+from swarmcli.optim.state.placement import ParameterPlacement
 from swarmcli.optim.state.replica import Companions
-from swarmcli.optim.state.residence import Residence
-from swarmcli.optim.state.slots import state_slots
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
+from swarmcli.optim.state.volumes import state_slots
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -154,10 +154,10 @@ class Optimizer(AroundTorch):
         self._shutdown_timeout = shutdown_timeout
         self._closed = False
         offload = bool(options.offload_optimizer) and not auxiliary  # of an auxiliary's parameters only shapes count
-        self.opt, residence = place_optimizer(optimizer, params, offload=offload)
+        self.opt, placement = place_optimizer(optimizer, params, offload=offload)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
-        self._parameters = residence.model_parameters
-        self._core = self._make_core(config, averaging, residence, extra_tensors, accumulate, companions)
+        self._parameters = placement.model_parameters
+        self._core = self._make_core(config, averaging, placement, extra_tensors, accumulate, companions)
         self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
         if isinstance(self._core, OptimizerCore):
             self.scaled_steps = ScaledSteps(
@@ -175,7 +175,7 @@ class Optimizer(AroundTorch):
         self,
         config: OptimizerConfig,
         averaging: AveragerConfig,
-        residence: Residence,
+        placement: ParameterPlacement,
         extra_tensors: Sequence[torch.Tensor],
         accumulate: AccumulatorFactory,
         companions: Companions | None,
@@ -191,7 +191,7 @@ class Optimizer(AroundTorch):
             self.opt,
             self.scheduler,
             extra_tensors,
-            residence=residence,
+            placement=placement,
             modes=self.modes,
             accumulate=accumulate,
             companions=companions,

@@ -33,8 +33,8 @@ from swarmcli.optim.membership.state_exchange import StateExchange
 from swarmcli.optim.modes import AccumulatorFactory, Modes, assemble
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 from swarmcli.optim.state.keeper import StateKeeper
+from swarmcli.optim.state.placement import ParameterPlacement
 from swarmcli.optim.state.replica import Companions
-from swarmcli.optim.state.residence import Residence
 from swarmcli.optim.state.training_state import Scheduler
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ class OptimizerCore:
         scheduler: Scheduler | None = None,
         extra_tensors: Sequence[torch.Tensor] = (),
         *,
-        residence: Residence | None = None,
+        placement: ParameterPlacement | None = None,
         modes: Modes | None = None,
         accumulate: AccumulatorFactory = GradientAccumulator,
         companions: Companions | None = None,
     ) -> None:
-        """`residence` says where the model's parameters are if the optimizer's are others; `modes` how to train;
+        """`placement` says where the model's parameters are if the optimizer's are others; `modes` how to train;
         `accumulate` makes what sums the gradients; `companions`: see Replica."""
         self.node = node
         self.config = config
@@ -90,7 +90,7 @@ class OptimizerCore:
             optimizer,
             scheduler,
             extra_tensors,
-            residence,
+            placement,
             accumulate,
             companions,
         )
@@ -106,7 +106,7 @@ class OptimizerCore:
             node.endpoint, config.run_id, self.replica, averager.at_rest, self.modes.state.load_compression
         )
         account.rate = lambda: self.tracker.performance_ema.samples_per_second
-        account.drift = lambda: keeper.drift
+        account.drift = lambda: keeper.monitor.drift
         account.lost = lambda: self._group.is_overdue(config.averaging_timeout)
         events = node.endpoint.events
         replayer = Replayer(self._work, self.replica, events)
@@ -160,7 +160,7 @@ class OptimizerCore:
     async def start(self) -> None:
         """Makes this peer known. It decides which lineage to train on when it first joins or steps."""
         await self._work.averager.start()
-        await self._keeper.start()
+        await self._keeper.averaging.start()
         self._exchange.start()
         await self.presence.start()
         await self.tracker.start()
@@ -171,7 +171,7 @@ class OptimizerCore:
         await self._tasks.close()  # first: an end of epoch under way would open the next group
         await self._group.close()
         await self._work.averager.shutdown()
-        await self._keeper.shutdown()
+        await self._keeper.averaging.shutdown()
         self._exchange.close()
         await self.tracker.shutdown()
         await self.presence.shutdown()
@@ -196,7 +196,7 @@ class OptimizerCore:
             elif not self._work.samples:
                 self.account.look(anyone_computes=self.presence.anyone_computes(self._group.members))
             # After that, so that companions' steps and this one are together in what is gathered for it.
-            if not self._ending and await self._keeper.apply() and self.modes.timing is Timing.AT_ONCE:
+            if not self._ending and await self._keeper.averaging.apply() and self.modes.timing is Timing.AT_ONCE:
                 await self.replica.publish()
             if self._ending and (batch_size == 0 or self._end.is_ahead):
                 await self._ending.over()
@@ -426,7 +426,7 @@ class OptimizerCore:
         """
         await self._ending.over()
         if self.replica.may_gather:  # otherwise the average is taken in by the next step, and what is saved is older
-            await self._keeper.settle()
+            await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
         return await self.replica.checkpoint()
 

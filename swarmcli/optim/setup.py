@@ -16,7 +16,7 @@ from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.gradients.grad_averager import gradient_method_of
 from swarmcli.optim.modes import Modes, StateOptions
-from swarmcli.optim.state.residence import InPlace, Offloaded, Residence
+from swarmcli.optim.state.placement import InPlace, Offloaded, ParameterPlacement
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
 # What averager_opts may hold, by the component that it is for.
@@ -101,7 +101,7 @@ class ModeOptions:
 
 def place_optimizer(
     optimizer: torch.optim.Optimizer | OptimizerFactory, params: Parameters | None, *, offload: bool
-) -> tuple[torch.optim.Optimizer, Residence]:
+) -> tuple[torch.optim.Optimizer, ParameterPlacement]:
     """The optimizer, and where its parameters are: with `offload` in host memory, as copies of the model's `params`.
 
     Raises ValueError or TypeError.

@@ -14,8 +14,8 @@ from swarmcli.optim.membership.report import PeerDescription, Role
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
+from swarmcli.optim.state.placement import Offloaded
 from swarmcli.optim.state.replica import Companions
-from swarmcli.optim.state.residence import Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, loss_of, make_model, momentum
 
 Entry: TypeAlias = "Gradient | Step | EpochOver | Applied"
@@ -60,9 +60,9 @@ class LocalPeer:
     def __post_init__(self) -> None:
         self.data = torch.Generator().manual_seed(int.from_bytes(self.core.node.peer_id[:4]))
         keeper, work = self.core._keeper, self.core._work
-        apply, after_epoch, take_in = keeper._averaging.apply, keeper.after_epoch, work.take_in
+        apply, after_epoch, take_in = keeper.averaging.apply, keeper.after_epoch, work.take_in
 
-        async def logged_apply(*, wait: bool) -> bool:
+        async def logged_apply(*, wait: bool = False) -> bool:
             applied = await apply(wait=wait)
             if applied:
                 self.log.append(Applied())
@@ -76,7 +76,7 @@ class LocalPeer:
             self.log.append(Step())
             return await take_in(*args)
 
-        keeper._averaging.apply, keeper.after_epoch, work.take_in = logged_apply, logged_end, logged_step  # type: ignore
+        keeper.averaging.apply, keeper.after_epoch, work.take_in = logged_apply, logged_end, logged_step  # type: ignore
 
     @property
     def epoch(self) -> int:
@@ -124,7 +124,7 @@ async def local_peer(
         averaging,
         optimizer,
         extra_tensors=extra_tensors,
-        residence=place,
+        placement=place,
         modes=modes,
         companions=companions,
     )

@@ -9,8 +9,8 @@ from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.membership.report import PeerDescription
 from swarmcli.optim.modes import Modes, StateOptions
 from swarmcli.optim.setup import averager_config
-from swarmcli.optim.state.slots import state_slots
-from swarmcli.optim.state.state_rounds import LONGEST_WAIT
+from swarmcli.optim.state.rounds import LONGEST_WAIT
+from swarmcli.optim.state.volumes import state_slots
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record, together
 

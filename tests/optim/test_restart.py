@@ -19,7 +19,7 @@ from swarmcli.optim.gradients.powersgd import PowerSGD
 from swarmcli.optim.modes import Modes
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
-from swarmcli.optim.state.residence import InPlace, Offloaded
+from swarmcli.optim.state.placement import InPlace, Offloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, adamw, decay, momentum, together
 
@@ -64,7 +64,7 @@ class Peer:
         optimizer = place.optimizer if isinstance(place, Offloaded) else kind.make(self.parameters)
         config = OptimizerConfig("run", TARGET)
         self.core = OptimizerCore(
-            node, config, averager_config(config), optimizer, decay(optimizer), residence=place, modes=kind.modes
+            node, config, averager_config(config), optimizer, decay(optimizer), placement=place, modes=kind.modes
         )
 
     async def train(self, until: int) -> None:

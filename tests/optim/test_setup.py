@@ -11,7 +11,7 @@ from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.modes import StateOptions
 from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
-from swarmcli.optim.state.residence import InPlace, Offloaded
+from swarmcli.optim.state.placement import InPlace, Offloaded
 
 DEFAULTS: dict[str, Any] = {
     "grad_averager": GradientAverager,

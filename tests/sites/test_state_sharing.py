@@ -26,8 +26,8 @@ from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim import Optimizer
 from swarmcli.optim.membership.lineage import hash_tensors
 from swarmcli.optim.membership.state_exchange import StateExchange
+from swarmcli.optim.state.placement import InPlace
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.residence import InPlace
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites.links import receive_numbers
 from swarmcli.sites.share import ReadPinned, ShareOfStatistics

@@ -58,7 +58,7 @@ class GradientWork:
         return self._losses.count
 
     async def take_in(self, batch_size: int, scale: float | None = None) -> None:
-        self._replica.residence.check_trained()
+        self._replica.placement.check_trained()
         taken = self._gradients.samples
         add = partial(self._gradients.add, batch_size, scale)
         here = self._nbytes <= TAKE_IN_HERE

@@ -62,7 +62,7 @@ class LocalWork:
         """
         if batch_size <= 0:
             raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
-        gradients = (parameter.grad for parameter in self._replica.residence.model_parameters)
+        gradients = (parameter.grad for parameter in self._replica.placement.model_parameters)
         if not all_finite(gradient for gradient in gradients if gradient is not None):
             self._losses.note(batch_size, scale)
             return
@@ -72,7 +72,7 @@ class LocalWork:
         self._samples += batch_size
 
     def _step(self, scale: float) -> None:
-        place = self._replica.residence
+        place = self._replica.placement
         place.check()
         pairs = zip(place.model_parameters, place.state_parameters, strict=True)
         used = [(state, model.grad) for model, state in pairs if model.grad is not None]

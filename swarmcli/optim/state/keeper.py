@@ -15,10 +15,10 @@ import msgspec
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.epoch.end import EpochRule
 from swarmcli.optim.epoch.group import Committed, Told
+from swarmcli.optim.state.averaging import StateAveraging
 from swarmcli.optim.state.drift import Comparison, DriftMonitor
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.state_averaging import StateAveraging
-from swarmcli.optim.state.state_rounds import Occasion, state_config
+from swarmcli.optim.state.rounds import Occasion, state_config
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -50,6 +50,10 @@ class StateKeeper:
         """
         options = modes.state
         own = state_config(config.run_id, averager_config, modes.state_compression)
+        self.averaging = StateAveraging(
+            node, own, replica, options.statistics, config.fingerprint, volume_bytes=options.volume_bytes
+        )
+        self.monitor = DriftMonitor(node, config.run_id, replica, options.tolerance)
         self.strayed = False  # this peer's state has to be replaced by the others', and its standing says so
         self._node = node
         self._replica = replica
@@ -57,59 +61,35 @@ class StateKeeper:
         self._rule = rule
         self._at_work = at_work
         self._delay = options.delay
-        self._averaging = StateAveraging(
-            node, own, replica, options.statistics, config.fingerprint, volume_bytes=options.volume_bytes
-        )
-        self._monitor = DriftMonitor(node, config.run_id, replica, options.tolerance)
         self._found: Comparison | None = None  # in the round under way
         self._rests_until = 0  # epoch before which states that disagree are not averaged again
-
-    async def start(self) -> None:
-        await self._averaging.start()
-
-    async def shutdown(self) -> None:
-        """Idempotent; leaves no task."""
-        await self._averaging.shutdown()
-
-    @property
-    def drift(self) -> float | None:
-        """Of this peer's parameters from the others', as last measured, relative to their length."""
-        return self._monitor.drift
 
     @property
     def gathered(self) -> Told | None:
         """What the members of the next group are to know about this peer and its state; None: nothing."""
-        told = self._monitor.told
+        told = self.monitor.told
         if self._modes.target_group_size is None:
             return told
         state = self._replica.state
         told = told or Told(state.epoch)
         return msgspec.structs.replace(told, several=self._rule.several, apart=state.apart)
 
-    async def apply(self) -> bool:
-        """Takes in what was averaged in the background, if it is there. Whether the state is another one for it."""
-        return await self._averaging.apply(wait=False)
-
-    async def settle(self) -> None:
-        """Waits for the average under way, if there is one, and takes it in."""
-        await self._averaging.apply(wait=True)
-
     async def look(self) -> None:
         """Before a group opens: how this peer's state compares will be asked, unless all are averaged regularly."""
         self.strayed = False
         if self._modes.average_state_every(self._replica.state.apart) is None:
-            await self._monitor.look()
+            await self.monitor.look()
 
     def compare(self, gathered: Mapping[PeerID, bytes]) -> bool:
         """When a round begins, with what its members told: whether this peer has strayed, so that its gradients, of
         other parameters than everyone else's, must stay out."""
-        self._found = self._monitor.compare(gathered)
-        return self._found is not None and self._monitor.is_stray(self._found)
+        self._found = self.monitor.compare(gathered)
+        return self._found is not None and self.monitor.is_stray(self._found)
 
     async def after_epoch(self, committed: Committed, samples: int) -> None:
         """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
         found, self._found = self._found, None
-        self._monitor.note_members(committed.members)
+        self.monitor.note_members(committed.members)
         every = self._modes.average_state_every(committed.several)
         if not committed.several and (committed.apart or self._replica.state.apart):
             await self._unite(committed)
@@ -125,41 +105,43 @@ class StateKeeper:
     def drop(self) -> None:
         """The state has been replaced by another peer's."""
         self._found, self.strayed = None, False
-        self._monitor.drop()
-        self._averaging.drop()
+        self.monitor.drop()
+        self.averaging.drop()
 
     async def _unite(self, committed: Committed) -> None:
         """Several groups ended the epochs so far and one has ended this: everyone takes over one member's state, for
         the statistics of all differ. Later than this, they would only drift apart again."""
-        self._averaging.drop()
+        self.averaging.drop()
+        # The first member, alike for everyone: all of them have the same list. Without one, this peer ended it alone.
         if self._node.peer_id in (committed.members or (self._node.peer_id,))[:1]:
             self._replica.state.apart = False
         else:
             await self._replica.change(self._go_astray)
 
     async def _average(self, committed: Committed, samples: int) -> None:
-        await self._averaging.apply(wait=True)  # the last one, if it has taken a whole epoch
+        # The last one, if it has taken a whole epoch: two at a time would need memory for two more states.
+        await self.averaging.apply(wait=True)
         local = self._modes.gradients is None
         weight = float(samples) if local else 1.0
         helpers = committed.helpers if local or committed.several else ()
         await self._begin(committed, weight, helpers=helpers, changes=self._delay)
         if not self._delay:
-            await self._averaging.apply(wait=True)
+            await self.averaging.apply(wait=True)
 
     async def _repair(self, committed: Committed, found: Comparison) -> None:
         epoch = self._replica.standing.epoch
-        if self._monitor.is_stray(found):
+        if self.monitor.is_stray(found):
             await self._replica.change(self._go_astray)
         elif found.disagree and epoch >= self._rests_until:
             self._rests_until = epoch + PAUSE
             await self._begin(committed, 1.0, changes=False)
-            await self._averaging.apply(wait=True)
+            await self.averaging.apply(wait=True)
 
     def _go_astray(self) -> None:
         """Under a standing that the others' beats, so that this peer follows them as any other lineage that leads."""
         state = self._replica.state
         state.standing = state.standing.astray(self._node.peer_id)
-        self._monitor.drop()
+        self.monitor.drop()
         self.strayed = True
 
     async def _begin(
@@ -169,4 +151,4 @@ class StateKeeper:
         # Of several groups nobody knows who is in the others: all who are known are expected then.
         mates = tuple(self._at_work()) if committed.several else committed.members + helpers
         occasion = Occasion(standing.lineage, standing.epoch, weight, mates, several=committed.several)
-        await self._averaging.begin(occasion, changes=changes)
+        await self.averaging.begin(occasion, changes=changes)

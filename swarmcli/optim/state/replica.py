@@ -11,7 +11,7 @@ from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.averaging.threads import on_all_threads, on_one_thread
 from swarmcli.network.loop_thread import offload
 from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.state.residence import Residence
+from swarmcli.optim.state.placement import ParameterPlacement
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 
 T = TypeVar("T")
@@ -38,14 +38,15 @@ class Replica:
     which only change by `publish`.
     """
 
-    def __init__(self, state: TrainingState, residence: Residence, companions: Companions | None = None) -> None:
+    def __init__(
+        self, state: TrainingState, placement: ParameterPlacement, companions: Companions | None = None
+    ) -> None:
         self.state = state
-        self.residence = residence
+        self.placement = placement
         self._companions = companions
         self._nbytes = sum(parameter.nbytes for parameter in state.parameters)
-        if state.statistics.waits:  # for other processes: then nothing is small enough for the loop
-            self._nbytes = max(self._nbytes, OFFLOAD_FROM)
-        if getattr(state.optimizer, "waits", False):  # for other processes, which hold a part of its statistics
+        # An optimizer with statistics in other processes waits for them: then nothing is small enough for the loop.
+        if state.statistics.waits or getattr(state.optimizer, "waits", False):
             self._nbytes = max(self._nbytes, OFFLOAD_FROM)
         self.generation = 0  # how often another state has come in this one's place
         self._lock = asyncio.Lock()  # held while the state changes or is copied
@@ -95,12 +96,12 @@ class Replica:
     async def publish(self) -> None:
         """The model computes with the present parameters from now on. To be called while the trainer waits."""
         async with self._lock:
-            await on_executor(self._nbytes, self.residence.publish)
+            await on_executor(self._nbytes, self.placement.publish)
 
     async def check(self) -> None:
-        """Raises OptimizerError if something was changed that must stay; see Residence.check."""
+        """Raises OptimizerError if something was changed that must stay; see ParameterPlacement.check."""
         async with self._lock:
-            self.residence.check()
+            self.placement.check()
 
     async def capture(self) -> CapturedState:
         """A copy that later steps do not change."""
@@ -111,7 +112,7 @@ class Replica:
         """Takes over a state. ValueError: it does not fit."""
         async with self._lock:
             await on_executor(self._nbytes, self.state.restore, captured)
-            await on_executor(self._nbytes, self.residence.publish)
+            await on_executor(self._nbytes, self.placement.publish)
             self._note_replaced()
 
     async def checkpoint(self) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class Replica:
     async def load_checkpoint(self, state_dict: Mapping[str, Any]) -> None:
         """See TrainingState.load_checkpoint; the model's parameters are those of the checkpoint."""
         async with self._lock:
-            await on_executor(self._nbytes, self.residence.adopt)
+            await on_executor(self._nbytes, self.placement.adopt)
             await on_executor(self._nbytes, self.state.load_checkpoint, state_dict)
             self._note_replaced()
 

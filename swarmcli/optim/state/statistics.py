@@ -110,14 +110,3 @@ def by_parameter(values: Mapping[str, T], parameters: Sequence[torch.Tensor]) ->
             raise ValueError(f"statistics of parameter {index}: more than {MAX_STATISTICS}")
         of_parameter[name] = value
     return statistics
-
-
-def put(tensor: torch.Tensor, begin: int, values: torch.Tensor) -> None:
-    """Replaces elements of the flattened tensor."""
-    flat = tensor.detach()
-    if flat.is_contiguous():
-        flat.view(-1)[begin : begin + values.numel()].copy_(values)
-    else:
-        whole = flat.reshape(-1).clone()
-        whole[begin : begin + values.numel()].copy_(values)
-        flat.copy_(whole.view(flat.shape))

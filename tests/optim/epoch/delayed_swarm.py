@@ -15,7 +15,7 @@ from swarmcli.optim.epoch.work import Timing
 from swarmcli.optim.modes import Modes
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
-from swarmcli.optim.state.residence import Offloaded
+from swarmcli.optim.state.placement import Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, decay, loss_of, make_model, momentum, record
 
 
@@ -47,7 +47,7 @@ class DelayedTrainer:
         modes = Modes(timing=timing, reuse_grad_buffers=reuse)
         schedule = decay(self.place.optimizer)
         self.core = OptimizerCore(
-            node, config, averager_config(config), self.place.optimizer, schedule, residence=self.place, modes=modes
+            node, config, averager_config(config), self.place.optimizer, schedule, placement=self.place, modes=modes
         )
 
     @property

@@ -23,7 +23,7 @@ EPOCHS = 12
 async def finish(peers: list[LocalPeer]) -> None:
     """Waits for the last state round and takes it in."""
     for peer in peers:
-        await peer.core._keeper._averaging.apply(wait=True)
+        await peer.core._keeper.averaging.apply(wait=True)
 
 
 def check(peers: list[LocalPeer], **options: object) -> None:
@@ -122,7 +122,7 @@ def test_an_epoch_ends_though_the_states_could_not_be_averaged() -> None:
         async with Swarm() as swarm:
             peers = [await local_peer(swarm, seed=1, delay=False) for _ in range(2)]
             await together(*(peer.train(2) for peer in peers))
-            absent, waiting = (peer.core._keeper._averaging for peer in peers)
+            absent, waiting = (peer.core._keeper.averaging for peer in peers)
             begin, before = waiting.begin, []
 
             async def no_show(*_: object, **__: object) -> None:

@@ -11,10 +11,10 @@ import torch
 from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.dht import DHTNode
+from swarmcli.optim.state.averaging import StateAveraging
+from swarmcli.optim.state.placement import InPlace
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.residence import InPlace
-from swarmcli.optim.state.state_averaging import StateAveraging
-from swarmcli.optim.state.state_rounds import Occasion
+from swarmcli.optim.state.rounds import Occasion
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.testing.memory_network import MemoryNetwork

@@ -10,7 +10,7 @@ import torch
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.setup import averager_config
-from swarmcli.optim.state.state_rounds import Occasion
+from swarmcli.optim.state.rounds import Occasion
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer
 from tests.optim.optim_swarm import Swarm, make_model, momentum, together
@@ -68,7 +68,7 @@ def test_what_they_bring_is_averaged() -> None:
             same = peers[0].weights.detach().clone()
             torch.testing.assert_close(peers[1].weights.detach(), same)
             others.brings = 8.0
-            averaging = [peer.core._keeper._averaging for peer in peers]
+            averaging = [peer.core._keeper.averaging for peer in peers]
             for peer, each in zip(peers, averaging, strict=True):
                 await each.begin(Occasion(b"tag", 2, 1.0, tuple(p.core.node.peer_id for p in peers)), changes=True)
                 assert torch.allclose(peer.weights - same, torch.tensor(8.0 if peer is peers[0] else 0.0).double())
@@ -87,7 +87,7 @@ def test_between_steps_a_checkpoint_waits_for_no_average_that_needs_them() -> No
             others = Others(0.0)
             peers = [await peer_with(swarm, others), await local_peer(swarm, seed=1)]
             await together(*(peer.train(3) for peer in peers))
-            assert peers[0].core._keeper._averaging.is_under_way
+            assert peers[0].core._keeper.averaging.is_under_way
             others.at_rest, gathered = False, len(others.log)
             await peers[0].core.state_dict()
             assert len(others.log) == gathered

@@ -17,8 +17,8 @@ from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.group import Told
 from swarmcli.optim.state.drift import MOST_DRIFT, SKETCHED_EACH_EPOCH, TELLERS, Comparison, DriftMonitor, compare
+from swarmcli.optim.state.placement import InPlace
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.residence import InPlace
 from swarmcli.optim.state.sketch import BUCKETS, Sketch
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.testing import virtual_time

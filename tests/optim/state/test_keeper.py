@@ -272,7 +272,7 @@ def test_while_a_state_is_downloaded_its_old_average_is_forgotten() -> None:
             await trainers[1].core.replica.restore(captured)  # as after a download
             keeper.drop()
             before = trainers[1].weights.detach().clone()
-            await keeper.settle()
+            await keeper.averaging.apply(wait=True)
             assert torch.equal(trainers[1].weights.detach(), before)
 
     virtual_time.run(main(), timeout=300)

@@ -14,23 +14,12 @@ import torch
 
 from swarmcli.averaging.state.slots import FileSlots
 from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
+from swarmcli.optim.state.placement import InPlace
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.residence import InPlace
-from swarmcli.optim.state.slots import statistic_slots
-from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, put, read_place, statistics_of
+from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, read_place, statistics_of
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
+from swarmcli.optim.state.volumes import statistic_slots
 from tests.optim.state.test_training_state import OPTIMIZERS, SCHEDULERS, advance, make_state
-
-FORMS = [torch.randn(4, 3), torch.randn(3, 4).T, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]
-
-
-@pytest.mark.parametrize("tensor", FORMS, ids=["contiguous", "transposed", "channels last"])
-def test_elements_are_counted_in_the_flattened_tensor(tensor: torch.Tensor) -> None:
-    expected = tensor.reshape(-1).clone()
-    expected[3:9] = torch.arange(6.0)
-    put(changed := tensor.clone(), 3, torch.arange(6.0))
-    assert changed.stride() == tensor.stride()
-    assert torch.equal(changed.reshape(-1), expected)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundFinished
-from swarmcli.optim.state.state_rounds import Occasion
+from swarmcli.optim.state.rounds import Occasion
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import record, until

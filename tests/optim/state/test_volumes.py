@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import given
 
 from swarmcli.compression import TensorDescriptor
-from swarmcli.optim.state.volumes import VOLUME_BYTES, Extent, cut, whole
+from swarmcli.optim.state.volumes import VOLUME_BYTES, Extent, cut, put
 
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 tensors = st.builds(TensorDescriptor, shapes, st.sampled_from([torch.float16, torch.float32, torch.float64]))
@@ -55,8 +56,9 @@ def test_what_fits_into_a_volume_is_not_cut_and_slices_are_alike(forms: list[Ten
 
 @given(lists)
 def test_what_fits_into_one_volume_is_one(forms: list[TensorDescriptor]) -> None:
-    assert cut(forms, max(1, sum(form.nbytes for form in forms))) == [whole(forms)]
-    assert cut(forms, VOLUME_BYTES) == [whole(forms)]
+    whole = tuple(Extent(index, 0, form.numel) for index, form in enumerate(forms))
+    assert cut(forms, max(1, sum(form.nbytes for form in forms))) == [whole]
+    assert cut(forms, VOLUME_BYTES) == [whole]
 
 
 def test_a_large_tensor_between_small_ones() -> None:
@@ -68,3 +70,15 @@ def test_a_large_tensor_between_small_ones() -> None:
         (Extent(1, 17, 26), Extent(2, 0, 1)),
         (Extent(3, 0, 1),),
     ]
+
+
+FORMS = [torch.randn(4, 3), torch.randn(3, 4).T, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]
+
+
+@pytest.mark.parametrize("tensor", FORMS, ids=["contiguous", "transposed", "channels last"])
+def test_elements_are_counted_in_the_flattened_tensor(tensor: torch.Tensor) -> None:
+    expected = tensor.reshape(-1).clone()
+    expected[3:9] = torch.arange(6.0)
+    put(changed := tensor.clone(), 3, torch.arange(6.0))
+    assert changed.stride() == tensor.stride()
+    assert torch.equal(changed.reshape(-1), expected)

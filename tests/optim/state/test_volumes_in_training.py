@@ -29,7 +29,7 @@ def test_local_updates_are_the_same_computation_in_one_process(volume_bytes: int
             rounds = record(peers[0].core.node, RoundFinished)
             await together(*(peer.train(EPOCHS) for peer in peers))
             for peer in peers:
-                await peer.core._keeper._averaging.apply(wait=True)
+                await peer.core._keeper.averaging.apply(wait=True)
             expected = in_one_process([peer.log for peer in peers], seed=1, make=adamw, names=NAMES)
             for peer, weights in zip(peers, expected, strict=True):
                 torch.testing.assert_close(peer.weights.detach(), weights, rtol=1e-11, atol=1e-12)
@@ -50,7 +50,7 @@ def test_an_average_may_take_longer_than_an_epoch_and_the_next_one_waits_for_it(
             told = record(peers[0].core.node, Noticed)
             await together(*(peer.train(EPOCHS) for peer in peers))
             for peer in peers:
-                await peer.core._keeper._averaging.apply(wait=True)
+                await peer.core._keeper.averaging.apply(wait=True)
             states = [event for event in rounds if event.purpose == "run_state"]
             assert [event.epoch for event in states] == [2] * 9 + [4] * 9 + [6] * 9
             assert {event.outcome for event in states} == {"committed"}

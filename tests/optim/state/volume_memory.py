@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from swarmcli.averaging.allreduce import lending
-from swarmcli.optim.state import state_buffers
+from swarmcli.optim.state import volumes
 
 
 class VolumeMemory(ExitStack):
@@ -19,7 +19,7 @@ class VolumeMemory(ExitStack):
     def __enter__(self) -> VolumeMemory:
         self.now = self.most = 0
         self._fresh = lending.fresh_memory
-        for module in (lending, state_buffers):
+        for module in (lending, volumes):
             self.enter_context(mock.patch.object(module, "fresh_memory", self._counted))
         return self
 

@@ -13,10 +13,8 @@ from swarmcli.errors import SwarmError
 from swarmcli.events import Noticed
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.slots import state_slots
-from swarmcli.optim.state.state_buffers import StateBuffers
-from swarmcli.optim.state.state_rounds import Occasion, StateRounds
-from swarmcli.optim.state.volumes import VOLUME_BYTES
+from swarmcli.optim.state.rounds import Occasion, StateRounds
+from swarmcli.optim.state.volumes import VOLUME_BYTES, Volume, state_slots
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Passage:
-    """All volumes of one state on their way. What is not in here any more is not in memory either.
+    """All volumes of one state on their way. A volume that is done with leaves the lists, and its memory goes with it.
 
     changes   the state may change meanwhile: volumes are copies of the moment when it began, and what has been averaged
               waits for `apply`, since a model may be computing with the parameters
@@ -37,8 +35,8 @@ class _Passage:
     occasion: Occasion
     changes: bool
     generation: int  # of the state; a later one is another state
-    waiting: list[StateBuffers]
-    averaged: list[StateBuffers] = field(default_factory=list)
+    waiting: list[Volume]
+    averaged: list[Volume] = field(default_factory=list)
     applied: bool = False
     error: SwarmError | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,9 +90,8 @@ class StateAveraging:
     async def begin(self, occasion: Occasion, *, changes: bool) -> None:
         """Averages the state as it is now with that of its mates, and of others with its tag, in the background.
 
-        `changes`: the state may change until `apply`, so all of it
-        is copied here; otherwise a volume is copied when its turn comes. What was never applied is given up. Raises
-        OptimizerError for statistics that cannot be averaged.
+        `changes`: the state may change until `apply`, so all of it is copied here; otherwise a volume is copied when
+        its turn comes. What was never applied is given up. OptimizerError: statistics that cannot be averaged.
         """
         await self._abandon()
         await self._replica.gather()
@@ -104,7 +101,7 @@ class StateAveraging:
         self._passage = _Passage(occasion, changes, self._replica.generation, volumes)
         self._task = self._tasks.spawn(self._pass(self._passage))
 
-    async def apply(self, *, wait: bool) -> bool:
+    async def apply(self, *, wait: bool = False) -> bool:
         """Moves the state by the delta rule where rounds have ended; with `wait`, once all have. Whether it is another
         state for an average. Raises SiteError if a process that has a part of the state is gone."""
         passage = self._passage
@@ -115,6 +112,7 @@ class StateAveraging:
         applied, passage.applied = passage.applied, False
         if passage.averaged:
             await self._replica.gather()
+        # Each change waits for the replica's lock, and `drop` or another `apply` may come meanwhile.
         while passage.averaged and passage is self._passage:
             applied = True
             await self._change(passage, passage.averaged.pop(0).apply)
@@ -171,7 +169,7 @@ class StateAveraging:
         passage.applied = True
         return ""
 
-    async def _fill(self, passage: _Passage, volume: StateBuffers) -> None:
+    async def _fill(self, passage: _Passage, volume: Volume) -> None:
         if passage.changes:
             await on_executor(volume.nbytes, volume.fill)
         else:
@@ -180,7 +178,7 @@ class StateAveraging:
     async def _change(self, passage: _Passage, action: Callable[[], None]) -> None:
         """Unless the state has been replaced by another one."""
 
-        def act() -> None:
+        def act() -> None:  # asks under the lock: before it, a download could still come between
             if passage.generation == self._replica.generation:
                 action()
 

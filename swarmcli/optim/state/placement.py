@@ -10,7 +10,7 @@ Offloading takes the statistics off the accelerator, and it lets the optimizer s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,23 +19,32 @@ from swarmcli.errors import OptimizerError
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
 
-class Residence(Protocol):
+class ParameterPlacement:
     """`model_parameters[i]` is what the model computes with, `state_parameters[i]` what the optimizer steps.
 
     Both are in the order of the optimizer's parameter groups.
     """
 
-    model_parameters: tuple[torch.Tensor, ...]
-    state_parameters: tuple[torch.Tensor, ...]
+    def __init__(self, model_parameters: Iterable[torch.Tensor], state_parameters: Iterable[torch.Tensor]) -> None:
+        self.model_parameters = tuple(model_parameters)
+        self.state_parameters = tuple(state_parameters)
+        self._trained = [parameter.requires_grad for parameter in self.model_parameters]
 
     def check_trained(self) -> None:
         """Raises OptimizerError if a parameter has been frozen or unfrozen."""
+        for index, (parameter, then) in enumerate(zip(self.model_parameters, self._trained, strict=True)):
+            if parameter.requires_grad != then:
+                raise OptimizerError(
+                    f"parameter {index} was {'frozen' if then else 'unfrozen'} (requires_grad) after the Optimizer was "
+                    f"made: all peers train the same ones; freeze before that, or go on under another run_id"
+                )
 
     def check(self) -> None:
         """Raises OptimizerError, which names the parameter, if something was changed that must stay as it was.
 
         Not to be called while the optimizer steps.
         """
+        self.check_trained()
 
     def publish(self) -> None:
         """The model computes with the optimizer's parameters of this moment from now on."""
@@ -44,27 +53,14 @@ class Residence(Protocol):
         """The optimizer goes on from the model's parameters of this moment: they have been restored, for example."""
 
 
-class InPlace:
-    """The optimizer steps the model's own parameters."""
+class InPlace(ParameterPlacement):
+    """The optimizer steps the model's own parameters, so there is nothing to publish or to adopt."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        self.model_parameters = self.state_parameters = tuple(parameters)
-        self._trained = _trained(self.model_parameters)
-
-    def check_trained(self) -> None:
-        _check_trained(self.model_parameters, self._trained)
-
-    def check(self) -> None:
-        self.check_trained()
-
-    def publish(self) -> None:
-        """The model has them already."""
-
-    def adopt(self) -> None:
-        """The optimizer has them already."""
+        super().__init__(parameters, parameters)
 
 
-class Offloaded:
+class Offloaded(ParameterPlacement):
     """The optimizer steps copies in host memory, and its statistics are there too.
 
     The copies have the model's types: so they are bit for bit what a peer without offloading holds, and peers of one
@@ -85,16 +81,12 @@ class Offloaded:
             raise TypeError(
                 f"optimizer: the factory returned {type(self.optimizer).__name__}, expected a torch optimizer"
             )
-        self.state_parameters = tuple(p for group in self.optimizer.param_groups for p in group["params"])
+        stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
         models = {copy: parameter for parameter, copy in self._copies.items()}
-        if not models.keys() >= set(self.state_parameters):
+        if not models.keys() >= set(stepped):
             raise ValueError("optimizer: the factory has to make it for the parameters that it is given, and no others")
-        self.model_parameters = tuple(models[copy] for copy in self.state_parameters)
-        self._trained = _trained(self.model_parameters)
+        super().__init__([models[copy] for copy in stepped], stepped)
         self._form = [(parameter.shape, parameter.dtype) for parameter in self.model_parameters]
-
-    def check_trained(self) -> None:
-        _check_trained(self.model_parameters, self._trained)
 
     def check(self) -> None:
         self.check_trained()
@@ -136,19 +128,6 @@ class Offloaded:
         if isinstance(item, tuple) and len(item) == 2:
             return item[0], self._copied(item[1])
         raise TypeError(f"params: expected parameters or groups of them, got {type(item).__name__}")
-
-
-def _trained(parameters: Iterable[torch.Tensor]) -> list[bool]:
-    return [parameter.requires_grad for parameter in parameters]
-
-
-def _check_trained(parameters: Sequence[torch.Tensor], before: Sequence[bool]) -> None:
-    for index, (now, then) in enumerate(zip(_trained(parameters), before, strict=True)):
-        if now != then:
-            raise OptimizerError(
-                f"parameter {index} was {'unfrozen' if now else 'frozen'} (requires_grad) after the Optimizer was "
-                f"made: all peers train the same ones; freeze before that, or go on under another run_id"
-            )
 
 
 def _as_list(params: Any, where: str) -> list[Any]:

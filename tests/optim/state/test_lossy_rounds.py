@@ -50,7 +50,7 @@ def test_small_updates_arrive(codec: CompressionBase, delay: bool) -> None:
             rounds = record(peers[0].core.node, RoundFinished)
             steps = await asyncio.gather(*(learn(peer, 16) for peer in peers))
             for peer in peers:
-                await peer.core._keeper._averaging.apply(wait=True)
+                await peer.core._keeper.averaging.apply(wait=True)
                 assert moved(peer, sum(steps) / len(steps)) == pytest.approx(1.0, abs=0.03)
             if not delay:
                 assert len(digests(peers)) == 1

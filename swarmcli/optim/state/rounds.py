@@ -1,26 +1,33 @@
 """Rounds over training states, volume by volume, beside those of the gradients and under a prefix of their own.
 
-With a lossy codec the members of a group first see whether all hold the same reference (reference.py), and then send
-differences from it; if one does not, as a newcomer, all send values without the codec, and have a reference then.
+With a lossy codec the members of a group first see whether all hold the same reference, the last committed average, and
+then send differences from it; if one does not, as a newcomer, all send values without the codec.
+
+    values      x ──────────────── no codec ──▶ the average ──▶ reference, named by its round
+    differences x − reference ──── codec ─────▶ D ───────────▶ reference + D: the average, and the next reference
+
+A codec's error is relative to what it is given. An epoch changes parameters by 1e-4 of their size, say, and float16
+keeps 5e-4 of it: sent as values, what was learned would be rounded away. Differences lose 5e-4 of what was learned.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
+
 from swarmcli.averaging import AveragerCore, AveragingStage, RoundRequest
+from swarmcli.averaging.control import encode_gathered
+from swarmcli.averaging.group import Group
 from swarmcli.averaging.tasks import on_executor
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.state.reference import Reference, common_reference, encoded
-from swarmcli.optim.state.slots import Slot
-from swarmcli.optim.state.state_buffers import StateBuffers
-from swarmcli.optim.state.volumes import VOLUME_BYTES, cut
+from swarmcli.optim.state.volumes import VOLUME_BYTES, Slot, Volume, cut
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig, RoundResult, StepControl
@@ -67,6 +74,36 @@ class Occasion:
         return hashlib.sha256(b"swarm volume" + number.to_bytes(4) + self.tag).digest()
 
 
+@dataclass(slots=True)
+class Reference:
+    """The last average of a volume. All peers that hold one of the same round hold the same bits."""
+
+    round_id: bytes
+    tensors: list[torch.Tensor]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, round_id: bytes, averages: Sequence[torch.Tensor]) -> Reference:
+        return cls(round_id, [average.clone() for average in averages])
+
+    @torch.no_grad()
+    def subtract_from(self, values: Sequence[torch.Tensor]) -> None:
+        """Values become differences, in place."""
+        for value, reference in zip(values, self.tensors, strict=True):
+            value.sub_(reference)
+
+    @torch.no_grad()
+    def move(self, round_id: bytes, differences: Sequence[torch.Tensor]) -> None:
+        """Becomes the average of this round, whose averaged differences become that average, in place.
+
+        One correctly rounded addition per element, of bits that all members have: they end with the same ones.
+        """
+        for difference, reference in zip(differences, self.tensors, strict=True):
+            reference.add_(difference)
+            difference.copy_(reference)
+        self.round_id = round_id
+
+
 class StateRounds:
     """One round at a time, over memory that belongs to whoever asks for it."""
 
@@ -99,11 +136,11 @@ class StateRounds:
         """Leaves the round under way. Idempotent; leaves no task."""
         await self._averager.shutdown()
 
-    def volumes(self) -> list[StateBuffers]:
+    def volumes(self) -> list[Volume]:
         """All of them, in the order of their rounds, with nothing copied yet."""
-        return [StateBuffers(self.slots, extents) for extents in self._extents]
+        return [Volume(self.slots, extents) for extents in self._extents]
 
-    async def average(self, occasion: Occasion, number: int, volume: StateBuffers, fill: Fill | None = None) -> str:
+    async def average(self, occasion: Occasion, number: int, volume: Volume, fill: Fill | None = None) -> str:
         """One round for this volume: why it gave no average, empty if it did, and the buffers hold it.
 
         `fill` fills the buffers, None: this peer is an auxiliary and has none. A round that is cancelled here is left;
@@ -127,7 +164,7 @@ class StateRounds:
         way = self._average_values(request, volume, fill) if exact else self._try_all(request, number, volume, fill)
         try:
             result = await way
-        finally:
+        finally:  # the averager lets go of the volume's memory, also when this is cancelled
             await averager.take_up(volume.outline, volume.infos, self._codec)
         if isinstance(result, str):
             return result
@@ -135,13 +172,13 @@ class StateRounds:
         # Auxiliaries do not learn of everybody's weight.
         return "" if result.total_weight > 0 or averager.config.auxiliary else "nobody in the group had samples"
 
-    async def _average_values(self, request: RoundRequest, volume: StateBuffers, fill: Fill | None) -> Result:
+    async def _average_values(self, request: RoundRequest, volume: Volume, fill: Fill | None) -> Result:
         if fill is not None:
             await fill()
         await self._averager.take_up(volume.outline if fill is None else volume.tensors, volume.infos)
         return await _ended(self._averager.begin_round(request))
 
-    async def _try_all(self, request: RoundRequest, number: int, volume: StateBuffers, fill: Fill | None) -> Result:
+    async def _try_all(self, request: RoundRequest, number: int, volume: Volume, fill: Fill | None) -> Result:
         """Tries again after a failure while there is time to find a group, for each group has its own way."""
         assert request.timeout is not None
         deadline = asyncio.get_running_loop().time() + request.timeout
@@ -153,7 +190,7 @@ class StateRounds:
             await asyncio.sleep(_PAUSE)
             request = replace(request, timeout=left)
 
-    async def _negotiate(self, request: RoundRequest, number: int, volume: StateBuffers, fill: Fill | None) -> Result:
+    async def _negotiate(self, request: RoundRequest, number: int, volume: Volume, fill: Fill | None) -> Result:
         """One group: once it stands its members know each other's references, and only then choose what they send."""
         own, averager = self._references.get(number), self._averager
         name = None if own is None else own.round_id
@@ -161,8 +198,8 @@ class StateRounds:
         control = averager.begin_round(replace(request, gather=name, require_trigger=True, allow_retries=False))
         try:
             await _has_begun(control)
-            common = b"" if control.group is None else common_reference(control.group)
-            if common and fill is not None and common != encoded(own):
+            common = b"" if control.group is None else _common_reference(control.group)
+            if common and fill is not None and common != encode_gathered(name):
                 return "its leader altered what this peer told of its reference"
             if not control.begun.cancelled():
                 await self._hand_over(volume, fill, own if common else None, self._codec if common else NoCompression())
@@ -175,7 +212,7 @@ class StateRounds:
             control.cancel()  # without effect on a round that has ended
 
     async def _hand_over(
-        self, volume: StateBuffers, fill: Fill | None, reference: Reference | None, codec: CompressionBase
+        self, volume: Volume, fill: Fill | None, reference: Reference | None, codec: CompressionBase
     ) -> None:
         if fill is None:
             await self._averager.take_up(volume.outline, volume.infos, codec)
@@ -185,14 +222,23 @@ class StateRounds:
             await on_executor(volume.nbytes, reference.subtract_from, volume.tensors)
         await self._averager.take_up(volume.tensors, volume.infos, codec)
 
-    async def _remember(self, round_id: bytes, number: int, volume: StateBuffers, *, by_differences: bool) -> None:
+    async def _remember(self, round_id: bytes, number: int, volume: Volume, *, by_differences: bool) -> None:
         """The average is the reference of the next round. What the others' is if this peer missed a round it says by
         the round's id: then the next one has values."""
-        if by_differences:
+        if by_differences:  # in place: all of these members held the same reference, and go on to the same next one
             await on_executor(volume.nbytes, self._references[number].move, round_id, volume.tensors)
         else:
-            self._references.pop(number, None)  # before there is another: one copy of a state is enough
+            self._references.pop(number, None)  # before there is another: memory for one copy of a state is enough
             self._references[number] = await on_executor(volume.nbytes, Reference.of, round_id, volume.tensors)
+
+
+def _common_reference(group: Group) -> bytes:
+    """What all members with a state told as the name of their reference, encoded; empty if they told several or none.
+
+    It is part of the group's id, so everyone comes to the same answer.
+    """
+    told = {member.gathered for member in group.members if not member.auxiliary}
+    return told.pop() if len(told) == 1 else b""
 
 
 async def _has_begun(control: StepControl) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.state.residence import InPlace, Offloaded
+from swarmcli.optim.state.placement import InPlace, Offloaded
 from swarmcli.optim.state.training_state import TrainingState
 
 OPTIMIZERS = {
@@ -27,15 +27,15 @@ def groups_of(model: torch.nn.Module) -> list[dict[str, object]]:
     return [{"params": weights, "lr": 0.05}, {"params": others, "weight_decay": 0.0}]
 
 
-def train(state: TrainingState, residence: InPlace | Offloaded, model: torch.nn.Module, steps: int) -> None:
+def train(state: TrainingState, placement: InPlace | Offloaded, model: torch.nn.Module, steps: int) -> None:
     """Gradients from the model, steps in the state, as the Optimizer does it."""
     generator = torch.Generator().manual_seed(6)
     for step in range(steps):
-        inputs = torch.randn(16, 4, generator=generator).to(residence.model_parameters[0].dtype)
+        inputs = torch.randn(16, 4, generator=generator).to(placement.model_parameters[0].dtype)
         model.zero_grad()
         model(inputs).square().mean().backward()
-        state.step([p.grad for p in residence.model_parameters], state.standing.after(bytes([step]) * 32, 16))
-        residence.publish()
+        state.step([p.grad for p in placement.model_parameters], state.standing.after(bytes([step]) * 32, 16))
+        placement.publish()
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)

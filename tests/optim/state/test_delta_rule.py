@@ -7,8 +7,7 @@ from hypothesis import given, settings
 
 from swarmcli.compression import TensorRole
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.state.slots import extra_slots, parameter_slots, statistic_slots
-from swarmcli.optim.state.state_buffers import StateBuffers
+from swarmcli.optim.state.volumes import Volume, cut, state_slots
 
 
 def made(*tensors: torch.Tensor, statistics: tuple[str, ...] = (), extra: tuple[torch.Tensor, ...] = ()) -> tuple:
@@ -18,9 +17,10 @@ def made(*tensors: torch.Tensor, statistics: tuple[str, ...] = (), extra: tuple[
     return parameters, optimizer, buffers_of(parameters, optimizer, statistics, extra)
 
 
-def buffers_of(parameters: list, optimizer: torch.optim.Optimizer, statistics: tuple = (), extra: tuple = ()):
-    slots = [*parameter_slots(parameters), *statistic_slots(parameters, optimizer, statistics), *extra_slots(extra)]
-    return StateBuffers(slots)
+def buffers_of(parameters: list, optimizer: torch.optim.Optimizer, statistics: tuple = (), extra: tuple = ()) -> Volume:
+    slots = list(state_slots(parameters, optimizer, statistics, extra))
+    (extents,) = cut([slot.descriptor for slot in slots], 1 << 20)
+    return Volume(slots, extents)
 
 
 def step(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
