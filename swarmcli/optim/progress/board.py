@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 import pydantic
 
 from swarmcli.dht import OwnedSubkey
 from swarmcli.network.identity import Identity, PeerID
+from swarmcli.optim.progress.progress import FUTURE_TOLERANCE, LocalTrainingProgress
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
 
+Kind: TypeAlias = Literal["forged", "malformed", "replayed", "stale", "future-dated"]
 Record = TypeVar("Record", bound=pydantic.BaseModel)
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ class Board(Generic[Record]):
         self._node = node
         self.key = key
         self.expiration = expiration
-        self.dropped = 0  # unreadable records seen so far
+        self.unreadable = 0  # records seen so far that do not fit the model
         self.records: dict[PeerID, Record] = {}  # as of the last refresh, this peer's own included
         self._model = model
         self._follower = node.follow(key)
@@ -44,16 +47,6 @@ class Board(Generic[Record]):
     def owner(self) -> PeerID:
         """Under whose identity this peer's record stands."""
         return self._subkey.owner
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """Rule of the hash table → records under the key that did not pass it at this node."""
-        return self._follower.refused
-
-    @property
-    def outdated(self) -> int:
-        """How often a replica told of a record that its owner had replaced."""
-        return self._follower.outdated
 
     async def publish(self, record: Record) -> bool:
         """Writes this peer's record; False if no replica took it."""
@@ -85,5 +78,46 @@ class Board(Generic[Record]):
             logger.debug("dropped a record without owner under %s", self.key)
         except pydantic.ValidationError as error:
             logger.debug("dropped a record under %s: %s", self.key, error)
-        self.dropped += 1
+        self.unreadable += 1
         return None
+
+
+class ReportBoard(Board[LocalTrainingProgress]):
+    """`{prefix}_progress`: how far each peer has come, and how many reports did not count and why."""
+
+    def __init__(self, node: DHTNode, prefix: str, expiration: float, identity: Identity | None = None) -> None:
+        super().__init__(node, f"{prefix}_progress", LocalTrainingProgress, expiration, identity)
+        self._counts: Counter[Kind] = Counter()
+        self.others: tuple[LocalTrainingProgress, ...] = ()  # what others signed about themselves, as last read
+
+    @property
+    def dropped(self) -> Mapping[Kind, int]:
+        """How many reports did not count, by kind; one that is stored here as well as read from others counts twice.
+
+        forged        not signed by the peer that it is about
+        malformed     of another shape, or beyond its bounds
+        replayed      older, by its owner's own numbering, than one that was known (a replica may also just lag)
+        stale         when it was read first, older than reports live
+        future-dated  from later than clocks can be apart
+        """
+        refused = Counter(self._follower.refused)
+        forged = refused.pop("signature", 0) + self._counts["forged"]
+        malformed = refused.total() + self.unreadable
+        return {**self._counts, "forged": forged, "malformed": malformed, "replayed": self._follower.outdated}
+
+    async def refresh(self) -> dict[PeerID, LocalTrainingProgress]:
+        before, records = self.records, await super().refresh()
+        self.others = tuple(r for peer, r in records.items() if peer == r.peer_id and peer != self.owner)
+        for peer, report in records.items():
+            if before.get(peer) != report:  # what is not news is not counted again
+                self._count(peer, report)
+        return records
+
+    def _count(self, peer: PeerID, report: LocalTrainingProgress) -> None:
+        now = self._node.endpoint.clock.now()
+        if peer != report.peer_id:
+            self._counts["forged"] += 1
+        elif report.time < now - self.expiration:
+            self._counts["stale"] += 1
+        elif report.time > now + FUTURE_TOLERANCE:
+            self._counts["future-dated"] += 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -65,19 +64,6 @@ class RefreshOptions:
             raise ValueError("expected_drift_peers and expected_drift_rate: expected numbers that are not negative")
 
 
-class Timeliness(Enum):
-    CURRENT = "current"
-    STALE = "stale"  # older than reports live
-    FUTURE = "future-dated"  # by more than clocks can be apart
-
-
-def timeliness(report: LocalTrainingProgress, now: float, expiration: float) -> Timeliness:
-    """How a report's own time fits to `now`; reports live for `expiration` seconds."""
-    if report.time < now - expiration:
-        return Timeliness.STALE
-    return Timeliness.FUTURE if report.time > now + FUTURE_TOLERANCE else Timeliness.CURRENT
-
-
 def estimate_global_progress(
     others: Iterable[LocalTrainingProgress],
     local: LocalTrainingProgress,
@@ -97,7 +83,7 @@ def estimate_global_progress(
     bears out, add no samples and lead nobody on. None: everyone is believed. `overdue` counts the readings since the
     epoch should have ended by such estimates.
     """
-    oldest, newest = now - options.metadata_expiration, now + FUTURE_TOLERANCE  # as `timeliness` has it
+    oldest, newest = now - options.metadata_expiration, now + FUTURE_TOLERANCE
     reports = [r for r in others if oldest <= r.time <= newest and r.peer_id != local.peer_id]
     everyone = [*reports, local]
     believed = [r.epoch for r in reports if not r.client_mode and (latest_epoch is None or r.epoch <= latest_epoch)]

@@ -11,13 +11,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmcli.averaging.shell import CoreRunner
 from swarmcli.network.identity import Identity
+from swarmcli.optim.progress.board import Kind
 from swarmcli.optim.progress.progress import (
     GlobalTrainingProgress,
     LocalTrainingProgress,
     PerformanceEMA,
     RefreshOptions,
 )
-from swarmcli.optim.progress.reports import Kind
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.progress.board import Kind, ReportBoard
 from swarmcli.optim.progress.progress import (
     GlobalTrainingProgress,
     LocalTrainingProgress,
@@ -24,7 +25,6 @@ from swarmcli.optim.progress.progress import (
     expected_samples,
     refresh_period,
 )
-from swarmcli.optim.progress.reports import Kind, ReportBoard
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
@@ -204,26 +204,24 @@ class ProgressTrackerCore:
         await self._board.refresh()
         if not self._pauses:
             before, now = self.global_progress, self._clock.now()
+            # Before the estimate, which reads the next time the later the longer the end has been overdue.
             self._overdue = self._overdue + 1 if before.eta_next_epoch <= now else 0
             self.global_progress = self._estimate()
             if self.global_progress.epoch != before.epoch:
                 self._overdue = 0
-            self._tell(now)
+            progress = self.global_progress
+            logger.log(
+                self._status_loglevel,
+                "%s: %d of %d samples for epoch %d from %d peers; ends in %.2f s, next look in %.2f s",
+                self._prefix,
+                progress.samples_accumulated,
+                progress.target_batch_size,
+                progress.epoch,
+                progress.num_peers,
+                progress.eta_next_epoch - now,
+                progress.next_fetch_time - now,
+            )
         return self.global_progress
-
-    def _tell(self, now: float) -> None:
-        progress = self.global_progress
-        logger.log(
-            self._status_loglevel,
-            "%s: %d of %d samples for epoch %d from %d peers; ends in %.2f s, next look in %.2f s",
-            self._prefix,
-            progress.samples_accumulated,
-            progress.target_batch_size,
-            progress.epoch,
-            progress.num_peers,
-            progress.eta_next_epoch - now,
-            progress.next_fetch_time - now,
-        )
 
     def _describe(self, epoch: int, samples: int) -> LocalTrainingProgress:
         return LocalTrainingProgress(
@@ -250,6 +248,7 @@ class ProgressTrackerCore:
     async def _keep_reporting(self) -> None:
         published: LocalTrainingProgress | None = None
         while True:
+            # Cleared before the report is taken: what changes while it is being stored goes out with the next one.
             self._changed.clear()
             self._urgent.clear()
             report = self.local_progress
@@ -260,7 +259,7 @@ class ProgressTrackerCore:
                 await self._board.publish(report)
             except SwarmError as error:
                 logger.warning("progress was not stored: %s", error)
-            await asyncio.sleep(self.options.min_refresh_period)
+            await asyncio.sleep(self.options.min_refresh_period)  # whatever comes: nobody writes more often
             await _wait(self._urgent, self._report_period - self.options.min_refresh_period)
             await _wait(self._changed, self.options.metadata_expiration / 2 - self._report_period)
 
@@ -274,7 +273,7 @@ class ProgressTrackerCore:
 
     async def _keep_reading(self) -> None:
         while True:
-            self._moved.clear()
+            self._moved.clear()  # before reading: an epoch that ends meanwhile is read after once more
             try:
                 await self.refresh()
             except SwarmError as error:

@@ -9,10 +9,8 @@ from swarmcli.optim.progress.progress import (
     LocalTrainingProgress,
     PerformanceEMA,
     RefreshOptions,
-    Timeliness,
     estimate_global_progress,
     refresh_period,
-    timeliness,
 )
 
 NOW = 1000.0
@@ -90,18 +88,11 @@ def test_an_end_that_does_not_come_is_looked_for_less_and_less_often(overdue, ex
     assert refresh_period(6.0, 30, OPTIONS, 1) == 5.0, "only the shortest period grows"
 
 
-@pytest.mark.parametrize(
-    ("age", "expected"),
-    [
-        (61.0, Timeliness.STALE),
-        (60.0, Timeliness.CURRENT),
-        (0.0, Timeliness.CURRENT),
-        (-5.0, Timeliness.CURRENT),
-        (-5.1, Timeliness.FUTURE),
-    ],
-)
-def test_timeliness(age, expected) -> None:
-    assert timeliness(report(1, 0, 0, age=age), NOW, 60.0) is expected
+@pytest.mark.parametrize(("age", "counts"), [(61.0, False), (60.0, True), (0.0, True), (-5.0, True), (-5.1, False)])
+def test_reports_that_are_stale_or_from_the_future_do_not_count(age: float, counts: bool) -> None:
+    others, own = [report(1, 0, 0, age=age)], report(0, 0, 0)
+    found = estimate_global_progress(others, own, target_batch_size=100, now=NOW, options=OPTIONS)
+    assert found.num_peers == 1 + counts
 
 
 def test_alone_looks_again_after_the_default_period() -> None:
