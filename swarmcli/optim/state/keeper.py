@@ -105,6 +105,7 @@ class StateKeeper:
     def drop(self) -> None:
         """The state has been replaced by another peer's."""
         self._found, self.strayed = None, False
+        self._rests_until = 0  # in epochs of the former state; those of a run that begins anew may be far below
         self.monitor.drop()
         self.averaging.drop()
 

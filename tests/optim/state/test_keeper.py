@@ -26,6 +26,7 @@ class Watch:
     def __init__(self, trainer: Trainer) -> None:
         self.drifts = record(trainer.node, DriftMeasured)
         self.downloads = record(trainer.node, StateDownloaded)
+        self.refused = record(trainer.node, PeerRefused)
         self._rounds = record(trainer.node, RoundFinished)
 
     @property
@@ -63,6 +64,7 @@ def test_peers_that_round_differently_see_no_state_averaging_for_50_epochs() -> 
                 assert not watch.state_rounds
                 assert not watch.downloads
                 assert not any(event.strays or event.averages for event in watch.drifts)
+                assert not watch.refused
 
     virtual_time.run(main(), timeout=300)
 
