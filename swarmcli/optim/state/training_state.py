@@ -140,6 +140,8 @@ class TrainingState:
         fitted = fit([_settings(group) for group in groups], metadata.get("groups"), "groups")
         schedule = self._fit_schedule(metadata.get("scheduler"))
 
+        # All that can be refused is checked by here, and statistics are staged beside the old ones, before a tensor
+        # changes: a donor's state is taken over wholly or not at all.
         merged = [{**group, **new} for group, new in zip(groups, fitted, strict=True)]
         with self.statistics.staged(statistics, numbers, merged) as install:
             for name, own in self._own_tensors().items():
@@ -178,20 +180,15 @@ class TrainingState:
         standing = read_standing({**swarm, "lineage": lineage})
         if (self.scheduler is None) != (swarm.get("scheduler") is None):
             raise ValueError("either the checkpoint or this optimizer has no scheduler")
-        gradients = self._check_gradients(swarm.get("gradients", {}))
+        saved, kept = swarm.get("gradients", {}), self.shared | self.own  # by the method of averaging them
+        if {name: tensor.shape for name, tensor in saved.items()} != {n: tensor.shape for n, tensor in kept.items()}:
+            raise ValueError("the checkpoint is of a run that averages its gradients by another method")
         self.optimizer.load_state_dict({key: value for key, value in checkpoint.items() if key != "swarm"})
         if self.scheduler is not None:
             self.scheduler.load_state_dict(swarm["scheduler"])
-        for name, tensor in (self.shared | self.own).items():
-            tensor.copy_(gradients[name])
+        for name, tensor in kept.items():
+            tensor.copy_(saved[name])
         self.standing, self.apart = standing, swarm.get("apart") is True
-
-    def _check_gradients(self, saved: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """What the method of averaging keeps, as a checkpoint has it. Raises ValueError if it is of another method."""
-        kept = self.shared | self.own
-        if {name: tensor.shape for name, tensor in saved.items()} != {n: tensor.shape for n, tensor in kept.items()}:
-            raise ValueError("the checkpoint is of a run that averages its gradients by another method")
-        return saved
 
     def _own_tensors(self) -> dict[str, torch.Tensor]:
         """Those that every peer of the run holds in the same shapes."""
