@@ -251,6 +251,14 @@ def test_in_a_large_group_the_first_tell_and_all_measure_themselves() -> None:
     assert peers[-2].sees(gathered) == (False, False)
 
 
+def test_of_a_flood_of_false_sketches_only_so_many_are_looked_at() -> None:
+    victim, other = Peer(), Peer()
+    gathered = group([victim, other])
+    flood = {peer(number): signed(other, FAR) for number in range(1000)}
+    assert victim.monitor.compare({victim.peer_id: gathered[victim.peer_id]} | flood) is None
+    assert len(victim.refused) == TELLERS - 1
+
+
 def test_a_newcomer_tells_nothing_and_listens() -> None:
     newcomer = Peer(1.5, tells=False)
     peers = [newcomer, Peer(), Peer()]
