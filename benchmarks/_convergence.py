@@ -16,11 +16,8 @@ from pathlib import Path
 
 import torch
 
-from swarmcli.optim.gradients.accumulator import GradientAccumulator
-from swarmcli.optim.gradients.method import GradientMethod
-from swarmcli.optim.gradients.plain import PlainMethod
-from swarmcli.optim.gradients.poweref import PowerEF
-from swarmcli.optim.gradients.powersgd import PowerSGD
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 
 BYTES, CONTEXT, EMBEDDING, WIDTH = 256, 8, 16, 128
 BATCHES = (1024, 640, 384)  # samples of each peer per epoch
@@ -119,7 +116,7 @@ def weighted_mean(tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> to
 @torch.no_grad()
 def exchange(accumulators: Sequence[GradientAccumulator], methods: Sequence[GradientMethod], seed: bytes) -> None:
     """All peers hand in what they have; afterwards the averages are the gradients of the model."""
-    weights = [accumulator.hand_in() for accumulator in accumulators]
+    weights = [accumulator.freeze() for accumulator in accumulators]
     for method, weight in zip(methods, weights, strict=True):
         method.load(weight)
     average(methods, weights, seed)
@@ -150,17 +147,17 @@ def train(make: MethodFactory, sources: Sources, seed: int) -> float:
 
 
 METHODS: dict[str, MethodFactory] = {
-    "plain": PlainMethod,
-    "PowerSGD, rank 8": PowerSGD(8),
-    "PowerSGD, rank 32": PowerSGD(32),
-    "PowerEF, rank 8": PowerEF(8),
-    "PowerEF, rank 32": PowerEF(32),
+    "plain": GradientMethod,
+    "PowerSGD, rank 8": PowerSGD(averager_rank=8).method,
+    "PowerSGD, rank 32": PowerSGD(averager_rank=32).method,
+    "PowerEF, rank 8": PowerEF(averager_rank=8).method,
+    "PowerEF, rank 32": PowerEF(averager_rank=32).method,
 }
 
 
 def compare(seeds: Sequence[int]) -> None:
     sources = Sources.read()
-    plain = [train(PlainMethod, sources, seed) for seed in seeds]
+    plain = [train(GradientMethod, sources, seed) for seed in seeds]
     print(f"  {'plain':20}{statistics.fmean(plain):.4f} nats per byte, mean of {len(seeds)} seeds", flush=True)
     for name, make in METHODS.items():
         if name != "plain":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.grad_scaler import GradScaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.membership.report import PeerDescription, PeerReport
 from swarmcli.optim.optimizer import Optimizer
-from swarmcli.optim.optimizer_core import OptimizerCore
 from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.progress.progress_tracker import ProgressTracker
 

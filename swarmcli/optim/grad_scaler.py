@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from swarmcli.compression.base import all_finite as is_finite
 from swarmcli.errors import GradScalerError, OptimizerError
+from swarmcli.optim.gradients.accumulator import all_finite
+
+if TYPE_CHECKING:
+    from swarmcli.optim.core import OptimizerCore
 
 
-class ScaledIntake(Protocol):
-    """Where an Optimizer's scaled gradients go."""
+class ScaledSteps:
+    """The steps of one core whose gradients may be of scaled losses, for its Optimizer and a GradScaler."""
+
+    def __init__(
+        self,
+        core: OptimizerCore,
+        parameters: Sequence[torch.Tensor],
+        run: Callable[[Coroutine[Any, Any, bool]], bool],
+        *,
+        gradients_are_sums: bool,
+    ) -> None:
+        """`parameters` are the model's; `run` waits for a coroutine of the core."""
+        self.gradients_are_sums = gradients_are_sums
+        self._core = core
+        self._parameters = parameters
+        self._run = run
+        self._told: tuple[int, int] | None = None  # overflows and global steps that a scaler knows of
+
+    def step(self, samples: int, scaler: GradScaler | None) -> None:
+        """One step of the core. GradScalerError: the gradients come without the scaler that there was so far."""
+        core = self._core
+        if scaler is not None and scaler.is_enabled():
+            scale = scaler.scale_of(self)
+            # Kept, so that what happens in a call that is interrupted is told after the next one.
+            overflows, steps = self._told = self._told or (core.overflows, core.global_steps)
+            self._run(core.step(samples, scale))
+            self._told = core.overflows, core.global_steps
+            scaler.note_step(self, overflow=core.overflows > overflows, global_step=core.global_steps > steps)
+        elif self._told is not None and samples:
+            raise GradScalerError("step: the gradients were scaled so far; call grad_scaler.step(optimizer)")
+        else:
+            self._run(core.step(samples))
 
     def batch_gradients(self) -> list[torch.Tensor]:
         """Those that the last backward pass wrote; with reused buffers the sums that it added to."""
-
-    @property
-    def gradients_are_sums(self) -> bool:
-        """Whether backward passes add to buffers that are reused."""
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     @property
     def holds_scaled_sums(self) -> bool:
-        """Whether such buffers hold gradients at the present scale, which must not change under them."""
+        """Whether reused buffers hold gradients at the scaler's present scale."""
+        return self.gradients_are_sums and self._core.samples > 0
 
 
 @runtime_checkable
 class TakesScaledGradients(Protocol):
     """The collaborative Optimizer, as its scaler sees it. An auxiliary takes none."""
 
-    scaled_steps: ScaledIntake | None
+    scaled_steps: ScaledSteps | None
 
     def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any: ...
 
@@ -41,7 +72,7 @@ class TakesScaledGradients(Protocol):
 class _Since:
     """What became of one Optimizer's local steps since the last update."""
 
-    intake: ScaledIntake
+    intake: ScaledSteps
     steps: int = 0
     unscaled: bool = False  # the user did it for the batch that comes next
     overflow: bool = False
@@ -169,7 +200,7 @@ class GradScaler(torch.amp.GradScaler):
 
     # for the Optimizer
 
-    def scale_of(self, intake: ScaledIntake) -> float:
+    def scale_of(self, intake: ScaledSteps) -> float:
         """What the gradients of the batch that comes next were multiplied with.
 
         GradScalerError: inside a global step, or nothing was ever scaled.
@@ -182,7 +213,7 @@ class GradScaler(torch.amp.GradScaler):
             raise GradScalerError("nothing was scaled: call scaler.scale(loss).backward() before step()")
         return 1.0 if self._of(intake).unscaled else self.get_scale()
 
-    def note_step(self, intake: ScaledIntake, *, overflow: bool, global_step: bool) -> None:
+    def note_step(self, intake: ScaledSteps, *, overflow: bool, global_step: bool) -> None:
         """After a local step: whether gradients were given up because they overflowed, and whether an epoch ended."""
         since = self._of(intake)
         since.steps += 1
@@ -190,7 +221,7 @@ class GradScaler(torch.amp.GradScaler):
         since.overflow |= overflow
         since.global_step |= global_step
 
-    def _of(self, intake: ScaledIntake) -> _Since:
+    def _of(self, intake: ScaledSteps) -> _Since:
         return self._since.setdefault(id(intake), _Since(intake))
 
     def _report_found(self) -> bool:
@@ -230,24 +261,10 @@ class GradScaler(torch.amp.GradScaler):
         return {**super().__getstate__(), "_since": {}}
 
 
-def _intake_of(optimizer: TakesScaledGradients) -> ScaledIntake:
+def _intake_of(optimizer: TakesScaledGradients) -> ScaledSteps:
     if optimizer.scaled_steps is None:
         raise GradScalerError("an auxiliary computes no gradients")
     return optimizer.scaled_steps
-
-
-def all_finite(gradients: Iterable[torch.Tensor]) -> bool:
-    """Whether no value is infinite or no number. One pass over each tensor and no copy; waits for each device once."""
-    finite: dict[torch.device, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        if values.device.type == "cpu":
-            if not is_finite(values):  # a sum: there the norm takes 25 times as long
-                return False
-        elif values.numel():
-            largest = torch.linalg.vector_norm(values.detach(), ord=float("inf"))
-            finite.setdefault(largest.device, []).append(largest.isfinite())
-    return all(bool(torch.stack(answers).all()) for answers in finite.values())
 
 
 def check_grad_scaler(grad_scaler: object) -> None:

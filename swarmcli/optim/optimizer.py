@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
@@ -15,29 +15,66 @@ from swarmcli.errors import OptimizerError
 from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import LoopThread
-from swarmcli.optim.around_torch import AroundTorch
-from swarmcli.optim.auxiliary_core import AuxiliaryCore
-from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.grad_scaler import GradScaler, check_grad_scaler
-from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.auxiliary import AuxiliaryCore
+from swarmcli.optim.config import (
+    OptimizerConfig,
+    PeerContext,
+    SiteHooks,
+    Trained,
+    averager_config,
+    choose_timing,
+    make_scheduler,
+    place_optimizer,
+)
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.membership.report import PeerDescription, PeerReport
-from swarmcli.optim.modes import AccumulatorFactory, StateOptions
-from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.modes import choose_mode
+from swarmcli.optim.modes.base import StateOptions
 from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
-from swarmcli.optim.scaled_steps import ScaledSteps
-from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
-from swarmcli.optim.state.placement import ParameterPlacement
-from swarmcli.optim.state.replica import Companions
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 from swarmcli.optim.state.volumes import state_slots
 
 if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHT
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+class AroundTorch(torch.optim.Optimizer):
+    """What of a torch optimizer a collaborative one still is, for schedulers, trainers and hooks.
+
+    Groups, statistics and hooks are those of the inner optimizer `opt`, which steps once per epoch.
+    """
+
+    opt: torch.optim.Optimizer
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise OptimizerError("parameters cannot be added after creation: every peer of the run holds the same ones")
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        return self.opt.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        return self.opt.register_step_post_hook(hook)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.opt.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.opt.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.opt.defaults
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Torch's own way would leave every Optimizer of the process broken."""
+        raise TypeError("an Optimizer belongs to its process and peer, it is not copied or pickled: use state_dict()")
 
 
 class Optimizer(AroundTorch):
@@ -89,16 +126,14 @@ class Optimizer(AroundTorch):
         verbose: bool = False,
         description: PeerDescription | None = None,
         fingerprint: Mapping[str, str] | None = None,
-        accumulate: AccumulatorFactory = GradientAccumulator,
-        companions: Companions | None = None,
+        site: SiteHooks | None = None,
     ) -> None:
         """Makes the peer known to the run; it joins at its first step, or when `load_state_from_peers` is called.
 
         Times are seconds and upper bounds. docs/optimizer.md tells what each argument does. Beyond API.md:
         `description` is what people see of this peer, `fingerprint` maps each key that the peers of a run must agree
-        on to a hash; groups refuse another one; `accumulate` makes what sums the gradients; `companions` are other
-        processes that make local updates beside this one. Raises ValueError or TypeError, which name the argument, for
-        what cannot work together.
+        on to a hash; groups refuse another one; `site` is for one of several processes that are one peer. Raises
+        ValueError or TypeError, which name the argument, for what cannot work together.
         """
         check_flags(auxiliary=auxiliary, delay_state_averaging=delay_state_averaging, verbose=verbose)
         if isinstance(extra_tensors, torch.Tensor) or isinstance(average_opt_statistics, str):
@@ -107,22 +142,16 @@ class Optimizer(AroundTorch):
             raise ValueError("batch_size_per_step: an auxiliary computes no batches")
         if batch_size_per_step is not None:
             batch_size_per_step = as_count(batch_size_per_step, "batch_size_per_step", least=1)
-        options = ModeOptions(
-            grad_averager=grad_averager,
-            reuse_grad_buffers=reuse_grad_buffers,
-            offload_optimizer=offload_optimizer,
-            delay_optimizer_step=delay_optimizer_step,
-            delay_grad_averaging=delay_grad_averaging,
-            use_ext_grad_buffer=use_ext_grad_buffer,
-        ).settle(optimizer, params)
-        state = StateOptions(
-            average_every=average_state_every,
-            delay=delay_state_averaging,
-            statistics=tuple(average_opt_statistics),
-            compression=state_averaging_compression,
-            load_compression=load_state_compression,
-            **state_options(averager_opts),
+        timing, offload = choose_timing(
+            optimizer,
+            params,
+            offload=offload_optimizer,
+            delayed_step=delay_optimizer_step,
+            delayed_averaging=delay_grad_averaging,
         )
+        of_averager = dict(averager_opts or {})
+        of_states = {"tolerance": of_averager.pop("state_tolerance")} if "state_tolerance" in of_averager else {}
+        proceed_alone = of_averager.pop("proceed_alone", False)
         config = OptimizerConfig(
             run_id=run_id,
             target_batch_size=target_batch_size,
@@ -134,7 +163,7 @@ class Optimizer(AroundTorch):
             client_mode=client_mode,
             tracker=RefreshOptions(**(tracker_opts or {})),
             performance_ema_alpha=performance_ema_alpha,
-            proceed_alone=(averager_opts or {}).get("proceed_alone", False),
+            proceed_alone=proceed_alone,
             verbose=verbose,
         )
         averaging = averager_config(
@@ -144,20 +173,40 @@ class Optimizer(AroundTorch):
             allreduce_timeout=allreduce_timeout,
             next_chunk_timeout=next_chunk_timeout,
             compression=grad_compression,
-            options=averager_opts,
+            options=of_averager,
         )
-        self.modes = options.modes(state, target_group_size=averaging.matchmaking.target_group_size)
+        self.mode = choose_mode(grad_averager)(
+            timing=timing,
+            reuse_grad_buffers=reuse_grad_buffers,
+            share_gradients=use_ext_grad_buffer,
+            target_group_size=averaging.matchmaking.target_group_size,
+            state=StateOptions(
+                average_every=average_state_every,
+                delay=delay_state_averaging,
+                statistics=tuple(average_opt_statistics),
+                compression=state_averaging_compression,
+                load_compression=load_state_compression,
+                **of_states,
+            ),
+        )
         self.dht = dht
         self.run_id = run_id
         self.auxiliary = auxiliary
         self.batch_size_per_step = batch_size_per_step
         self._shutdown_timeout = shutdown_timeout
         self._closed = False
-        offload = bool(options.offload_optimizer) and not auxiliary  # of an auxiliary's parameters only shapes count
-        self.opt, placement = place_optimizer(optimizer, params, offload=offload)
+        # Of an auxiliary's parameters only shapes count.
+        self.opt, placement = place_optimizer(optimizer, params, offload=offload and not auxiliary)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = placement.model_parameters
-        self._core = self._make_core(config, averaging, placement, extra_tensors, accumulate, companions)
+        peer = PeerContext(dht.node, config, averaging)
+        self._core: OptimizerCore | AuxiliaryCore
+        if auxiliary:
+            states = list(state_slots(self._parameters, self.opt, self.mode.state.statistics, extra_tensors))
+            self._core = AuxiliaryCore(peer, self._parameters, self.mode, states)
+        else:
+            trained = Trained(self.opt, self.scheduler, extra_tensors, placement)
+            self._core = OptimizerCore(peer, trained, self.mode, site)
         self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
         if isinstance(self._core, OptimizerCore):
             self.scaled_steps = ScaledSteps(
@@ -170,32 +219,6 @@ class Optimizer(AroundTorch):
         except (Exception, KeyboardInterrupt):
             self.shutdown()
             raise
-
-    def _make_core(
-        self,
-        config: OptimizerConfig,
-        averaging: AveragerConfig,
-        placement: ParameterPlacement,
-        extra_tensors: Sequence[torch.Tensor],
-        accumulate: AccumulatorFactory,
-        companions: Companions | None,
-    ) -> OptimizerCore | AuxiliaryCore:
-        node = self.dht.node
-        if self.auxiliary:
-            states = list(state_slots(self._parameters, self.opt, self.modes.state.statistics, extra_tensors))
-            return AuxiliaryCore(node, config, averaging, self._parameters, modes=self.modes, states=states)
-        return OptimizerCore(
-            node,
-            config,
-            averaging,
-            self.opt,
-            self.scheduler,
-            extra_tensors,
-            placement=placement,
-            modes=self.modes,
-            accumulate=accumulate,
-            companions=companions,
-        )
 
     def step(
         self,
@@ -237,18 +260,18 @@ class Optimizer(AroundTorch):
             with torch.enable_grad():
                 loss = closure()
             if loss is not None and samples:  # torch's own take closures that return nothing; Lightning gives such
-                self._core.account.ledger.note_loss(float(torch.as_tensor(loss).detach()), samples)
+                self._core.metrics.note_loss(float(torch.as_tensor(loss).detach()), samples)
         assert self.scaled_steps is not None
         self.scaled_steps.step(samples, grad_scaler)
         return loss
 
     def note_loss(self, loss: float, samples: int) -> None:
         """For loops without a closure: the mean loss over so many samples, for the others to see. Not averaged."""
-        self._trainer().account.ledger.note_loss(loss, samples)
+        self._trainer().metrics.note_loss(loss, samples)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Of the model's parameters. Not with reuse_grad_buffers: there the gradients are what is accumulated."""
-        if self.modes.reuse_grad_buffers:
+        if self.mode.reuse_grad_buffers:
             raise OptimizerError("zero_grad: with reuse_grad_buffers the gradients are the sums of the epoch so far")
         for parameter in self._parameters:
             if set_to_none or parameter.grad is None:
@@ -274,11 +297,11 @@ class Optimizer(AroundTorch):
     @property
     def use_local_updates(self) -> bool:
         """Whether this peer steps at every call, and the parameters are averaged instead of the gradients."""
-        return self.modes.gradients is None
+        return not self.mode.averages_gradients
 
     @property
     def use_gradient_averaging(self) -> bool:
-        return not self.use_local_updates
+        return self.mode.averages_gradients
 
     @property
     def is_averaging(self) -> bool:
@@ -291,7 +314,7 @@ class Optimizer(AroundTorch):
 
     def report(self) -> PeerReport:
         """What this peer says about itself."""
-        return self._core.account.report()
+        return self._core.report()
 
     def give_up_when(self, gives_up: Callable[[], bool]) -> None:
         """Asked now and then while this peer waits for a state that it cannot reach: true ends that, with

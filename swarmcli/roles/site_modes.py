@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from swarmcli.optim.config import SiteHooks
 from swarmcli.recipe import Recipe
 from swarmcli.roles.site_state import load_share
 from swarmcli.sites.checkpoint import SiteShards
@@ -54,12 +55,12 @@ def leading(recipe: Recipe, site: Site, commands: LeaderCommands, model: nn.Modu
     parameters = trained_parameters(recipe, model)
     if chosen.hierarchy:
         levels = LeaderLevels(site, commands, parameters, chosen.hierarchy)
-        return Leading(levels, {"companions": levels})
+        return Leading(levels, {"site": SiteHooks(companions=levels)})
     options = _sharded(recipe, site, commands, model) if chosen.zero else {}
     if recipe.local_updates.enabled:
         return Leading(LeaderMeans(site, parameters), options)
     sums = LeaderSums(site, commands)
-    return Leading(sums, {"accumulate": sums.accumulate, **options})
+    return Leading(sums, {"site": SiteHooks(sums.make_accumulator), **options})
 
 
 def _sharded(recipe: Recipe, site: Site, commands: LeaderCommands, model: nn.Module) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How the gradients of a site's processes become those of one peer.
 
-Where gradients are averaged in the swarm, each rank sums its own over the epoch; only when rank 0 hands in are the sums
+Where gradients are averaged in the swarm, each rank sums its own over the epoch; only when rank 0 freezes are the sums
 added up there. With local updates the ranks' gradients are averaged in every step, and rank 0 steps with them.
 """
 
@@ -78,9 +78,9 @@ class GatherGradients(Command, frozen=True):
 
 
 class SiteAccumulator(GradientAccumulator):
-    """Rank 0's: it counts the samples of all ranks, and `hand_in` fetches the sums of the others.
+    """Rank 0's: it counts the samples of all ranks, and `freeze` fetches the sums of the others.
 
-    From then on, also if they are taken back, they are in this rank's. A `reset` voids theirs by beginning another
+    From then on, also if they are restored, they are in this rank's. A `reset` voids theirs by beginning another
     generation, which they learn of with the next verdict or command.
     """
 
@@ -114,13 +114,13 @@ class SiteAccumulator(GradientAccumulator):
         self._elsewhere += batch_size - own
         return taken
 
-    def hand_in(self) -> int:
+    def freeze(self) -> int:
         """As GradientAccumulator does, with the sums of all ranks. Raises SiteError. Never on the event loop."""
         if self._elsewhere:
             found = self._commands.run(GatherGradients(self.generation), self._fetch)
             self._summed += found - self._elsewhere  # equal, unless a reset came between
             self._elsewhere = 0
-        return super().hand_in()
+        return super().freeze()
 
     def reset(self) -> None:
         self.generation += 1
@@ -133,13 +133,13 @@ class SiteAccumulator(GradientAccumulator):
 
 
 class LeaderSums(LeaderGradients):
-    """LeaderGradients where rank 0 sums and averages over epochs. `accumulate` is for the Optimizer."""
+    """LeaderGradients where rank 0 sums and averages over epochs. `make_accumulator` is for its SiteHooks."""
 
     def __init__(self, site: Site, commands: LeaderCommands) -> None:
         self._site, self._commands = site, commands
         self._sums: SiteAccumulator | None = None
 
-    def accumulate(self, parameters: Sequence[torch.Tensor], *, reuse: bool) -> SiteAccumulator:
+    def make_accumulator(self, parameters: Sequence[torch.Tensor], *, reuse: bool) -> SiteAccumulator:
         """What sums the gradients of these parameters, in the site. An AccumulatorFactory."""
         self._sums = SiteAccumulator(self._site, self._commands, parameters, reuse=reuse)
         return self._sums
@@ -147,7 +147,7 @@ class LeaderSums(LeaderGradients):
     @property
     def sums(self) -> SiteAccumulator:
         if self._sums is None:
-            raise RuntimeError("the Optimizer was made without accumulate=, or with local updates")
+            raise RuntimeError("the Optimizer was made without these hooks (SiteHooks), or with local updates")
         return self._sums
 
     @property

@@ -17,7 +17,7 @@ import torch
 
 from swarmcli.network import wire
 from swarmcli.optim import Optimizer
-from swarmcli.optim.grad_scaler import all_finite
+from swarmcli.optim.gradients.accumulator import all_finite
 from swarmcli.optim.state.plain_values import fit, to_plain
 from swarmcli.sharding.levels.plan import read_plan
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.config import OptimizerConfig, PeerContext, SiteHooks, Trained, averager_config
+from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.membership.report import PeerDescription, Role
-from swarmcli.optim.modes import Modes, StateOptions
-from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.setup import averager_config
+from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.state.placement import Offloaded
 from swarmcli.optim.state.replica import Companions
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, loss_of, make_model, momentum
@@ -60,7 +60,7 @@ class LocalPeer:
     def __post_init__(self) -> None:
         self.data = torch.Generator().manual_seed(int.from_bytes(self.core.node.peer_id[:4]))
         keeper, work = self.core._keeper, self.core._work
-        apply, after_epoch, take_in = keeper.averaging.apply, keeper.after_epoch, work.take_in
+        apply, after_epoch, accumulate = keeper.averaging.apply, keeper.after_epoch, work.accumulate
 
         async def logged_apply(*, wait: bool = False) -> bool:
             applied = await apply(wait=wait)
@@ -74,9 +74,9 @@ class LocalPeer:
 
         async def logged_step(*args: Any) -> Any:
             self.log.append(Step())
-            return await take_in(*args)
+            return await accumulate(*args)
 
-        keeper.averaging.apply, keeper.after_epoch, work.take_in = logged_apply, logged_end, logged_step  # type: ignore
+        keeper.averaging.apply, keeper.after_epoch, work.accumulate = logged_apply, logged_end, logged_step  # type: ignore
 
     @property
     def epoch(self) -> int:
@@ -114,20 +114,12 @@ async def local_peer(
     node = await swarm.node()
     config = OptimizerConfig("run", TARGET, description=PeerDescription(role))
     weights = make_model(seed)
-    modes = Modes(gradients=None, state=StateOptions(**options))
+    mode = LocalUpdates(state=StateOptions(**options))
     place = Offloaded([weights], make) if offload else None
     optimizer = make([weights]) if place is None else place.optimizer
     averaging = averager_config(config)
-    core = OptimizerCore(
-        node,
-        config,
-        averaging,
-        optimizer,
-        extra_tensors=extra_tensors,
-        placement=place,
-        modes=modes,
-        companions=companions,
-    )
+    trained = Trained(optimizer, extra_tensors=extra_tensors, placement=place)
+    core = OptimizerCore(PeerContext(node, config, averaging), trained, mode, SiteHooks(companions=companions))
     peer = LocalPeer(core, weights, batch_size, pace)
     await core.start()
     swarm.trainers.append(peer)  # type: ignore[arg-type]  # shut down with the others

@@ -13,12 +13,11 @@ from swarmcli.dht import DHTNode
 from swarmcli.events import EpochAdvanced, Event, Events
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.optim.auxiliary_core import AuxiliaryCore
-from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.auxiliary import AuxiliaryCore
+from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.membership.report import PeerDescription, Role
-from swarmcli.optim.modes import Modes
-from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.setup import averager_config
+from swarmcli.optim.modes.base import Mode
 from swarmcli.testing.memory_network import MemoryNetwork
 
 FEATURES = 6
@@ -97,7 +96,7 @@ class Trainer:
         scheduler: Callable[..., Any] = decay,
         role: Role = "trainer",
         extra_tensors: Sequence[torch.Tensor] = (),
-        modes: Modes | None = None,
+        mode: Mode | None = None,
         averaging: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -110,15 +109,8 @@ class Trainer:
         self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
         config = OptimizerConfig("run", target, description=PeerDescription(role), **options)
         optimizer = make([self.weights])
-        self.core = OptimizerCore(
-            node,
-            config,
-            averager_config(config, options=averaging),
-            optimizer,
-            scheduler(optimizer),
-            extra_tensors,
-            modes=modes,
-        )
+        peer = PeerContext(node, config, averager_config(config, options=averaging))
+        self.core = OptimizerCore(peer, Trained(optimizer, scheduler(optimizer), extra_tensors), mode)
 
     @property
     def epoch(self) -> int:
@@ -234,6 +226,6 @@ async def auxiliary(swarm: Swarm, *, client_mode: bool = False, target: int = TA
     """An auxiliary that has been started; shut it down before the swarm ends."""
     node = await swarm.node(client_mode=client_mode)
     config = OptimizerConfig("run", target, description=PeerDescription("auxiliary"))
-    core = AuxiliaryCore(node, config, averager_config(config, auxiliary=True), [make_model(0)])
+    core = AuxiliaryCore(PeerContext(node, config, averager_config(config, auxiliary=True)), [make_model(0)])
     await core.start()
     return core

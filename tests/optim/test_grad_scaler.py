@@ -10,7 +10,8 @@ import torch
 
 from swarmcli import GradScaler
 from swarmcli.errors import GradScalerError, OptimizerError
-from swarmcli.optim.grad_scaler import all_finite, check_grad_scaler
+from swarmcli.optim.grad_scaler import check_grad_scaler
+from swarmcli.optim.gradients.accumulator import all_finite
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

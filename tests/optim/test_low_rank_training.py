@@ -11,28 +11,24 @@ import pytest
 import torch
 
 from swarmcli.events import RoundsReplayed
-from swarmcli.optim.auxiliary_core import AuxiliaryCore
-from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.gradients.method import MethodFactory
-from swarmcli.optim.gradients.poweref import PowerEF
-from swarmcli.optim.gradients.powersgd import PowerSGD
+from swarmcli.optim.auxiliary import AuxiliaryCore
+from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.membership.report import PeerDescription
-from swarmcli.optim.modes import Modes
-from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.setup import averager_config
+from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, record, together, until
 
 TARGET, FEATURES, OUTPUTS = 24, 12, 10
-FACTORIES = [PowerSGD(2, 0.1), PowerEF(2, 0.1)]
-both = pytest.mark.parametrize("factory", FACTORIES, ids=["powersgd", "poweref"])
+MODES = [PowerSGD(averager_rank=2, min_compression_ratio=0.1), PowerEF(averager_rank=2, min_compression_ratio=0.1)]
+both = pytest.mark.parametrize("mode", MODES, ids=["powersgd", "poweref"])
 TRUTH = torch.randn(FEATURES, OUTPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
 
 class Fitter:
     """A peer that fits a matrix and a bias to a linear map."""
 
-    def __init__(self, node: Any, factory: MethodFactory, pace: float = 0.1, samples: int = 4) -> None:
+    def __init__(self, node: Any, mode: LowRank, pace: float = 0.1, samples: int = 4) -> None:
         generator = torch.Generator().manual_seed(0)
         start = torch.randn(FEATURES, OUTPUTS, dtype=torch.float64, generator=generator)
         self.parameters = [torch.nn.Parameter(start), torch.nn.Parameter(torch.zeros(OUTPUTS, dtype=torch.float64))]
@@ -40,8 +36,7 @@ class Fitter:
         self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
         config = OptimizerConfig("run", TARGET, description=PeerDescription("trainer"))
         optimizer = torch.optim.SGD(self.parameters, lr=0.1, momentum=0.5)
-        modes = Modes(gradients=factory)
-        self.core = OptimizerCore(node, config, averager_config(config), optimizer, modes=modes)
+        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), Trained(optimizer), mode)
         self.digests: dict[int, str] = {}  # epoch → of the parameters then
         self.losses: list[float] = []
 
@@ -63,8 +58,8 @@ class Fitter:
             await self.step()
 
 
-async def fitter(swarm: Swarm, factory: MethodFactory, **options: Any) -> Fitter:
-    made = Fitter(await swarm.node(), factory, **options)
+async def fitter(swarm: Swarm, mode: LowRank, **options: Any) -> Fitter:
+    made = Fitter(await swarm.node(), mode, **options)
     await made.core.start()
     swarm.trainers.append(made)  # type: ignore[arg-type]  # for its end
     return made
@@ -89,10 +84,10 @@ def run(main: Any) -> None:
 
 
 @both
-def test_a_swarm_learns_in_step(factory: MethodFactory) -> None:
+def test_a_swarm_learns_in_step(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            fitters = [await fitter(swarm, factory, samples=2 + index) for index in range(3)]
+            fitters = [await fitter(swarm, mode, samples=2 + index) for index in range(3)]
             await together(*(each.train(40) for each in fitters))
             assert_in_step(fitters, 41)
             for each in fitters:
@@ -102,14 +97,14 @@ def test_a_swarm_learns_in_step(factory: MethodFactory) -> None:
 
 
 @both
-def test_a_newcomer_gets_what_all_share(factory: MethodFactory) -> None:
+def test_a_newcomer_gets_what_all_share(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            fitters = [await fitter(swarm, factory) for _ in range(2)]
+            fitters = [await fitter(swarm, mode) for _ in range(2)]
             await together(*(each.train(5) for each in fitters))
 
             async def join_later() -> None:
-                newcomer = await fitter(swarm, factory)
+                newcomer = await fitter(swarm, mode)
                 fitters.append(newcomer)
                 await newcomer.train(14)
 
@@ -121,10 +116,10 @@ def test_a_newcomer_gets_what_all_share(factory: MethodFactory) -> None:
 
 
 @both
-def test_one_that_was_frozen_replays_and_one_that_dies_is_done_without(factory: MethodFactory) -> None:
+def test_one_that_was_frozen_replays_and_one_that_dies_is_done_without(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            fitters = [await fitter(swarm, factory) for _ in range(4)]
+            fitters = [await fitter(swarm, mode) for _ in range(4)]
             replayed = record(fitters[2].node, RoundsReplayed)
             await together(*(each.train(3) for each in fitters))
             stayers = fitters[:2]
@@ -144,12 +139,12 @@ def test_one_that_was_frozen_replays_and_one_that_dies_is_done_without(factory: 
 
 
 @both
-def test_one_left_alone_goes_on_and_others_follow(factory: MethodFactory) -> None:
+def test_one_left_alone_goes_on_and_others_follow(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            alone = await fitter(swarm, factory)
+            alone = await fitter(swarm, mode)
             await alone.train(4)
-            other = await fitter(swarm, factory)
+            other = await fitter(swarm, mode)
             await together(alone.train(10), other.train(10))
             assert_in_step([alone, other], 11)
 
@@ -157,14 +152,14 @@ def test_one_left_alone_goes_on_and_others_follow(factory: MethodFactory) -> Non
 
 
 @both
-def test_an_auxiliary_helps(factory: MethodFactory) -> None:
+def test_an_auxiliary_helps(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            fitters = [await fitter(swarm, factory) for _ in range(2)]
+            fitters = [await fitter(swarm, mode) for _ in range(2)]
             node = await swarm.node()
             config = OptimizerConfig("run", TARGET, description=PeerDescription("auxiliary"))
-            averaging, modes = averager_config(config, auxiliary=True), Modes(gradients=factory)
-            helper = AuxiliaryCore(node, config, averaging, fitters[0].parameters, modes=modes)
+            peer = PeerContext(node, config, averager_config(config, auxiliary=True))
+            helper = AuxiliaryCore(peer, fitters[0].parameters, mode)
             await helper.start()
             helped = 0
 
@@ -182,10 +177,10 @@ def test_an_auxiliary_helps(factory: MethodFactory) -> None:
 
 
 @both
-def test_a_checkpoint_goes_on_to_the_same_bits(factory: MethodFactory) -> None:
+def test_a_checkpoint_goes_on_to_the_same_bits(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            one = await fitter(swarm, factory)
+            one = await fitter(swarm, mode)
             await one.train(4)
             saved, parameters = copy.deepcopy(await one.core.state_dict()), [p.detach().clone() for p in one.parameters]
             state = one.data.get_state()

@@ -68,7 +68,7 @@ def loss_of(net: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 def train(net: torch.nn.Module, opt: Optimizer, seed: int) -> None:
     """The loop of anyone's script."""
     while opt.local_epoch < EPOCHS:
-        if not opt.modes.reuse_grad_buffers:
+        if not opt.mode.reuse_grad_buffers:
             opt.zero_grad()
         seed += 2
         loss_of(net, samples(seed)).backward()

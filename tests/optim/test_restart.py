@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from swarmcli.errors import StateDownloadError
-from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epoch.work import Timing
-from swarmcli.optim.gradients.plain import Plain
-from swarmcli.optim.gradients.poweref import PowerEF
-from swarmcli.optim.gradients.powersgd import PowerSGD
-from swarmcli.optim.modes import Modes
-from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.setup import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.epoch.wait import Timing
+from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.placement import InPlace, Offloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, adamw, decay, momentum, together
@@ -31,7 +29,7 @@ class Kind:
     """How the peers of one run train."""
 
     name: str
-    modes: Modes = field(default_factory=Modes)
+    mode: Mode = field(default_factory=Synchronous)
     make: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer] = momentum
     offloaded: bool = False
 
@@ -41,10 +39,10 @@ KINDS = [
     Kind("plain"),
     Kind("adamw", make=adamw),
     Kind("offloaded", offloaded=True, make=adamw),
-    Kind("powersgd", Modes(gradients=PowerSGD(2, 0.1))),
-    Kind("poweref", Modes(gradients=PowerEF(2, 0.1))),
-    Kind("reused buffers", Modes(gradients=Plain(), reuse_grad_buffers=True)),
-    *(Kind(str(timing), Modes(timing=timing), offloaded=True) for timing in DELAYED),
+    Kind("powersgd", PowerSGD(averager_rank=2, min_compression_ratio=0.1)),
+    Kind("poweref", PowerEF(averager_rank=2, min_compression_ratio=0.1)),
+    Kind("reused buffers", Synchronous(reuse_grad_buffers=True)),
+    *(Kind(str(timing), Synchronous(timing=timing), offloaded=True) for timing in DELAYED),
 ]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -63,16 +61,15 @@ class Peer:
         place = Offloaded(self.parameters, kind.make) if kind.offloaded else InPlace(self.parameters)
         optimizer = place.optimizer if isinstance(place, Offloaded) else kind.make(self.parameters)
         config = OptimizerConfig("run", TARGET)
-        self.core = OptimizerCore(
-            node, config, averager_config(config), optimizer, decay(optimizer), placement=place, modes=kind.modes
-        )
+        trained = Trained(optimizer, decay(optimizer), placement=place)
+        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), trained, kind.mode)
 
     async def train(self, until: int) -> None:
         while self.core.standing.epoch < until:
             epoch = self.core.standing.epoch
             await asyncio.sleep(0.1 + 0.05 * self.number)
             rows = torch.randn(TARGET // 2, FEATURES, dtype=torch.float64, generator=self.data)
-            if not self.kind.modes.reuse_grad_buffers:
+            if not self.kind.mode.reuse_grad_buffers:
                 for parameter in self.parameters:
                     parameter.grad = None
             ((rows @ self.parameters[0] + self.parameters[1]) ** 2).mean().backward()

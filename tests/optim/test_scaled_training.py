@@ -17,10 +17,9 @@ from swarmcli.dht import DHTNode
 from swarmcli.errors import GradScalerError, OptimizerError
 from swarmcli.events import Noticed
 from swarmcli.optim import Optimizer
-from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.modes import Modes
-from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.setup import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (
     FEATURES,
@@ -59,8 +58,9 @@ class ScaledTrainer(Trainer):
         super().__init__(node, make=make, **options)
         config = OptimizerConfig("run", TARGET)
         optimizer = make([self.weights])
-        modes = Modes(reuse_grad_buffers=reuse)
-        self.core = OptimizerCore(node, config, averager_config(config), optimizer, decay(optimizer), modes=modes)
+        mode = Synchronous(reuse_grad_buffers=reuse)
+        peer = PeerContext(node, config, averager_config(config))
+        self.core = OptimizerCore(peer, Trained(optimizer, decay(optimizer)), mode)
         self.scale, self.reuse, self.overflows = scale, reuse, overflows
         self.batches = self.lost = 0
 

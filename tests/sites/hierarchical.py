@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
+from swarmcli.optim.config import SiteHooks
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
 from swarmcli.sites.site import Site
@@ -104,7 +105,7 @@ def _leader(
             scheduler=schedule,
             offload_optimizer=False,
             grad_averager=None,
-            companions=levels,
+            site=SiteHooks(companions=levels),
             **options,
         )
         levels.lead(optimizer)

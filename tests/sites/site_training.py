@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
+from swarmcli.optim.config import SiteHooks
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums
@@ -165,7 +166,7 @@ def _leader(
             optimizer=sharded if plan.zero else lambda params: made(params, **settings),
             params=trained,
             scheduler=schedule,
-            accumulate=sums.accumulate,
+            site=SiteHooks(sums.make_accumulator),
             **{"offload_optimizer": False, **options},
         )
         shards = _shards(plan, site, optimizer.opt.zero) if plan.home else None

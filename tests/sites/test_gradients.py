@@ -62,7 +62,7 @@ def sum_up(script: str) -> list[Any]:
             return seen
         commands = LeaderCommands(site)
         leader = LeaderSums(site, commands)
-        own = leader.accumulate(trained, reuse=False)
+        own = leader.make_accumulator(trained, reuse=False)
         for letter in script:
             if letter in "ab":  # b: without samples of rank 0
                 gradients(trained, 1.0)
@@ -71,13 +71,13 @@ def sum_up(script: str) -> list[Any]:
                 pace.announce(Verdict(0, generation=leader.generation))
                 leader.finish(Verdict(0))
             elif letter == "h":
-                own.hand_in()
+                own.freeze()
                 seen.append(told(own))
                 site.meet()
             elif letter == "c":
                 seen.append(own.samples)
             else:
-                {"r": own.reset, "t": own.take_back, "s": own.settle}[letter]()
+                {"r": own.reset, "t": own.restore, "s": own.settle}[letter]()
         commands.close()
         return [*seen, told(own)[:2]]
 
@@ -127,7 +127,7 @@ def hand_over_what_is_void() -> list[Any]:
         own.reset()
         own.expect(1)
         own.add(3)  # counted before the reset was known
-        own.hand_in()
+        own.freeze()
         commands.close()
         return told(own)
 
@@ -179,12 +179,12 @@ def refuse() -> None:
     with Site.form(timeout=10) as site:
         if site.rank == 0:
             sums = LeaderSums(site, LeaderCommands(site))
-            with pytest.raises(RuntimeError, match="without accumulate="):
+            with pytest.raises(RuntimeError, match="without these hooks"):
                 _ = sums.generation
             with pytest.raises(ValueError, match="reuse_grad_buffers"):
-                sums.accumulate(parameters(), reuse=True)
+                sums.make_accumulator(parameters(), reuse=True)
             with pytest.raises(OptimizerError, match="GradScaler"):
-                sums.accumulate(parameters(), reuse=False).add(1, 2.0)
+                sums.make_accumulator(parameters(), reuse=False).add(1, 2.0)
         assert dist.get_rank() == site.rank
 
 

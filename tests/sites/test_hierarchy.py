@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
+from swarmcli.optim.config import SiteHooks
 from swarmcli.sharding import ZeroRedundancyOptimizer
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
@@ -235,7 +236,7 @@ def refused() -> None:
                 optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
                 grad_averager=None,
                 offload_optimizer=True,
-                companions=levels,
+                site=SiteHooks(companions=levels),
             )
             with shut_down_afterwards(optimizer), pytest.raises(ValueError, match="not copies"):
                 levels.lead(optimizer)

@@ -35,7 +35,7 @@ class Swarm:
 
     def __init__(self, net: nn.Module, sums: LeaderSums, per_epoch: int = 8) -> None:
         self._net, self._per_epoch = net, per_epoch
-        self._sums = sums.accumulate(list(net.parameters()), reuse=False)
+        self._sums = sums.make_accumulator(list(net.parameters()), reuse=False)
         self.local_epoch = 0
         self.batches: list[int] = []
         self.losses: list[tuple[float, int]] = []
@@ -47,7 +47,7 @@ class Swarm:
         if batch_size:
             self._sums.add(batch_size)
         if self._sums.samples >= self._per_epoch:
-            self._sums.hand_in()
+            self._sums.freeze()
             self._sums.settle()
             self.local_epoch += 1
             for parameter, mean in zip(self._net.parameters(), self._sums.means, strict=True):

@@ -1,114 +1,24 @@
-"""How an epoch ends: with a round, or by this peer alone where nobody else is left; and by whose count it is over."""
+"""How an epoch ends: with a round, or by this peer alone where nobody else is left."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swarmcli.optim.config import OptimizerConfig
+from swarmcli.events import Noticed
+from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import Committed, Failed, Outcome, StandingGroup, Undecided
-from swarmcli.optim.epoch.wait import LAST_CALL, Resume
-from swarmcli.optim.epoch.work import EpochWork, Timing
-from swarmcli.optim.membership.account import Account
-from swarmcli.optim.membership.lineage import Standing, solitary_round_id
+from swarmcli.optim.epoch.wait import LAST_CALL, EpochRule, Resume, Timing
+from swarmcli.optim.epoch.work import EpochWork
+from swarmcli.optim.membership.lineage import solitary_round_id
 from swarmcli.optim.membership.presence import Presence
-from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.membership.report import PeerMetrics
 
 if TYPE_CHECKING:
-    from swarmcli.optim.progress.tracker import ProgressTrackerCore
     from swarmcli.optim.state.keeper import StateKeeper
 
 LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
-CALM = 30.0  # seconds without more peers than one group may hold, after which one group ends the epochs again
-LEFT_BEHIND = 1.0  # seconds for which a peer looks for others that are left over, once the rest has gone on
-
-
-class EpochRule:
-    """When an epoch is over for one peer. `samples` are its own, towards the next round.
-
-    Here all peers of a lineage average with each other, so the leader of their group knows what all of them have.
-    """
-
-    def __init__(self, target_batch_size: int) -> None:
-        self.target = target_batch_size
-
-    @property
-    def several(self) -> bool:
-        """Whether, as far as this peer can tell, several groups end the epoch."""
-        return False
-
-    def told(self, samples: int) -> float:
-        """What the leader of the standing group hears; it begins the round when its members' sum reaches the target."""
-        return samples
-
-    def suffices(self, samples: int) -> bool:
-        """Whether this peer may end the epoch although no round begins."""
-        return samples >= self.target
-
-    def excuses(self, own: Standing, leading: Standing) -> bool:
-        """Whether this peer may stay on its way although another standing leads."""
-        return False
-
-
-class CrowdedEpochRule(EpochRule):
-    """The rule where one group holds at most so many peers (`target_group_size`).
-
-    While all fit into one group, it is the rule of one group. With more peers the progress reports say when the epoch
-    is over, and several groups end it, one after the other, within moments. A peer for which no group has room steps
-    with its own gradients when nobody has come for `patience` seconds; the averaging of states brings it back.
-
-    The number of peers changes while a run goes on, and each peer goes by its own count until a round begins. Where
-    counts differ that costs moments: a leader that sums up samples also begins when a member says that the reports
-    suffice. What the round means for the lineage its members decide together (`are_several`). Where two groups decide
-    differently, their lineages part, and the rule for lineages brings them together again.
-    """
-
-    def __init__(self, tracker: ProgressTrackerCore, size: int, count: Callable[[], int], patience: float) -> None:
-        """`count` gives the peers that are there, this one too."""
-        super().__init__(tracker.target_batch_size)
-        self._tracker = tracker
-        self._size = size
-        self._count = count
-        self._patience = patience
-        self._crowded_at = -math.inf  # loop time; when there were last more than fit into one group
-        self._over: tuple[int, float] | None = None  # which epoch has been seen to be over, and since when (loop time)
-
-    @property
-    def several(self) -> bool:
-        """It takes a download by everyone to be one group again, so a peer that comes and goes must not cause it."""
-        if self._count() > self._size:
-            self._crowded_at = _now()
-        return _now() - self._crowded_at < CALM
-
-    def told(self, samples: int) -> float:
-        if not self.several:
-            return super().told(samples)
-        return self.target if self._is_over() else 0.0
-
-    def suffices(self, samples: int) -> bool:
-        if not self.several:
-            return super().suffices(samples)
-        if not self._is_over() or self._over is None:
-            return False
-        epoch, since = self._over
-        patience = min(LEFT_BEHIND, self._patience) if self._tracker.global_epoch > epoch else self._patience
-        return _now() - since >= patience
-
-    def excuses(self, own: Standing, leading: Standing) -> bool:
-        """Another group has ended this epoch a moment earlier."""
-        return self.several and leading == own.by_epoch(self.target)
-
-    def _is_over(self) -> bool:
-        epoch = self._tracker.local_progress.epoch
-        if self._over is not None and self._over[0] == epoch:
-            return True
-        if self._tracker.accumulated_enough_samples or self._tracker.global_epoch > epoch:
-            self._over = epoch, _now()
-            return True
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +38,27 @@ class EpochEnd:
 
     def __init__(
         self,
-        config: OptimizerConfig,
+        peer: PeerContext,
         timing: Timing,
         rule: EpochRule,
-        replica: Replica,
         work: EpochWork,
         keeper: StateKeeper,
         group: StandingGroup,
         presence: Presence,
-        account: Account,
+        metrics: PeerMetrics,
     ) -> None:
-        self._own_id = account.peer_id
-        self._config = config
+        self._own_id = peer.node.peer_id
+        self._config = peer.config
+        self._events = peer.events
         self._timing = timing
         self._rule = rule
-        self._replica = replica
+        self._replica = work.replica
         self._work = work
         self._keeper = keeper
         self._group = group
         self._presence = presence
-        self._account = account
-        self._weight: int | None = None  # samples handed in
+        self._metrics = metrics
+        self._weight: int | None = None  # samples frozen
         self._strayed = False  # they were kept out of the last round: they belong to other parameters than the others'
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self.left_behind = False
@@ -162,15 +72,15 @@ class EpochEnd:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether, while an end is under way, the next epoch is over too, as far as this peer can tell: it has taken in
-        its part, as large as in the last round."""
+        """Whether, while an end is under way, the next epoch is over too, as far as this peer can tell: it has
+        accumulated its part, as large as in the last round."""
         return self._work.samples >= self._share * self._config.target_batch_size
 
     async def run(self, resume: Resume) -> Advanced | None:
         """Tries until a round commits, nobody is left to average with, or waiting longer would only cost time.
 
         Calls `resume` when the trainer may go on to compute: at the latest when `run` ends. None: no round committed,
-        and what was taken in stays for the next one.
+        and what was accumulated stays for the next one.
         """
         began = _now()
         try:
@@ -178,7 +88,7 @@ class EpochEnd:
             return None if committed is None else await self._advance(committed, began, resume)
         finally:
             self._weight = None
-            await self._work.take_back()
+            await self._work.restore()
             resume()
 
     async def _average(self, began: float, resume: Resume) -> Committed | None:
@@ -203,7 +113,7 @@ class EpochEnd:
         if not (self._config.proceed_alone and self.has_enough):
             return None
         seconds = _now() - began
-        self._account.warn(f"no round came about within {seconds:.0f} s: this peer steps with its own gradients alone")
+        self._warn(f"no round came about within {seconds:.0f} s: this peer steps with its own gradients alone")
         outcome = await self._average_alone(resume)
         return outcome if isinstance(outcome, Committed) else None
 
@@ -217,8 +127,8 @@ class EpochEnd:
         else:
             return None
         if not isinstance(outcome, Committed):
-            self._account.note_failure(outcome)
-            self._account.warn(f"the round of epoch {self._replica.standing.epoch} gave no result: {outcome.reason}")
+            self._metrics.note_outcome(outcome.word, outcome.reason)
+            self._warn(f"the round of epoch {self._replica.standing.epoch} gave no result: {outcome.reason}")
             self._presence.announce()
         return outcome
 
@@ -232,21 +142,21 @@ class EpochEnd:
         return surroundings == "alone" or (surroundings == "followed" and not patient)
 
     async def _average_together(self, resume: Resume) -> Outcome:
-        weight = await self._hand_in(resume)
+        weight = await self._freeze(resume)
         self._strayed = self._keeper.compare(self._group.gathered)
         outcome = await self._group.contribute(0 if self._strayed else weight)
         if isinstance(outcome, Committed):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members
-            self._account.ledger.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
+            self._metrics.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
 
     async def _average_alone(self, resume: Resume) -> Outcome:
         """Nobody else can be reached, so what this peer has is the swarm's average."""
-        samples = await self._hand_in(resume)
+        samples = await self._freeze(resume)
         if not (samples and self.has_enough):
             return Failed("this peer has no samples any more")
         await self._group.close()
-        self._account.ledger.note_outcome("alone")
+        self._metrics.note_outcome("alone")
         await self._work.average_alone()
         lineage = self._replica.standing.lineage
         round_id = solitary_round_id(self._own_id, lineage)
@@ -259,20 +169,23 @@ class EpochEnd:
         others = len(self._presence.claims()) if not self._rule.several else 0
         if others and not self._said_alone:
             self._said_alone = True
-            self._account.warn(
+            self._warn(
                 "this peer steps by itself: "
                 + ("another peer has" if others == 1 else f"{others} other peers have")
                 + " reported lately, but cannot be averaged with now. They may be starting, or gone; if it stays so, "
                 "neither side can dial the other, and an auxiliary or a monitor that both can dial brings them together"
             )
 
-    async def _hand_in(self, resume: Resume) -> int:
-        """What is handed in stays the same over all attempts. A delayed trainer computes its next batches with the
+    def _warn(self, text: str) -> None:
+        self._events.emit(Noticed("warning", text))
+
+    async def _freeze(self, resume: Resume) -> int:
+        """What is frozen stays the same over all attempts. A delayed trainer computes its next batches with the
         parameters that the last epoch gave, from here on or once these gradients are averaged."""
         first = self._weight is None
         if first:
             await self._replica.check()
-        self._weight = await self._work.hand_in()
+        self._weight = await self._work.freeze()
         if first and self._timing is not Timing.AT_ONCE:
             await self._replica.publish()
         if self._timing is Timing.DELAYED_AVERAGING:
@@ -290,7 +203,7 @@ class EpochEnd:
         if handed and not counted:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
             reason = "this peer's parameters have drifted away from the others'" if self._strayed else reason
-            self._account.warn(f"{handed} samples of this peer are not in the average: {reason}")
+            self._warn(f"{handed} samples of this peer are not in the average: {reason}")
         await self._work.advance(committed, counted)
         await self._keeper.after_epoch(committed, handed)
         if self._timing is Timing.AT_ONCE:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -45,6 +45,7 @@ class Failed:
     """Nobody steps; what was accumulated is still good for the next round of the same lineage."""
 
     reason: str
+    word: ClassVar[Literal["failed"]] = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Undecided:
     """The others may or may not have stepped; this peer has to look where they stand."""
 
     reason: str
+    word: ClassVar[Literal["undecided"]] = "undecided"
 
 
 Outcome: TypeAlias = Committed | Failed | Undecided

@@ -1,4 +1,4 @@
-"""What the trainer waits for around the end of an epoch: whether a step stays for the round, and the end itself.
+"""When an epoch is over, and what the trainer waits for around that: the round, and the end itself.
 
 A batch that the epoch does not need is computed while all others wait for it: with one batch per epoch every epoch
 would take twice as long. So a trainer that has reported its samples stays for a moment when, by their rates, the others
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swarmcli.network.tasks import TaskOwner
@@ -17,12 +18,111 @@ from swarmcli.optim.progress.progress import LocalTrainingProgress, seconds_unti
 
 if TYPE_CHECKING:
     from swarmcli.clock import Clock
+    from swarmcli.optim.membership.lineage import Standing
     from swarmcli.optim.progress.tracker import ProgressTrackerCore
 
 HALF = 0.5  # of a batch
+CALM = 30.0  # seconds without more peers than one group may hold, after which one group ends the epochs again
+LEFT_BEHIND = 1.0  # seconds for which a peer looks for others that are left over, once the rest has gone on
 LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
 MOST_EPOCHS = 64  # that pass at most until reports are believed again
 Resume: TypeAlias = Callable[[], None]
+
+
+class EpochRule:
+    """When an epoch is over for one peer. `samples` are its own, towards the next round.
+
+    Here all peers of a lineage average with each other, so the leader of their group knows what all of them have.
+    """
+
+    def __init__(self, target_batch_size: int) -> None:
+        self.target = target_batch_size
+
+    @property
+    def several(self) -> bool:
+        """Whether, as far as this peer can tell, several groups end the epoch."""
+        return False
+
+    def told(self, samples: int) -> float:
+        """What the leader of the standing group hears; it begins the round when its members' sum reaches the target."""
+        return samples
+
+    def suffices(self, samples: int) -> bool:
+        """Whether this peer may end the epoch although no round begins."""
+        return samples >= self.target
+
+    def excuses(self, own: Standing, leading: Standing) -> bool:
+        """Whether this peer may stay on its way although another standing leads."""
+        return False
+
+
+class CrowdedEpochRule(EpochRule):
+    """The rule where one group holds at most so many peers (`target_group_size`).
+
+    While all fit into one group, it is the rule of one group. With more peers the progress reports say when the epoch
+    is over, and several groups end it, one after the other, within moments. A peer for which no group has room steps
+    with its own gradients when nobody has come for `patience` seconds; the averaging of states brings it back.
+
+    The number of peers changes while a run goes on, and each peer goes by its own count until a round begins. Where
+    counts differ that costs moments: a leader that sums up samples also begins when a member says that the reports
+    suffice. What the round means for the lineage its members decide together (`are_several`). Where two groups decide
+    differently, their lineages part, and the rule for lineages brings them together again.
+    """
+
+    def __init__(self, tracker: ProgressTrackerCore, size: int, count: Callable[[], int], patience: float) -> None:
+        """`count` gives the peers that are there, this one too."""
+        super().__init__(tracker.target_batch_size)
+        self._tracker = tracker
+        self._size = size
+        self._count = count
+        self._patience = patience
+        self._crowded_at = -math.inf  # loop time; when there were last more than fit into one group
+        self._over: tuple[int, float] | None = None  # which epoch has been seen to be over, and since when (loop time)
+
+    @property
+    def several(self) -> bool:
+        """It takes a download by everyone to be one group again, so a peer that comes and goes must not cause it."""
+        if self._count() > self._size:
+            self._crowded_at = _now()
+        return _now() - self._crowded_at < CALM
+
+    def told(self, samples: int) -> float:
+        if not self.several:
+            return super().told(samples)
+        return self.target if self._is_over() else 0.0
+
+    def suffices(self, samples: int) -> bool:
+        if not self.several:
+            return super().suffices(samples)
+        if not self._is_over() or self._over is None:
+            return False
+        epoch, since = self._over
+        patience = min(LEFT_BEHIND, self._patience) if self._tracker.global_epoch > epoch else self._patience
+        return _now() - since >= patience
+
+    def excuses(self, own: Standing, leading: Standing) -> bool:
+        """Another group has ended this epoch a moment earlier."""
+        return self.several and leading == own.by_epoch(self.target)
+
+    def _is_over(self) -> bool:
+        epoch = self._tracker.local_progress.epoch
+        if self._over is not None and self._over[0] == epoch:
+            return True
+        if self._tracker.accumulated_enough_samples or self._tracker.global_epoch > epoch:
+            self._over = epoch, _now()
+            return True
+        return False
+
+
+class Timing(Enum):
+    """For what of an epoch's end the trainer waits; the rest goes on while it computes (arXiv 2101.06840).
+
+    Where anything is delayed, gradients of an epoch belong to the parameters of the epoch before: staleness one.
+    """
+
+    AT_ONCE = "at once"  # until this peer has stepped
+    DELAYED_STEP = "delayed step"  # until the gradients are averaged
+    DELAYED_AVERAGING = "delayed averaging"  # until the gradients are in the averager's hands
 
 
 class LastCall:
@@ -153,3 +253,7 @@ class EndUnderWay:
             await run(self._may_compute.set)
         finally:
             self._may_compute.set()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

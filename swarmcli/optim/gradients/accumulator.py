@@ -1,36 +1,39 @@
-"""Gradients of many small batches as one gradient of a large one."""
+"""Gradients of many small batches as one gradient of a large one, and how the swarm's mean comes from everyone's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from swarmcli.compression.base import all_finite as is_finite
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.grad_scaler import all_finite
+
+if TYPE_CHECKING:
+    from swarmcli.averaging.phases.program import RoundProgram
 
 
 class GradientAccumulator:
     """Sums of gradients over samples, and the host buffers through which their mean goes to the swarm.
 
-        add, add, add ──▶ sums ── hand_in ──▶ means ──▶ the round ─┬─ committed: settle
-                           ▲                                       │
-                           └────────────── take_back ──────────────┴─ given up
+        add, add, add ──▶ sums ── freeze ──▶ means ──▶ the round ─┬─ committed: settle
+                           ▲                                      │
+                           └──────────── restore ─────────────────┴─ given up
 
     `accumulators[i]` and `means[i]` have the shape of `parameters[i]`; both are kept in float32 where a parameter has
     a shorter type, since sums over an epoch would lose what small gradients add. Sums live beside their parameters or
-    on `device`, means in host memory, where the network reads and writes them. After a hand-in the sums are as they
+    on `device`, means in host memory, where the network reads and writes them. After that the sums are as they
     were until the next `add` makes room for its own.
 
     With `reuse` the accumulators are the parameters' own `.grad`, in the parameters' type, and backward
     passes add to them: no second buffer. What those add counts equally, so within an epoch all batches are of one
     size, and nobody but this class may zero or replace the gradients.
 
-    `take_back` and `settle` may be called beside `add`, from another thread; all other calls exclude each other.
+    `restore` and `settle` may be called beside `add`, from another thread; all other calls exclude each other.
     """
 
-    waits = False  # whether `hand_in` waits for other processes, so that it must not be called on an event loop
+    waits = False  # whether `freeze` waits for other processes, so that it must not be called on an event loop
 
     def __init__(
         self,
@@ -57,13 +60,13 @@ class GradientAccumulator:
         self.handed_in = 0  # samples whose mean a round may be using
         self._summed = 0  # samples in the sums
         self._returned = 0  # samples whose mean lies in `means` and belongs to the sums again
-        self._used = False  # the sums still are what was handed in: exact if it is taken back, else to be zeroed
+        self._used = False  # the sums still are what was frozen: exact if it is restored, else to be zeroed
         self._scale = 1.0  # what reused gradients are multiplied with; separate sums hold unscaled ones
         self._unit = 1  # how many samples each addition to a sum counts for: the batch size where gradients are reused
 
     @property
     def samples(self) -> int:
-        """Accumulated for the next round; what is handed in is not among them."""
+        """Accumulated for the next round; what is frozen is not among them."""
         return self._summed + self._returned
 
     @torch.no_grad()
@@ -71,8 +74,8 @@ class GradientAccumulator:
         """Takes in the parameters' present gradients, each the mean over `batch_size` samples; returns True.
 
         If one is not finite, the batch is dropped and False returned. With `scale` they are those of losses multiplied
-        by it; then everything but what is handed in is dropped with the batch, as all of it had one scale. Reused
-        gradients without a scale are only looked at when they are handed in: they hold the batch already.
+        by it; then everything but what is frozen is dropped with the batch, as all of it had one scale. Reused
+        gradients without a scale are only looked at when they are frozen: they hold the batch already.
 
         A parameter without gradient adds nothing. Raises ValueError, and adds nothing at all, if the batch size is
         not positive or a gradient is sparse or of another shape than its buffer. Reused gradients hold the batch
@@ -113,11 +116,11 @@ class GradientAccumulator:
                 mean.zero_()
         return all(is_finite(mean) for mean in self.means)
 
-    def hand_in(self) -> int:
+    def freeze(self) -> int:
         """Writes the mean into `means` and empties the sums; returns the number of samples in it.
 
         Gradients that are not finite are worth nothing to anybody: then all are dropped, the means are zeros, and 0 is
-        returned. What an earlier hand-in left neither settled nor taken back is used up.
+        returned. What was frozen earlier and neither settled nor restored is used up.
         """
         if not self.load_means():
             self.reset()
@@ -127,16 +130,16 @@ class GradientAccumulator:
         return self.handed_in
 
     def settle(self) -> None:
-        """What was handed in is used up. Without effect if nothing was."""
+        """What was frozen is used up. Without effect if nothing was."""
         self.handed_in = 0
 
-    def take_back(self) -> None:
-        """No round used what was handed in: it counts again, once. `means` must be as `hand_in` wrote them until the
-        next `add` or `hand_in`, which is when they return to the sums. Without effect if nothing was handed in."""
+    def restore(self) -> None:
+        """No round used what was frozen: it counts again, once. `means` must be as `freeze` wrote them until the
+        next `add` or `freeze`, which is when they return to the sums. Without effect if nothing was frozen."""
         self._returned, self.handed_in = self._returned + self.handed_in, 0
 
     def reset(self) -> None:
-        """Drops everything: sums, and what was handed in."""
+        """Drops everything: sums, and what was frozen."""
         self.handed_in = 0
         self._drop_sums()
 
@@ -176,7 +179,7 @@ class GradientAccumulator:
 
     @torch.no_grad()
     def _merge_returned(self) -> None:
-        """Into the sums; those of a hand-in that nothing was added to since are what it was."""
+        """Into the sums; those that were frozen, and that nothing was added to since, are what it was."""
         if self._used:
             self._used = False
         else:
@@ -203,6 +206,64 @@ class GradientAccumulator:
         for total in self.accumulators:
             total.zero_()
         self._used = False
+
+
+class GradientMethod:
+    """One peer's side of it. Works on the means of one GradientAccumulator; belongs to one AveragerCore.
+
+    Around a round: `load` when the means are frozen; the round, or `alone`; `finish` when it committed. A round
+    that failed calls for nothing, since nothing that outlives a round has changed: `load` may simply follow again.
+
+    This one averages the means as they are, in place, by one all-reduce weighted by samples: nothing outlives a round.
+    """
+
+    program: RoundProgram | None = None  # the phases of a round; None: one all-reduce over `tensors`
+
+    def __init__(self, accumulator: GradientAccumulator) -> None:
+        # Dense mean gradients in host memory, in the shapes of the parameters; valid after `finish`.
+        self.averaged: Sequence[torch.Tensor] = accumulator.means
+        # What the averager is made with, and keeps of committed rounds for replays.
+        self.tensors: Sequence[torch.Tensor] = accumulator.means
+
+    @property
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """What all peers hold alike beside their parameters, and a newcomer needs: name → tensor."""
+        return {}
+
+    @property
+    def own(self) -> Mapping[str, torch.Tensor]:
+        """What belongs to this peer, and goes nowhere but into its checkpoints."""
+        return {}
+
+    def load(self, samples: float) -> None:
+        """The accumulator's means, over so many samples of this peer, are what the next round averages."""
+
+    def alone(self) -> None:
+        """`tensors` become what a round with nobody else would give."""
+
+    def finish(self, samples: float, counted: bool) -> None:
+        """`tensors` hold what a round of `samples` gave: writes `averaged`, and moves what outlives the round.
+
+        `counted`: what was loaded here is in it; False where this peer was left out, or follows a round of others.
+        The means that were loaded are used up.
+        """
+
+    def reset_own(self) -> None:
+        """The parameters are others than those that `own` came from."""
+
+
+def all_finite(gradients: Iterable[torch.Tensor]) -> bool:
+    """Whether no value is infinite or no number. One pass over each tensor and no copy; waits for each device once."""
+    finite: dict[torch.device, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        if values.device.type == "cpu":
+            if not is_finite(values):  # a sum: there the norm takes 25 times as long
+                return False
+        elif values.numel():
+            largest = torch.linalg.vector_norm(values.detach(), ord=float("inf"))
+            finite.setdefault(largest.device, []).append(largest.isfinite())
+    return all(bool(torch.stack(answers).all()) for answers in finite.values())
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:

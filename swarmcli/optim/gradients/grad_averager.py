@@ -14,9 +14,7 @@ import torch
 
 from swarmcli.averaging import DecentralizedAverager, RoundResult, StepControl
 from swarmcli.errors import AveragingError
-from swarmcli.optim.gradients.accumulator import GradientAccumulator
-from swarmcli.optim.gradients.method import MethodFactory
-from swarmcli.optim.gradients.plain import Plain
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod
 from swarmcli.optim.state.training_state import lent
 
 if TYPE_CHECKING:
@@ -47,8 +45,6 @@ class GradientAverager(DecentralizedAverager):
     Methods are for one thread.
     """
 
-    _factory: MethodFactory = Plain()
-
     def __init__(
         self,
         parameters: Iterable[torch.nn.Parameter],
@@ -75,7 +71,7 @@ class GradientAverager(DecentralizedAverager):
         self._gradients = GradientAccumulator(
             trained, reuse=reuse_grad_buffers, device=accumulate_grads_on, means=averaged_grads
         )
-        self._method = self._factory(self._gradients)
+        self._method = self._make_method(self._gradients)
         self._program = self._method.program
         self._warn = warn
         self._last: _Step | None = None
@@ -89,16 +85,6 @@ class GradientAverager(DecentralizedAverager):
     def get_factory(cls, **options: Any) -> Callable[..., GradientAverager]:
         """A function of what is still missing, with these options filled in. The Optimizer's `grad_averager`."""
         return partial(cls, **options)
-
-    @classmethod
-    def method_factory(cls, **options: Any) -> MethodFactory:
-        """How this kind averages, for the Optimizer. Raises TypeError for options that have no meaning there."""
-        if options:
-            raise TypeError(
-                f"grad_averager: {cls.__name__} takes no {min(options)!r} here; options of the averager itself belong "
-                f"in averager_opts, others have arguments of the Optimizer"
-            )
-        return cls._factory
 
     @property
     def local_samples_accumulated(self) -> int:
@@ -156,7 +142,7 @@ class GradientAverager(DecentralizedAverager):
         if control is None:
             control = self.schedule_step(timeout=timeout)
         try:
-            self._hand_in(control, weight, reset_accumulators)
+            self._freeze(control, weight, reset_accumulators)
         except Exception:
             control.cancel()
             raise
@@ -188,17 +174,20 @@ class GradientAverager(DecentralizedAverager):
 
     # Inside
 
+    def _make_method(self, accumulator: GradientAccumulator) -> GradientMethod:
+        return GradientMethod(accumulator)
+
     def _wait_for(self, control: StepControl) -> RoundResult | None:
         """None: waiting longer makes no sense."""
         return control.result()
 
-    def _hand_in(self, control: StepControl, weight: float | None, empty: bool) -> None:
+    def _freeze(self, control: StepControl, weight: float | None, empty: bool) -> None:
         with self._at_rest():
             if self._unused and self._warn:
                 logger.warning("a new step begins, and the averages of the last one have not been used")
             self._unused = False
             if empty:
-                samples = self._gradients.hand_in()
+                samples = self._gradients.freeze()
             else:
                 samples = self._gradients.samples if self._gradients.load_means() else 0
             control.weight = float(samples) if weight is None or not samples else weight
@@ -222,7 +211,7 @@ class GradientAverager(DecentralizedAverager):
         with self.get_tensors():
             step, self._last = self._last, None
             if result is None or not result.total_weight:
-                self._gradients.take_back()
+                self._gradients.restore()
                 return
             self._method.finish(result.total_weight, self.peer_id in result.contributors)
             self._gradients.settle()
@@ -231,23 +220,6 @@ class GradientAverager(DecentralizedAverager):
 
     def _committed(self, result: RoundResult) -> None:
         """Called with the tensors held when a round has been taken in."""
-
-
-def gradient_method_of(factory: Callable[..., Any]) -> MethodFactory:
-    """The method of averaging that an averager class, or what its `get_factory` returned, stands for.
-
-    Raises TypeError for anything else, and for options that it cannot take; ValueError for impossible values of them.
-    """
-    options: dict[str, Any] = {}
-    kind: Any = factory
-    while isinstance(kind, partial):
-        options = {**kind.keywords, **options}
-        if kind.args:
-            raise TypeError(f"grad_averager: give {kind.func.__name__} its options by name, got {kind.args!r}")
-        kind = kind.func
-    if not (isinstance(kind, type) and issubclass(kind, GradientAverager)):
-        raise TypeError(f"grad_averager: expected GradientAverager or one of its kind, got {factory!r}")
-    return kind.method_factory(**options)
 
 
 def _outcome(control: StepControl) -> RoundResult | None:

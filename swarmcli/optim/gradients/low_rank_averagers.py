@@ -12,10 +12,9 @@ import torch
 from swarmcli.averaging import AveragerCore, AveragingStage, RoundResult, StepControl
 from swarmcli.averaging.state.snapshot import copied
 from swarmcli.network.loop_thread import offload
+from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.grad_averager import GradientAverager
-from swarmcli.optim.gradients.method import MethodFactory
-from swarmcli.optim.gradients.poweref import PowerEF
-from swarmcli.optim.gradients.powersgd import PowerSGD
+from swarmcli.optim.gradients.low_rank_methods import LowRankMethod, PowerEFMethod, PowerSGDMethod, Rank
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ class LowRankGradientAverager(GradientAverager):
     what only it held (PowerSGD's residuals) is dropped then. `load_state_from_peers` does it at once.
     """
 
-    _kind: type[PowerSGD | PowerEF]
+    _kind: type[LowRankMethod]
 
     def __init__(
         self,
@@ -46,18 +45,10 @@ class LowRankGradientAverager(GradientAverager):
         `min_compression_ratio` would be saved, and tensors of fewer than two dimensions, are averaged as they are.
         For `options` see GradientAverager. Raises ValueError and TypeError.
         """
-        self._factory = self._kind(averager_rank, min_compression_ratio)
+        self._rank = Rank(averager_rank, min_compression_ratio)
         self._state_epoch = 0  # rounds that what all share is the outcome of
         self._in_step = False  # nothing points to others being further
         super().__init__(parameters, **options)
-
-    @classmethod
-    def method_factory(cls, **options: Any) -> MethodFactory:
-        rank = {name: options.pop(name) for name in ("averager_rank", "min_compression_ratio") if name in options}
-        if "averager_rank" not in rank:
-            raise TypeError(f"grad_averager: {cls.__name__}.get_factory needs averager_rank")
-        super().method_factory(**options)
-        return cls._kind(**rank)
 
     def schedule_step(self, scheduled_time: float | None = None, **step_options: Any) -> StepControl:
         """See GradientAverager. The outcome of the last step must be known: it says with whom this one is."""
@@ -76,6 +67,9 @@ class LowRankGradientAverager(GradientAverager):
             return {"rounds": self._state_epoch, "tag": self._tag}, list(copied(dict(self._method.shared)).values())
 
     # Inside
+
+    def _make_method(self, accumulator: GradientAccumulator) -> LowRankMethod:
+        return self._kind(accumulator, self._rank)
 
     def _wait_for(self, control: StepControl) -> RoundResult | None:
         """Peers that are further form groups of their own: a peer that they have left behind would wait for ever."""
@@ -130,16 +124,16 @@ class LowRankGradientAverager(GradientAverager):
 class PowerSGDGradientAverager(LowRankGradientAverager):
     """Sends two thin matrices in the place of each large one; what they lack stays with the peer and is sent later.
 
-    arXiv 1905.13727; formulas and what holds of them in `powersgd.py`.
+    arXiv 1905.13727; formulas and what holds of them at `PowerSGDMethod`.
     """
 
-    _kind = PowerSGD
+    _kind = PowerSGDMethod
 
 
 class PowerEFGradientAverager(LowRankGradientAverager):
     """Corrects an estimate of the mean gradient, which all peers share, by a matrix of low rank in each round.
 
-    EF21, arXiv 2106.05203, with PowerSGD's compression; formulas in `poweref.py`. There is nothing of a peer's own.
+    EF21, arXiv 2106.05203, with PowerSGD's compression; formulas at `PowerEFMethod`. There is nothing of a peer's own.
     """
 
-    _kind = PowerEF
+    _kind = PowerEFMethod

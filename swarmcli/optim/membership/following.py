@@ -7,13 +7,15 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from swarmcli.errors import NoDonorReachable, StateDownloadError
-from swarmcli.events import Events, Noticed
+from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
+from swarmcli.optim.config import PeerContext
 from swarmcli.optim.membership.lineage import Claim, Standing, lineage_to_follow
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.replaying import Replayer
 from swarmcli.optim.membership.report import PeerReport
 from swarmcli.optim.membership.state_exchange import StateExchange
+from swarmcli.optim.state.replica import Replica
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts to download
 PATIENCE_WITH_CLAIMS = 10.0  # seconds for which a settled peer knocks for a state that nobody hands out
@@ -33,23 +35,15 @@ class LineageFollower:
     """
 
     def __init__(
-        self,
-        presence: Presence,
-        exchange: StateExchange,
-        replayer: Replayer,
-        standing: Callable[[], Standing],
-        events: Events,
-        load_state_timeout: float,
-        proceed_alone: bool = False,
+        self, peer: PeerContext, replica: Replica, presence: Presence, exchange: StateExchange, replayer: Replayer
     ) -> None:
-        """`proceed_alone`: a peer that is stranded trains on, and says so."""
+        self._replica = replica
         self._presence = presence
         self._exchange = exchange
         self._replayer = replayer
-        self._standing = standing
-        self._events = events
-        self._load_state_timeout = load_state_timeout
-        self._proceed_alone = proceed_alone
+        self._events = peer.events
+        self._load_state_timeout = peer.config.load_state_timeout
+        self._proceed_alone = peer.config.proceed_alone  # a peer that is stranded trains on, and says so
         self.settled = False
         self.stranded = False
         self.gives_up: Callable[[], bool] = bool  # whether the user wants no more waiting
@@ -75,7 +69,7 @@ class LineageFollower:
             while True:
                 answers = await self._presence.survey()
                 wanted = self._leading(answers.values())
-                if wanted == self._standing():
+                if wanted == self._replica.standing:
                     leading = self._presence.leads_out_of_reach(Claim(wanted, self.settled))
                     if self.stranded and not leading:
                         self._note_departure()
@@ -102,7 +96,7 @@ class LineageFollower:
 
     def _why(self, wanted: Standing, reason: str) -> str:
         """The reason, for people: a round that was missed accounts for one epoch and no more."""
-        epoch = self._standing().epoch
+        epoch = self._replica.standing.epoch
         if not self.settled or wanted.epoch <= epoch + 1:
             return reason
         return f"another peer holds epoch {wanted.epoch}, and this one held {epoch}"
@@ -127,7 +121,7 @@ class LineageFollower:
         gone = "whoever held the state of this run is gone, and has handed it to nobody whom this peer can reach"
         if not self.settled:
             raise NoDonorReachable(f"{gone}; start this peer again to begin the run anew")
-        self._events.emit(Noticed("warning", f"{gone}: this peer goes on from epoch {self._standing().epoch}"))
+        self._events.emit(Noticed("warning", f"{gone}: this peer goes on from epoch {self._replica.standing.epoch}"))
 
     def _goes_on_alone(self, leading: Mapping[PeerID, PeerReport]) -> bool:
         if self._proceed_alone:
@@ -146,14 +140,16 @@ class LineageFollower:
             await self._replayer.replay(collection, "epochs ended during the download")
 
     def _leading(self, claims: Iterable[Claim]) -> Standing:
-        return lineage_to_follow(Claim(self._standing(), self.settled), claims)
+        return lineage_to_follow(Claim(self._replica.standing, self.settled), claims)
 
     def _give_up_on(self, wanted: Standing, donors: Sequence[PeerID], error: StateDownloadError) -> None:
         if not self.settled:
             raise error
         self._presence.distrust(wanted.lineage, DISTRUST)
         self._presence.doubt(donors)  # its next lineage will be no better
-        text = f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._standing().epoch}"
+        text = (
+            f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._replica.standing.epoch}"
+        )
         self._events.emit(Noticed("warning", f"{text}: {error}"))
 
 

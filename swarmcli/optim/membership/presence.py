@@ -178,6 +178,12 @@ class Presence:
             self._claims = [self.others[peer].claim for peer in self._credible(self.holders())]
         return self._claims
 
+    def latest_epoch(self) -> int:
+        """Of those who train, or of this peer if nobody else does. What progress reports say beyond it leads nobody
+        on."""
+        epochs = [claim.standing.epoch for claim in self.claims() if claim.settled]
+        return max(epochs) if epochs else self._describe().epoch
+
     def at_work(self) -> list[PeerID]:
         """Those who take part in rounds of this run, by their last reports; also those who are about to."""
         if self._at_work is None:  # asked in every step

@@ -25,7 +25,6 @@ from swarmcli.events import Events, RoundsReplayed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.epoch.work import EpochWork
 from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.state.replica import Replica
 
 MOST_ROUNDS = 2  # that are replayed rather than downloaded: as many as others keep
 ASKED_AT_ONCE = 3  # of the donors, in turn, for the next round
@@ -38,8 +37,8 @@ logger = logging.getLogger(__name__)
 class Replayer:
     """Brings a replica forward by rounds that others have kept."""
 
-    def __init__(self, work: EpochWork, replica: Replica, events: Events) -> None:
-        self._work, self._replica, self._events = work, replica, events
+    def __init__(self, work: EpochWork, events: Events) -> None:
+        self._work, self._replica, self._events = work, work.replica, events
 
     async def bridge(self, wanted: Standing, donors: Sequence[PeerID], *, timeout: float, reason: str) -> bool:
         """Steps to `wanted` if the one or two rounds that lead there can be had; False, and nothing changed, if not.

@@ -1,16 +1,20 @@
-"""What a peer tells people and newcomers about itself: the values under `{run_id}_peers`."""
+"""What a peer counts of itself, and what of it the others read under `{run_id}_peers`."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import pydantic
 from pydantic import ConfigDict, Field
 
 from swarmcli.dht import OwnedSubkey
-from swarmcli.optim.membership.ledger import MAX_RECENT, LastOutcome, Ledger
+from swarmcli.events import EpochAdvanced, EpochReported, Events
+from swarmcli.network.identity import PeerID
 from swarmcli.optim.membership.lineage import Claim, Standing
 
 if TYPE_CHECKING:
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_ADDRESSES = 8
 MAX_REASON = 200  # characters
+MAX_RECENT = 16  # epochs; whoever reads reports now and then still learns of each
+LastOutcome = Literal["", "committed", "alone", "failed", "undecided"]
 Role = Literal["trainer", "auxiliary", "monitor"]
 Phase = Literal[
     "joining",  # has not decided yet which lineage to train on
@@ -47,6 +53,97 @@ class PeerDescription:
     role: Role = "trainer"
     name: str = ""
     device: str = "cpu"
+
+
+class EpochLoss(NamedTuple):
+    """How an epoch went for one peer. `samples` are all of that peer's since it started."""
+
+    epoch: int
+    loss: float
+    samples: int
+
+
+class PeerMetrics:
+    """What one peer has done so far: counts of samples, losses and outcomes, and the events that tell of its epochs."""
+
+    def __init__(self, peer_id: PeerID, events: Events) -> None:
+        self.samples = 0  # by this peer since it started
+        self.last_loss: float | None = None  # mean of the last epoch that had one
+        self.recent: deque[EpochLoss] = deque(maxlen=MAX_RECENT)  # of the latest epochs that had one, oldest first
+        self.last_outcome: LastOutcome = ""
+        self.last_reason = ""
+        self._peer_id = peer_id
+        self._events = events
+        self._loss_sum = 0.0
+        self._loss_samples = 0
+        self._epoch_began: float | None = None  # loop time, moved on by what was left out
+        self._alone_at: float | None = None  # the last look at which nobody computed; None: somebody did
+
+    def begin(self) -> None:
+        """The present epoch begins for this peer: what it did before was waiting."""
+        self._epoch_began, self._alone_at = _now(), None
+
+    def leave_out(self, seconds: float) -> None:
+        """For so long this peer waited for others: that is no part of the present epoch's length."""
+        if self._epoch_began is not None:
+            self._epoch_began += seconds
+
+    def look(self, *, anyone_computes: bool) -> None:
+        """What a peer that computes nothing itself sees now and then: between two looks at nobody nothing was done.
+
+        Whoever comes between two looks counts from the first of them: an epoch should not seem shorter than it was.
+        """
+        if self._alone_at is not None and not anyone_computes:
+            self.leave_out(_now() - self._alone_at)
+        self._alone_at = None if anyone_computes else _now()
+
+    def note_loss(self, loss: float, samples: int) -> None:
+        """`loss` is the mean over `samples` of the present epoch. One that is not finite is left out."""
+        if math.isfinite(loss) and samples > 0:
+            self._loss_sum += loss * samples
+            self._loss_samples += samples
+
+    def note_outcome(self, outcome: LastOutcome, reason: str = "") -> None:
+        """How the last round ended."""
+        self.last_outcome, self.last_reason = outcome, reason
+
+    def forget_losses(self) -> None:
+        """Those of the present epoch: they are of parameters that have been replaced."""
+        self._loss_sum, self._loss_samples = 0.0, 0
+
+    def end_epoch(
+        self,
+        standing: Standing,
+        *,
+        samples: int = 0,
+        own_samples: int = 0,
+        peers: int = 0,
+        seconds: float = 0.0,
+        rate: float = 0.0,
+    ) -> EpochAdvanced:
+        """Closes the epoch that led this peer to `standing`, with a round of so many samples and peers that took so
+        many seconds, or with another peer's state. Emits the event and returns it; `rate`: of this peer, in samples
+        per second."""
+        loss = self._loss_sum / self._loss_samples if self._loss_samples else None
+        if loss is not None:
+            self.last_loss = loss
+            self.recent.append(EpochLoss(standing.epoch, loss, self.samples))
+            self._events.emit(EpochReported(self._peer_id.text, standing.epoch, loss, self.samples, rate))
+        self.forget_losses()
+        began = self._epoch_began
+        self.begin()
+        advanced = EpochAdvanced(
+            epoch=standing.epoch,
+            lineage=standing.lineage.hex(),
+            samples=samples,
+            own_samples=own_samples,
+            peers=peers,
+            loss=loss,
+            seconds=max(0.0, _now() - began) if began is not None else 0.0,
+            averaging_seconds=seconds,
+        )
+        self._events.emit(advanced)
+        return advanced
 
 
 class ReportedLoss(pydantic.BaseModel):
@@ -103,7 +200,7 @@ def describe(
     node: DHTNode,
     description: PeerDescription,
     terms: str,
-    ledger: Ledger,
+    metrics: PeerMetrics,
     phase: Phase,
     standing: Standing,
     samples_per_second: float = 0.0,
@@ -121,17 +218,17 @@ def describe(
         epoch=standing.epoch,
         lineage=standing.lineage.hex(),
         samples_seen=standing.samples,
-        samples=ledger.samples,
+        samples=metrics.samples,
         samples_per_second=samples_per_second,
         client_mode=node.client_mode,
         addresses=[] if node.client_mode else list(node.endpoint.info.addresses)[:MAX_ADDRESSES],
-        loss=ledger.last_loss,
-        recent=[ReportedLoss(**each._asdict()) for each in ledger.recent],
+        loss=metrics.last_loss,
+        recent=[ReportedLoss(**each._asdict()) for each in metrics.recent],
         drift=drift,
         keeps=keeps,
         leaving=leaving,
-        last_outcome=ledger.last_outcome,
-        last_reason=ledger.last_reason[:MAX_REASON],
+        last_outcome=metrics.last_outcome,
+        last_reason=metrics.last_reason[:MAX_REASON],
         time=node.endpoint.clock.now(),
     )
 
@@ -140,3 +237,7 @@ class PeerKeys(pydantic.BaseModel):
     """The schema of `{run_id}_peers` for the DHT's validators."""
 
     peers: dict[OwnedSubkey, PeerReport]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -76,6 +76,7 @@ class ProgressTrackerCore:
         self._status_loglevel = status_loglevel
         self._latest_epoch = latest_epoch
         self._board = ReportBoard(node, prefix, self.options.metadata_expiration, identity)
+        self._own_id = bytes(self._board.owner)
         self._overdue = 0  # readings since the epoch should have ended
         self._changed = asyncio.Event()  # there is something to report
         self._urgent = asyncio.Event()  # and others act on it: another epoch, or enough samples
@@ -225,7 +226,7 @@ class ProgressTrackerCore:
 
     def _describe(self, epoch: int, samples: int) -> LocalTrainingProgress:
         return LocalTrainingProgress(
-            peer_id=bytes(self._board.owner),
+            peer_id=self._own_id,
             epoch=epoch,
             samples_accumulated=samples,
             samples_per_second=self.performance_ema.samples_per_second,

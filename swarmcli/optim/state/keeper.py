@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.epoch.end import EpochRule
 from swarmcli.optim.epoch.group import Committed, Told
+from swarmcli.optim.epoch.wait import EpochRule
 from swarmcli.optim.state.averaging import StateAveraging
 from swarmcli.optim.state.drift import Comparison, DriftMonitor
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.rounds import Occasion, state_config
 
 if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig
-    from swarmcli.dht import DHTNode
-    from swarmcli.optim.config import OptimizerConfig
-    from swarmcli.optim.modes import Modes
+    from swarmcli.optim.config import PeerContext
+    from swarmcli.optim.modes.base import Mode
 
 
 PAUSE = 8  # epochs between two averagings for the sake of drift: a liar in a pair could ask for one in every epoch
@@ -35,21 +33,19 @@ class StateKeeper:
 
     def __init__(
         self,
-        node: DHTNode,
-        config: OptimizerConfig,
-        averager_config: AveragerConfig,
-        modes: Modes,
+        peer: PeerContext,
+        mode: Mode,
         replica: Replica,
         rule: EpochRule,
         at_work: Callable[[], Iterable[PeerID]],
     ) -> None:
-        """`averager_config` is that of the gradients; the averager of the states is like it, with its own codec.
-        `at_work` gives the others who take part in the run's rounds, as far as known.
+        """The averager of the states is like that of the gradients (`peer.averaging`), with its own codec. `at_work`
+        gives the others who take part in the run's rounds, as far as known.
 
         Raises OptimizerError for statistics that cannot be averaged.
         """
-        options = modes.state
-        own = state_config(config.run_id, averager_config, modes.state_compression)
+        node, config, options = peer.node, peer.config, mode.state
+        own = state_config(config.run_id, peer.averaging, mode.state_compression)
         self.averaging = StateAveraging(
             node, own, replica, options.statistics, config.fingerprint, volume_bytes=options.volume_bytes
         )
@@ -57,7 +53,7 @@ class StateKeeper:
         self.strayed = False  # this peer's state has to be replaced by the others', and its standing says so
         self._node = node
         self._replica = replica
-        self._modes = modes
+        self._mode = mode
         self._rule = rule
         self._at_work = at_work
         self._delay = options.delay
@@ -68,7 +64,7 @@ class StateKeeper:
     def gathered(self) -> Told | None:
         """What the members of the next group are to know about this peer and its state; None: nothing."""
         told = self.monitor.told
-        if self._modes.target_group_size is None:
+        if self._mode.target_group_size is None:
             return told
         state = self._replica.state
         told = told or Told(state.epoch)
@@ -77,7 +73,7 @@ class StateKeeper:
     async def look(self) -> None:
         """Before a group opens: how this peer's state compares will be asked, unless all are averaged regularly."""
         self.strayed = False
-        if self._modes.average_state_every(self._replica.state.apart) is None:
+        if self._mode.average_state_every(self._replica.state.apart) is None:
             await self.monitor.look()
 
     def compare(self, gathered: Mapping[PeerID, bytes]) -> bool:
@@ -90,7 +86,7 @@ class StateKeeper:
         """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
         found, self._found = self._found, None
         self.monitor.note_members(committed.members)
-        every = self._modes.average_state_every(committed.several)
+        every = self._mode.average_state_every(committed.several)
         if not committed.several and (committed.apart or self._replica.state.apart):
             await self._unite(committed)
         elif len(committed.members) > 1 or committed.several:
@@ -122,9 +118,8 @@ class StateKeeper:
     async def _average(self, committed: Committed, samples: int) -> None:
         # The last one, if it has taken a whole epoch: two at a time would need memory for two more states.
         await self.averaging.apply(wait=True)
-        local = self._modes.gradients is None
-        weight = float(samples) if local else 1.0
-        helpers = committed.helpers if local or committed.several else ()
+        weight = self._mode.state_weight(samples)
+        helpers = committed.helpers if self._mode.by_epoch(committed.several) else ()
         await self._begin(committed, weight, helpers=helpers, changes=self._delay)
         if not self._delay:
             await self.averaging.apply(wait=True)

@@ -10,11 +10,10 @@ import torch
 
 from swarmcli.dht import DHTNode
 from swarmcli.events import EpochAdvanced
-from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epoch.work import Timing
-from swarmcli.optim.modes import Modes
-from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.setup import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.epoch.wait import Timing
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.placement import Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, decay, loss_of, make_model, momentum, record
 
@@ -44,11 +43,10 @@ class DelayedTrainer:
         self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
         config = OptimizerConfig("run", target, **options)
         self.place = Offloaded([self.weights], make)
-        modes = Modes(timing=timing, reuse_grad_buffers=reuse)
+        mode = Synchronous(timing=timing, reuse_grad_buffers=reuse)
         schedule = decay(self.place.optimizer)
-        self.core = OptimizerCore(
-            node, config, averager_config(config), self.place.optimizer, schedule, placement=self.place, modes=modes
-        )
+        trained = Trained(self.place.optimizer, schedule, placement=self.place)
+        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), trained, mode)
 
     @property
     def epoch(self) -> int:
@@ -62,7 +60,7 @@ class DelayedTrainer:
     async def compute(self, rows: int | None = None) -> None:
         """One batch and its step; takes `pace` seconds and what the step waits."""
         batch = torch.randn(rows or self.batch_size, FEATURES, dtype=torch.float64, generator=self.data)
-        if not self.core.modes.reuse_grad_buffers:
+        if not self.core.mode.reuse_grad_buffers:
             self.weights.grad = None
         loss_of(self.weights, batch).backward()
         before = self.weights.detach().clone()

@@ -3,19 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from swarmcli.errors import OptimizerError
+from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epoch.end import EpochEnd, EpochRule
+from swarmcli.optim.epoch.end import EpochEnd
 from swarmcli.optim.epoch.group import Committed, Failed, Outcome, Undecided
-from swarmcli.optim.epoch.work import Timing
-from swarmcli.optim.membership.ledger import Ledger
+from swarmcli.optim.epoch.wait import EpochRule, Timing
 from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.membership.report import PeerMetrics
 from swarmcli.testing import virtual_time
 
 OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)
@@ -24,7 +26,7 @@ WITHOUT_ME = Committed(bytes(32), 12, (OTHER,), {OWN: "silent"})
 
 
 class Story:
-    """Stands in for replica, work, group, presence and account, and writes down what is asked of them."""
+    """Stands in for replica, work, group and presence, and writes down what is asked of them."""
 
     replays = True
     has_strayed = False
@@ -40,9 +42,13 @@ class Story:
         self.begun = True
         self.broken: Exception | None = None
         self.outcomes = list(outcomes)
-        self.ledger = Ledger()
-        config = OptimizerConfig("run", 24, **options)
-        self.end = EpochEnd(config, timing, EpochRule(24), self, self, self, self, self, self)  # type: ignore[arg-type]
+        self.replica = self
+        self.config = OptimizerConfig("run", 24, **options)
+        self.node = SimpleNamespace(peer_id=OWN)
+        self.events = Events()
+        self.events.subscribe(lambda event: self.warnings.append(event.text) if isinstance(event, Noticed) else None)
+        metrics = PeerMetrics(OWN, self.events)
+        self.end = EpochEnd(self, timing, EpochRule(24), self, self, self, self, metrics)  # type: ignore[arg-type]
 
     async def run(self) -> None:
         if (advanced := await self.end.run(self.resume)) is not None:
@@ -51,16 +57,6 @@ class Story:
     def resume(self) -> None:
         if "resume" not in self.told:  # only the first time matters
             self.told.append("resume")
-
-    # the account
-
-    peer_id = OWN
-
-    def note_failure(self, outcome: Failed | Undecided) -> None:
-        self.ledger.note_outcome("failed", outcome.reason)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
     # the replica
 
@@ -73,11 +69,11 @@ class Story:
 
     # the work
 
-    async def hand_in(self) -> int:
+    async def freeze(self) -> int:
         self.told.append("hand in")
         return self.samples
 
-    async def take_back(self) -> None:
+    async def restore(self) -> None:
         self.told.append("take back")
 
     async def advance(self, committed: Committed, counted: bool) -> None:
@@ -162,7 +158,7 @@ def test_a_delayed_step_waits_for_the_round() -> None:
     ]
 
 
-def test_delayed_averaging_waits_for_the_hand_in() -> None:
+def test_delayed_averaging_waits_until_its_sums_are_frozen() -> None:
     story = tell(Timing.DELAYED_AVERAGING, TOGETHER)
     assert story.told == [
         *(

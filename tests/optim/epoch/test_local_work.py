@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundFinished, StateDownloaded
-from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.modes import Modes, StateOptions
-from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.setup import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, LocalPeer, in_one_process, local_peer
 from tests.optim.optim_swarm import Swarm, adamw, make_model, momentum, record, together
@@ -248,15 +248,12 @@ def test_batch_norm_statistics_of_a_convolutional_network() -> None:
             for model in models:
                 config = OptimizerConfig("run", 24)
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-                modes = Modes(gradients=None, state=StateOptions(delay=False))
+                mode = LocalUpdates(state=StateOptions(delay=False))
                 cores.append(
                     OptimizerCore(
-                        await swarm.node(),
-                        config,
-                        averager_config(config),
-                        optimizer,
-                        extra_tensors=list(model.buffers()),
-                        modes=modes,
+                        PeerContext(await swarm.node(), config, averager_config(config)),
+                        Trained(optimizer, extra_tensors=list(model.buffers())),
+                        mode,
                     )
                 )
                 await cores[-1].start()

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
-from swarmcli.optim.epoch.end import CALM, LEFT_BEHIND, CrowdedEpochRule
 from swarmcli.optim.epoch.group import Told, are_apart, are_several
+from swarmcli.optim.epoch.wait import CALM, LEFT_BEHIND, CrowdedEpochRule
 from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.modes import Modes
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
 from tests.suites import soak
@@ -22,15 +22,15 @@ EPOCHS, SIZE = 8, 3
 async def grouped(swarm: Swarm, count: int) -> list[Trainer]:
     """Trainers that average in groups of at most SIZE; an epoch takes them some seconds."""
     options = {"batch_size": 2, "target": 240, "matchmaking_time": 5.0}
-    modes = Modes(target_group_size=SIZE)
+    mode = Synchronous(target_group_size=SIZE)
     averaging = {"target_group_size": SIZE}
-    return [await swarm.trainer(seed=1, modes=modes, averaging=averaging, **options) for _ in range(count)]
+    return [await swarm.trainer(seed=1, mode=mode, averaging=averaging, **options) for _ in range(count)]
 
 
 async def limited(swarm: Swarm, size: int | None) -> Trainer:
     """A trainer of a run in which groups hold at most so many; an epoch takes it half a second."""
     averaging = None if size is None else {"target_group_size": size}
-    return await swarm.trainer(seed=1, modes=Modes(target_group_size=size), averaging=averaging)
+    return await swarm.trainer(seed=1, mode=Synchronous(target_group_size=size), averaging=averaging)
 
 
 async def timed(trainer: Trainer, until: float) -> float:

@@ -10,8 +10,7 @@ import torch
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
-from swarmcli.optim.gradients.low_rank_method import LowRankMethod
-from swarmcli.optim.gradients.method import MethodFactory
+from swarmcli.optim.modes.low_rank import LowRank
 from tests.averaging.averagers import Averagers, Peer
 
 SHAPES: tuple[tuple[int, ...], ...] = ((12, 10), (8, 3, 2, 2), (5,), (), (1, 9), (0, 4), (3, 3))
@@ -26,17 +25,15 @@ class Gradients:
 
     def __init__(
         self,
-        factory: MethodFactory,
+        mode: LowRank,
         shapes: Sequence[tuple[int, ...]] = SHAPES,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.parameters = [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
         self.accumulator = GradientAccumulator(self.parameters)
-        method = factory(self.accumulator)
-        assert isinstance(method, LowRankMethod)
-        self.method: LowRankMethod = method
+        self.method = mode.method(self.accumulator)
 
-    def take_in(self, gradients: Sequence[torch.Tensor], samples: int) -> None:
+    def accumulate(self, gradients: Sequence[torch.Tensor], samples: int) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient.clone()
         self.accumulator.add(samples)
@@ -45,11 +42,11 @@ class Gradients:
         """Takes in random gradients, and returns them."""
         gradients = [gradient_of(seed * 100 + i, p.shape, p.dtype) for i, p in enumerate(self.parameters)]
         if samples:
-            self.take_in(gradients, samples)
+            self.accumulate(gradients, samples)
         return gradients
 
-    def hand_in(self) -> int:
-        samples = self.accumulator.hand_in()
+    def freeze(self) -> int:
+        samples = self.accumulator.freeze()
         self.method.load(samples)
         return samples
 

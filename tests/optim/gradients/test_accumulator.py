@@ -122,15 +122,15 @@ def batch(
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_hand_in_leaves_room_for_the_next_epoch(reuse: bool) -> None:
+def test_freezing_leaves_room_for_the_next_epoch(reuse: bool) -> None:
     weights, accumulator = filled(1.0, 3.0, reuse=reuse)
-    assert accumulator.hand_in() == 4
+    assert accumulator.freeze() == 4
     assert accumulator.means[0].item() == 2.0
     assert (accumulator.samples, accumulator.times, accumulator.handed_in) == (0, 0, 4)
     batch(weights, accumulator, 7.0)
     assert accumulator.means[0].item() == 2.0, "the round may be using it"
     accumulator.settle()
-    assert accumulator.hand_in() == 2
+    assert accumulator.freeze() == 2
     assert accumulator.means[0].item() == 7.0
 
 
@@ -138,14 +138,14 @@ def test_a_hand_in_leaves_room_for_the_next_epoch(reuse: bool) -> None:
 @pytest.mark.parametrize("meanwhile", [(), (7.0,), (7.0, 9.0)])
 def test_what_is_taken_back_counts_once(reuse: bool, meanwhile: tuple[float, ...]) -> None:
     weights, accumulator = filled(1.0, 3.0, reuse=reuse)
-    accumulator.hand_in()
+    accumulator.freeze()
     for gradient in meanwhile:
         batch(weights, accumulator, gradient)
     for _ in range(2):
-        accumulator.take_back()
+        accumulator.restore()
     everything = [1.0, 3.0, *meanwhile]
     assert accumulator.samples == 2 * len(everything)
-    assert accumulator.hand_in() == 2 * len(everything)
+    assert accumulator.freeze() == 2 * len(everything)
     assert accumulator.means[0].item() == pytest.approx(sum(everything) / len(everything), rel=1e-15)
     assert accumulator.handed_in == 2 * len(everything)
 
@@ -157,49 +157,49 @@ def test_rounds_that_fail_leave_the_sums_bit_for_bit() -> None:
     for size in (3, 7, 1):
         weights.grad = torch.randn(50, generator=generator)
         accumulator.add(size)
-    accumulator.hand_in()
+    accumulator.freeze()
     first = accumulator.means[0].clone()
     for _ in range(20):
-        accumulator.take_back()
-        assert accumulator.hand_in() == 11
+        accumulator.restore()
+        assert accumulator.freeze() == 11
     assert torch.equal(accumulator.means[0], first)
 
 
 @pytest.mark.parametrize("reuse", [False, True])
 def test_what_was_settled_cannot_be_taken_back(reuse: bool) -> None:
     weights, accumulator = filled(1.0, reuse=reuse)
-    accumulator.hand_in()
+    accumulator.freeze()
     accumulator.settle()
-    accumulator.take_back()
+    accumulator.restore()
     assert accumulator.samples == 0
     batch(weights, accumulator, 5.0)
-    assert accumulator.hand_in() == 2
+    assert accumulator.freeze() == 2
     assert accumulator.means[0].item() == 5.0
 
 
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_reset_drops_what_was_handed_in_or_taken_back(reuse: bool) -> None:
     weights, accumulator = filled(1.0, reuse=reuse)
-    accumulator.hand_in()
-    accumulator.take_back()
+    accumulator.freeze()
+    accumulator.restore()
     accumulator.reset()
     assert (accumulator.samples, accumulator.handed_in) == (0, 0)
     assert not accumulator.accumulators[0].any()
-    accumulator.take_back()
+    accumulator.restore()
     batch(weights, accumulator, 5.0)
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 5.0)
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (2, 5.0)
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_hand_in_that_is_not_finite_is_dropped(reuse: bool) -> None:
+def test_freezing_that_is_not_finite_is_dropped(reuse: bool) -> None:
     weights, accumulator = filled(1.0, 2.0, reuse=reuse)
     accumulator.accumulators[0].fill_(float("inf"))
-    assert accumulator.hand_in() == 0
+    assert accumulator.freeze() == 0
     assert not accumulator.means[0].any()
-    accumulator.take_back()
+    accumulator.restore()
     assert accumulator.samples == 0
     batch(weights, accumulator, 5.0)
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 5.0)
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (2, 5.0)
 
 
 # Reused gradients.
@@ -209,7 +209,7 @@ def test_reused_gradients_are_the_accumulators() -> None:
     weights, accumulator = filled(1.0, 3.0, 5.0, reuse=True)
     assert accumulator.accumulators[0] is weights.grad
     assert weights.grad.item() == 9.0
-    accumulator.hand_in()
+    accumulator.freeze()
     assert accumulator.means[0].item() == 3.0
     assert accumulator.accumulators[0] is weights.grad
     assert not weights.grad.any()
@@ -228,15 +228,15 @@ def test_reused_gradients_want_batches_of_one_size() -> None:
         batch(weights, accumulator, 5.0, batch_size=3)
     assert accumulator.samples == 0
     batch(weights, accumulator, 7.0, batch_size=3)
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (3, 7.0)
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (3, 7.0)
 
 
 def test_the_next_epoch_may_have_batches_of_another_size() -> None:
     weights, accumulator = filled(1.0, 3.0, reuse=True)
-    accumulator.hand_in()
+    accumulator.freeze()
     batch(weights, accumulator, 8.0, batch_size=12)
-    accumulator.take_back()
-    assert accumulator.hand_in() == 16
+    accumulator.restore()
+    assert accumulator.freeze() == 16
     assert accumulator.means[0].item() == (4 * 2.0 + 12 * 8.0) / 16
 
 
@@ -248,14 +248,14 @@ def test_replaced_gradients_are_noticed(replacement: torch.Tensor | None) -> Non
         accumulator.add(2)
     assert weights.grad is accumulator.accumulators[0]
     batch(weights, accumulator, 5.0)
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 5.0)
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (2, 5.0)
 
 
 def test_the_users_own_zeroing_is_fine_without_reuse() -> None:
     weights, accumulator = filled(1.0)
     weights.grad = None
     accumulator.add(2)
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (4, 0.5)
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (4, 0.5)
 
 
 # Where the sums live.
@@ -284,10 +284,10 @@ def test_scaled_gradients_are_handed_in_unscaled_and_come_back_so(reuse: bool) -
     weights, accumulator = filled(reuse=reuse)
     for gradient in (8.0, 24.0):
         batch(weights, accumulator, gradient, scale=8.0)
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (4, 2.0)
-    accumulator.take_back()
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (4, 2.0)
+    accumulator.restore()
     batch(weights, accumulator, 5.0 * 64, batch_size=4, scale=64.0)
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (8, (4 * 2.0 + 4 * 5.0) / 8)
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (8, (4 * 2.0 + 4 * 5.0) / 8)
 
 
 def test_batches_of_several_scales_mix_in_separate_sums() -> None:
@@ -295,7 +295,7 @@ def test_batches_of_several_scales_mix_in_separate_sums() -> None:
     for scale in (1.0, 8.0, 0.5):
         batch(weights, accumulator, 3.0 * scale, scale=scale)
     batch(weights, accumulator, 3.0)
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (8, 3.0)
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (8, 3.0)
 
 
 def test_reused_gradients_want_batches_of_one_scale() -> None:
@@ -310,21 +310,21 @@ def test_reused_gradients_want_batches_of_one_scale() -> None:
 def test_an_overflow_drops_everything_and_the_next_batch_counts_again(reuse: bool) -> None:
     weights, accumulator = filled(reuse=reuse)
     assert batch(weights, accumulator, 8.0, scale=8.0)
-    accumulator.hand_in()
-    accumulator.take_back()
+    accumulator.freeze()
+    accumulator.restore()
     assert not batch(weights, accumulator, float("inf"), scale=8.0)
     assert accumulator.samples == 0
     assert batch(weights, accumulator, 12.0, scale=4.0)
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 3.0)
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (2, 3.0)
 
 
 @pytest.mark.parametrize("reuse", [False, True])
 def test_an_overflow_leaves_what_a_round_is_using(reuse: bool) -> None:
     weights, accumulator = filled(2.0, reuse=reuse)
-    accumulator.hand_in()
+    accumulator.freeze()
     assert not batch(weights, accumulator, float("nan"), scale=8.0)
-    accumulator.take_back()
-    assert (accumulator.hand_in(), accumulator.means[0].item()) == (2, 2.0)
+    accumulator.restore()
+    assert (accumulator.freeze(), accumulator.means[0].item()) == (2, 2.0)
 
 
 def test_small_float16_gradients_survive_their_scale() -> None:
@@ -332,5 +332,5 @@ def test_small_float16_gradients_survive_their_scale() -> None:
     accumulator = GradientAccumulator([weights])
     weights.grad = torch.tensor([2.0**-8], dtype=torch.float16)  # of 2 ** -28, for which float16 has no number
     accumulator.add(2, scale=2.0**20)
-    accumulator.hand_in()
+    accumulator.freeze()
     assert accumulator.means[0].item() == 2.0**-28

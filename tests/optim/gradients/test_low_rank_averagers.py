@@ -9,11 +9,11 @@ import torch
 
 from swarmcli.averaging import RoundResult, StepControl
 from swarmcli.optim import GradientAverager, PowerEFGradientAverager, PowerSGDGradientAverager
-from swarmcli.optim.gradients.grad_averager import gradient_method_of
 from swarmcli.optim.gradients.low_rank_averagers import LowRankGradientAverager
-from swarmcli.optim.gradients.plain import Plain
-from swarmcli.optim.gradients.poweref import PowerEF
-from swarmcli.optim.gradients.powersgd import PowerSGD
+from swarmcli.optim.modes import choose_mode
+from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.synchronous import Synchronous
 from tests.optim.gradients.low_rank_peers import gradient_of
 from tests.optim.shells import at_once, dhts
 
@@ -131,13 +131,15 @@ def test_a_step_that_finds_nobody_gives_everything_back(kind: type[LowRankGradie
 
 
 def test_what_an_averager_class_stands_for() -> None:
-    assert gradient_method_of(GradientAverager) == Plain()
-    assert gradient_method_of(GradientAverager.get_factory()) == Plain()
+    assert choose_mode(None)() == LocalUpdates()
+    assert choose_mode(GradientAverager)() == Synchronous()
+    assert choose_mode(GradientAverager.get_factory())() == Synchronous()
     factory = PowerSGDGradientAverager.get_factory(averager_rank=4)
-    assert gradient_method_of(factory) == PowerSGD(4, 0.5)
-    assert gradient_method_of(PowerEFGradientAverager.get_factory(averager_rank=8, min_compression_ratio=0.1)) == (
-        PowerEF(8, 0.1)
+    assert choose_mode(factory)() == PowerSGD(averager_rank=4, min_compression_ratio=0.5)
+    assert choose_mode(partial(factory, min_compression_ratio=0.1))() == (
+        PowerSGD(averager_rank=4, min_compression_ratio=0.1)
     )
+    assert choose_mode(partial(PowerEFGradientAverager, averager_rank=8))() == PowerEF(averager_rank=8)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +154,12 @@ def test_what_an_averager_class_stands_for() -> None:
 )
 def test_what_is_none_is_refused_by_name(factory, words: str) -> None:
     with pytest.raises(TypeError, match=words):
-        gradient_method_of(factory)
+        choose_mode(factory)
 
 
 def test_impossible_options_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="averager_rank"):
-        gradient_method_of(PowerSGDGradientAverager.get_factory(averager_rank=0))
+        choose_mode(PowerSGDGradientAverager.get_factory(averager_rank=0))()
     with dhts(1) as (only,), pytest.raises(ValueError, match="averaging_alpha"):
         Local(PowerEFGradientAverager, only, averaging_alpha=0.5)
 

@@ -11,35 +11,33 @@ from swarmcli.averaging.allreduce.allreduce import Allreduce
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.compression import Float16Compression
-from swarmcli.optim.gradients.method import MethodFactory
-from swarmcli.optim.gradients.poweref import PowerEF
-from swarmcli.optim.gradients.powersgd import PowerSGD
+from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results
 from tests.averaging.phases.programs import strike_in_step
 from tests.optim.gradients.low_rank_peers import Gradients, conclude, equal, join, round_of
 
-FACTORIES = [PowerSGD(2, 0.1), PowerEF(2, 0.1)]
-both = pytest.mark.parametrize("factory", FACTORIES, ids=["powersgd", "poweref"])
+MODES = [PowerSGD(averager_rank=2, min_compression_ratio=0.1), PowerEF(averager_rank=2, min_compression_ratio=0.1)]
+both = pytest.mark.parametrize("mode", MODES, ids=["powersgd", "poweref"])
 
 
 def run(main: Any, seed: int = 0) -> None:
     virtual_time.run(main, seed=seed, timeout=3600)
 
 
-async def members(swarm: Averagers, factory: MethodFactory, count: int, **options: Any) -> list[tuple[Peer, Gradients]]:
+async def members(swarm: Averagers, mode: LowRank, count: int, **options: Any) -> list[tuple[Peer, Gradients]]:
     made = []
     for _ in range(count):
-        gradients = Gradients(factory)
+        gradients = Gradients(mode)
         made.append((await join(swarm, gradients, **options), gradients))
     return made
 
 
-async def hand_in(peers: list[tuple[Peer, Gradients]], seed: int) -> None:
+async def freeze(peers: list[tuple[Peer, Gradients]], seed: int) -> None:
     for index, (peer, gradients) in enumerate(peers):
         gradients.draw(seed + index, 1 + index)
         async with peer.core.tensors():
-            gradients.hand_in()
+            gradients.freeze()
 
 
 async def average(peers: list[tuple[Peer, Gradients]], **request: Any) -> list[RoundResult]:
@@ -57,13 +55,13 @@ def assert_alike(peers: list[tuple[Peer, Gradients]]) -> None:
         assert all(map(torch.equal, gradients.averaged, first.averaged))
 
 
-def reference(factory: MethodFactory, count: int, seeds: list[int], left_out: dict[int, set[int]]) -> list[Gradients]:
+def reference(mode: LowRank, count: int, seeds: list[int], left_out: dict[int, set[int]]) -> list[Gradients]:
     """The same rounds by arithmetic, in float64. `left_out`: members without a part, by round."""
-    twins = [Gradients(factory) for _ in range(count)]
+    twins = [Gradients(mode) for _ in range(count)]
     for number, seed in enumerate(seeds):
         for index, twin in enumerate(twins):
             twin.draw(seed + index, 1 + index)
-            twin.hand_in()
+            twin.freeze()
         round_of(twins, seed=b"reference", left_out=left_out.get(number, set()))
     return twins
 
@@ -77,16 +75,16 @@ def assert_close(one: Gradients, other: Gradients) -> None:
 
 
 @both
-def test_three_peers_over_several_rounds(factory: MethodFactory) -> None:
+def test_three_peers_over_several_rounds(mode: LowRank) -> None:
     async def main() -> None:
         async with Averagers(1) as swarm:
-            peers = await members(swarm, factory, 3)
+            peers = await members(swarm, mode, 3)
             for seed in (0, 10, 20):
-                await hand_in(peers, seed)
+                await freeze(peers, seed)
                 results = await average(peers)
                 assert all(result.total_weight == 6 for result in results)
                 assert_alike(peers)
-            twins = reference(factory, 3, [0, 10, 20], {})
+            twins = reference(mode, 3, [0, 10, 20], {})
             assert_close(peers[0][1], twins[0])
 
     run(main())
@@ -95,14 +93,14 @@ def test_three_peers_over_several_rounds(factory: MethodFactory) -> None:
 @both
 @pytest.mark.parametrize("step", [0, 1])
 def test_one_killed_in_the_middle_counts_as_if_it_had_brought_nothing(
-    factory: MethodFactory, step: int, monkeypatch: pytest.MonkeyPatch
+    mode: LowRank, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the survivors step with is what they would have without it, and so are their residuals."""
 
     async def main(after: float) -> bool:
         async with Averagers(2) as swarm:
-            peers = await members(swarm, factory, 4)
-            await hand_in(peers, 0)
+            peers = await members(swarm, mode, 4)
+            await freeze(peers, 0)
             dead = peers[3][0]
             survivors = peers[:3]
             with monkeypatch.context() as patch:
@@ -117,7 +115,7 @@ def test_one_killed_in_the_middle_counts_as_if_it_had_brought_nothing(
                 return False
             assert all(result.total_weight == 6 for result in results)
             brought = [g for _, g in survivors]
-            check_conserved(brought, [Gradients(factory).draw(index, 1) for index in range(3)])
+            check_conserved(brought, [Gradients(mode).draw(index, 1) for index in range(3)])
             return True
 
     left_out = [virtual_time.run(main(after), seed=0, timeout=3600) for after in (0.03, 0.1, 0.25)]
@@ -141,15 +139,15 @@ def check_conserved(peers: list[Gradients], drawn: list[list[torch.Tensor]]) -> 
 
 @both
 def test_a_round_that_fails_changes_nothing_and_the_next_one_has_everything_once(
-    factory: MethodFactory, monkeypatch: pytest.MonkeyPatch
+    mode: LowRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         async with Averagers(3) as swarm:
             options = AllreduceOptions(part_size_bytes=512, sender_timeout=5.0)
-            peers = await members(swarm, factory, 2, allreduce=options)
-            await hand_in(peers, 0)
+            peers = await members(swarm, mode, 2, allreduce=options)
+            await freeze(peers, 0)
             await average(peers)
-            await hand_in(peers, 10)
+            await freeze(peers, 10)
             before = [gradients.state() for _, gradients in peers]
             with monkeypatch.context() as patch:
                 one, other = peers[0][0], peers[1][0]
@@ -160,25 +158,25 @@ def test_a_round_that_fails_changes_nothing_and_the_next_one_has_everything_once
             for (peer, gradients), old in zip(peers, before, strict=True):
                 assert equal(gradients.state(), old)
                 async with peer.core.tensors():
-                    gradients.accumulator.take_back()
-                    gradients.hand_in()
+                    gradients.accumulator.restore()
+                    gradients.freeze()
             results = await average(peers)
             assert results[0].total_weight == 3
             assert_alike(peers)
-            assert_close(peers[0][1], reference(factory, 2, [0, 10], {})[0])
+            assert_close(peers[0][1], reference(mode, 2, [0, 10], {})[0])
 
     run(main())
 
 
 @both
-def test_one_that_missed_a_round_replays_it_bit_for_bit(factory: MethodFactory) -> None:
+def test_one_that_missed_a_round_replays_it_bit_for_bit(mode: LowRank) -> None:
     async def main() -> None:
         async with Averagers(4) as swarm:
-            peers = await members(swarm, factory, 3)
-            await hand_in(peers, 0)
+            peers = await members(swarm, mode, 3)
+            await freeze(peers, 0)
             await average(peers, tag=b"one")
             missing, present = peers[2], peers[:2]
-            await hand_in(present, 10)
+            await freeze(present, 10)
             await average(present, tag=b"two")
             donors = [peer.peer_id for peer, _ in present]
             kept = await missing[0].core.archive.fetch(donors, missing[0].core.layout, tag=b"two", timeout=10)
@@ -188,7 +186,7 @@ def test_one_that_missed_a_round_replays_it_bit_for_bit(factory: MethodFactory) 
             missing[1].finish(kept.record.samples, counted=False)
             assert_alike([*present, missing])
             assert equal(own, dict(missing[1].method.own))
-            await hand_in(peers, 20)
+            await freeze(peers, 20)
             await average(peers, tag=b"three")
             assert_alike(peers)
 
@@ -196,20 +194,19 @@ def test_one_that_missed_a_round_replays_it_bit_for_bit(factory: MethodFactory) 
 
 
 @both
-def test_auxiliaries_followers_and_members_behind_firewalls(factory: MethodFactory) -> None:
+def test_auxiliaries_followers_and_members_behind_firewalls(mode: LowRank) -> None:
     async def main() -> None:
         async with Averagers(5) as swarm:
-            peers = await members(swarm, factory, 2)
-            peers += await members(swarm, factory, 1, listening=False)
-            helper = Gradients(factory)
-            outline = factory.outline(helper.parameters)
+            peers = await members(swarm, mode, 2)
+            peers += await members(swarm, mode, 1, listening=False)
+            helper = Gradients(mode)
             settings = {"allreduce": AllreduceOptions(part_size_bytes=512, sender_timeout=5.0)}
             auxiliary = await swarm.add_one(
-                tensors=outline.tensors, program=outline.program, auxiliary=True, **settings
+                tensors=helper.method.tensors, program=helper.method.program, auxiliary=True, **settings
             )
-            follower = (await members(swarm, factory, 1))[0]
+            follower = (await members(swarm, mode, 1))[0]
             for seed in (0, 10):
-                await hand_in(peers, seed)
+                await freeze(peers, seed)
                 control = auxiliary.begin(weight=0.0)
                 results = await average([*peers, follower])
                 helped = (await all_results([control]))[0]
@@ -220,7 +217,7 @@ def test_auxiliaries_followers_and_members_behind_firewalls(factory: MethodFacto
 
 
 @both
-def test_bytes_on_the_wire_are_those_of_the_formula(factory: MethodFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_on_the_wire_are_those_of_the_formula(mode: LowRank, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of n members each sends what others reduce, and its averages to n − 1: 2 (n − 1) times the vector, in all."""
     shapes = [(300, 200), (64, 16, 3, 3), (500,)]
     rank = 2
@@ -236,11 +233,11 @@ def test_bytes_on_the_wire_are_those_of_the_formula(factory: MethodFactory, monk
         async with Averagers(6) as swarm:
             peers = []
             for _ in range(3):
-                gradients = Gradients(factory, shapes, torch.float32)
+                gradients = Gradients(mode, shapes, torch.float32)
                 peers.append((await join(swarm, gradients, allreduce=AllreduceOptions()), gradients))
             for seed in (0, 10):
                 steps.clear()
-                await hand_in(peers, seed)
+                await freeze(peers, seed)
                 results = await average(peers)
                 assert steps[0] + steps[-1] == 4 * numbers and len(steps) == 6  # each phase at three members
                 wire = sum(result.bytes_sent for result in results)
@@ -251,13 +248,13 @@ def test_bytes_on_the_wire_are_those_of_the_formula(factory: MethodFactory, monk
 
 
 @both
-def test_with_a_codec_all_still_hold_the_same(factory: MethodFactory) -> None:
+def test_with_a_codec_all_still_hold_the_same(mode: LowRank) -> None:
     async def main() -> None:
         async with Averagers(7) as swarm:
             options = AllreduceOptions(compression=Float16Compression(), part_size_bytes=512, sender_timeout=5.0)
-            peers = await members(swarm, factory, 3, allreduce=options)
+            peers = await members(swarm, mode, 3, allreduce=options)
             for seed in (0, 10):
-                await hand_in(peers, seed)
+                await freeze(peers, seed)
                 await average(peers)
                 assert_alike(peers)
 
@@ -269,12 +266,13 @@ def test_columns_that_say_nothing_are_asked_for_again_in_the_same_round() -> Non
 
     async def main() -> None:
         async with Averagers(8) as swarm:
-            gradient = torch.linalg.qr(Gradients(PowerEF(4, -9.0), [(16, 16)]).draw(1, 1)[0])[0]
+            mode = PowerEF(averager_rank=4, min_compression_ratio=-9.0)
+            gradient = torch.linalg.qr(Gradients(mode, [(16, 16)]).draw(1, 1)[0])[0]
             peers = []
             for _ in range(3):
-                made = Gradients(PowerEF(4, -9.0), [(16, 16)])
+                made = Gradients(mode, [(16, 16)])
                 peers.append((await join(swarm, made), made))
-            outline = PowerEF(4, -9.0).outline(peers[0][1].parameters)
+            outline = Gradients(mode, [(16, 16)]).method
             helper = await swarm.add_one(
                 tensors=outline.tensors,
                 program=outline.program,
@@ -283,9 +281,9 @@ def test_columns_that_say_nothing_are_asked_for_again_in_the_same_round() -> Non
             )
             for _ in range(4):
                 for peer, made in peers:
-                    made.take_in([gradient], 1)
+                    made.accumulate([gradient], 1)
                     async with peer.core.tensors():
-                        made.hand_in()
+                        made.freeze()
                 control = helper.begin(weight=0.0)
                 await average(peers)
                 await all_results([control])

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmcli.optim.gradients.poweref import PowerEF
+from swarmcli.optim.modes.low_rank import PowerEF
 from tests.optim.gradients.low_rank_peers import SHAPES, Gradients, equal, gradient_of, round_of
 
-FACTORY = PowerEF(2, min_compression_ratio=0.1)
-ALWAYS = PowerEF(4, min_compression_ratio=-1000)
+MODE = PowerEF(averager_rank=2, min_compression_ratio=0.1)
+ALWAYS = PowerEF(averager_rank=4, min_compression_ratio=-1000)
 
 
 def estimate(peer: Gradients) -> list[torch.Tensor]:
@@ -32,15 +32,15 @@ def errors(gradient: torch.Tensor, rounds: int, members: int = 1) -> list[float]
     found = []
     for number in range(rounds):
         for peer, deviation in zip(peers, spread, strict=True):
-            peer.take_in([gradient + deviation if members % 2 == 0 else gradient], 3)
-            peer.hand_in()
+            peer.accumulate([gradient + deviation if members % 2 == 0 else gradient], 3)
+            peer.freeze()
         round_of(peers, seed=bytes([number]))
         found.append(float((peers[0].averaged[0] - gradient).norm() / gradient.norm()))
     return found
 
 
 def test_everything_is_shared() -> None:
-    method = Gradients(FACTORY).method
+    method = Gradients(MODE).method
     assert sorted(method.shared) == sorted(["q0", "q1", *(f"g{index}" for index in range(len(SHAPES)))])
     assert not method.own
     assert [tuple(method.shared[f"g{index}"].shape) for index in range(len(SHAPES))] == list(SHAPES)
@@ -50,12 +50,12 @@ def test_everything_is_shared() -> None:
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=5))
 def test_the_estimate_moves_by_a_projection_of_its_error(rounds: list[list[int]]) -> None:
     """g' − g = P Pᵀ (mean G − g), and all of it where nothing is compressed, whatever the weights."""
-    peers = [Gradients(FACTORY) for _ in range(3)]
+    peers = [Gradients(MODE) for _ in range(3)]
     for number, weights in enumerate(rounds):
         old = estimate(peers[0])
         drawn = [peer.draw(10 * number + i, n) for i, (peer, n) in enumerate(zip(peers, weights, strict=True))]
         for peer in peers:
-            peer.hand_in()
+            peer.freeze()
         round_of(peers, seed=bytes([number]))
         mean = [
             sum(n * gradients[place] for n, gradients in zip(weights, drawn, strict=True)) / sum(weights)
@@ -105,7 +105,7 @@ def test_a_low_rank_gradient_is_reached_at_once() -> None:
 
 def test_columns_are_redrawn_only_where_they_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With gradients that change as those of batches do, no phase is done twice."""
-    peer, phases = Gradients(FACTORY), []
+    peer, phases = Gradients(MODE), []
     begin = peer.method.program.begin
 
     def counted(seed: bytes):
@@ -117,7 +117,7 @@ def test_columns_are_redrawn_only_where_they_say_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr(peer.method.program, "begin", counted)
     for seed in range(10):
         peer.draw(seed, 2)
-        peer.hand_in()
+        peer.freeze()
         round_of([peer], seed=bytes([seed]))
     assert phases == [0, 1] * 10
 
@@ -125,42 +125,42 @@ def test_columns_are_redrawn_only_where_they_say_nothing(monkeypatch: pytest.Mon
 def test_a_layer_whose_gradient_was_zero_learns_again_and_costs_no_phase_before() -> None:
     peer = Gradients(ALWAYS, [(12, 10)])
     for seed in range(3):
-        peer.take_in([torch.zeros(12, 10, dtype=torch.float64)], 1)
-        peer.hand_in()
+        peer.accumulate([torch.zeros(12, 10, dtype=torch.float64)], 1)
+        peer.freeze()
         run = peer.method.program.begin(bytes([seed]))
         assert run.take(0, run.inputs(0)) == 1
         round_of([peer], seed=bytes([seed]))
     gradient = gradient_of(1, (12, 10))
     for seed in range(3):
-        peer.take_in([gradient], 1)
-        peer.hand_in()
+        peer.accumulate([gradient], 1)
+        peer.freeze()
         round_of([peer], seed=bytes([seed + 9]))
     torch.testing.assert_close(peer.averaged[0], gradient)
 
 
 def test_a_newcomer_continues_with_g_and_q_and_not_without() -> None:
-    peers = [Gradients(FACTORY) for _ in range(2)]
+    peers = [Gradients(MODE) for _ in range(2)]
     for number in range(3):
         for index, peer in enumerate(peers):
             peer.draw(10 * number + index, 2)
-            peer.hand_in()
+            peer.freeze()
         round_of(peers, seed=bytes([number]))
-    newcomer = Gradients(FACTORY)
+    newcomer = Gradients(MODE)
     for name, tensor in newcomer.method.shared.items():
         tensor.copy_(peers[0].method.shared[name])
     for index, peer in enumerate([*peers, newcomer]):
         peer.draw(90 + index, 1)
-        peer.hand_in()
+        peer.freeze()
     round_of([*peers, newcomer], seed=b"together")
     for peer in (peers[1], newcomer):
         assert equal(peer.state(), peers[0].state()) and all(map(torch.equal, peer.averaged, peers[0].averaged))
 
 
 def test_tries_change_nothing() -> None:
-    peer = Gradients(FACTORY)
+    peer = Gradients(MODE)
     for number in range(2):
         peer.draw(number, 2)
-        peer.hand_in()
+        peer.freeze()
         if number:
             before = peer.state()
             run = peer.method.program.begin(b"failed")
@@ -171,9 +171,9 @@ def test_tries_change_nothing() -> None:
 
 
 def test_the_gradients_that_an_optimizer_gets_are_not_the_estimate() -> None:
-    peer = Gradients(FACTORY)
+    peer = Gradients(MODE)
     peer.draw(0, 2)
-    peer.hand_in()
+    peer.freeze()
     round_of([peer])
     before = estimate(peer)
     for tensor in peer.method.averaged:

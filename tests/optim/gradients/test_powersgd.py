@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmcli.optim.gradients.powersgd import PowerSGD
+from swarmcli.optim.modes.low_rank import PowerSGD
 from tests.optim.gradients.low_rank_peers import SHAPES, Gradients, equal, gradient_of, round_of
 
-FACTORY = PowerSGD(2, min_compression_ratio=0.1)
+MODE = PowerSGD(averager_rank=2, min_compression_ratio=0.1)
 
 
 def residuals(peer: Gradients) -> list[torch.Tensor]:
@@ -25,7 +25,7 @@ def compressed(peer: Gradients, gradients: list[torch.Tensor]) -> list[torch.Ten
 
 
 def test_which_tensors_are_compressed() -> None:
-    peer = Gradients(FACTORY)
+    peer = Gradients(MODE)
     assert [SHAPES[index] for index in peer.method.indices] == [(12, 10), (8, 3, 2, 2)]
     assert [tuple(m.mean.shape) for m in peer.method.matrices] == [(12, 10), (8, 12)]
     assert list(peer.method.shared) == ["q0", "q1"] and list(peer.method.own) == ["residual0", "residual1"]
@@ -36,7 +36,7 @@ def test_which_tensors_are_compressed() -> None:
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=5))
 def test_nothing_is_lost(rounds: list[list[int]]) -> None:
     """Σ over rounds of N L, and all residuals, are Σ of n G, whatever the weights from round to round, zeros too."""
-    peers = [Gradients(FACTORY) for _ in range(3)]
+    peers = [Gradients(MODE) for _ in range(3)]
     given_in = [torch.zeros_like(m.mean) for m in peers[0].method.matrices]
     handed_out = [torch.zeros_like(m.mean) for m in peers[0].method.matrices]
     for number, weights in enumerate(rounds):
@@ -45,7 +45,7 @@ def test_nothing_is_lost(rounds: list[list[int]]) -> None:
                 given_in, compressed(peer, peer.draw(10 * number + index, samples)), strict=True
             ):
                 total += samples * gradient
-            peer.hand_in()
+            peer.freeze()
         total_samples = round_of(peers, seed=bytes([number]))
         assert total_samples == sum(weights)
         for total, average in zip(handed_out, compressed(peers[0], peers[0].averaged), strict=True):
@@ -59,14 +59,14 @@ def test_nothing_is_lost(rounds: list[list[int]]) -> None:
 
 
 def test_a_peer_that_leaves_takes_its_residual_along_and_one_that_comes_brings_none() -> None:
-    peers = [Gradients(FACTORY) for _ in range(3)]
+    peers = [Gradients(MODE) for _ in range(3)]
     for index, peer in enumerate(peers):
         peer.draw(index, 1 + index)
-        peer.hand_in()
+        peer.freeze()
     round_of(peers)
     leaver, stayers = peers[0], peers[1:]
     gone = residuals(leaver)
-    newcomer = Gradients(FACTORY)
+    newcomer = Gradients(MODE)
     for name, tensor in newcomer.method.shared.items():
         tensor.copy_(stayers[0].method.shared[name])
     members = [*stayers, newcomer]
@@ -74,7 +74,7 @@ def test_a_peer_that_leaves_takes_its_residual_along_and_one_that_comes_brings_n
     gradients = []
     for index, peer in enumerate(members):
         gradients.append(compressed(peer, peer.draw(50 + index, 2)))
-        peer.hand_in()
+        peer.freeze()
     total = round_of(members, seed=b"second")
     assert total == 6 and all(map(torch.equal, residuals(leaver), gone))
     for place in range(len(gone)):
@@ -86,11 +86,11 @@ def test_a_peer_that_leaves_takes_its_residual_along_and_one_that_comes_brings_n
 
 
 def test_the_average_is_the_best_in_the_span_of_p() -> None:
-    peers = [Gradients(FACTORY) for _ in range(2)]
+    peers = [Gradients(MODE) for _ in range(2)]
     means = []
     for index, peer in enumerate(peers):
         means.append(compressed(peer, peer.draw(index, 1 + index)))
-        peer.hand_in()
+        peer.freeze()
     round_of(peers)
     for place, matrix in enumerate(peers[0].method.matrices):
         mean = (means[0][place] + 2 * means[1][place]) / 3
@@ -104,40 +104,40 @@ def test_the_average_is_the_best_in_the_span_of_p() -> None:
 
 
 def test_a_round_that_fails_or_is_tried_again_adds_nothing_twice() -> None:
-    peers, twins = [[Gradients(FACTORY) for _ in range(2)] for _ in range(2)]
+    peers, twins = [[Gradients(MODE) for _ in range(2)] for _ in range(2)]
     for group in (peers, twins):
         for index, peer in enumerate(group):
             peer.draw(index, 2)
-            peer.hand_in()
+            peer.freeze()
         round_of(group)
         for index, peer in enumerate(group):
             peer.draw(5 + index, 3)
     for peer in peers:
         before = peer.state()
         for number in range(3):  # tries that end after either phase, or before any
-            peer.hand_in()
+            peer.freeze()
             run = peer.method.program.begin(b"failed")
             if number:
                 run.take(0, run.inputs(0))
             if number == 2:
                 run.take(1, run.inputs(1))
-            peer.accumulator.take_back()
+            peer.accumulator.restore()
             assert equal(before, peer.state())
     for group in (peers, twins):
         for peer in group:
-            peer.hand_in()
+            peer.freeze()
         round_of(group, seed=b"second")
     for one, other in zip(peers, twins, strict=True):
         assert equal(one.state(), other.state()) and all(map(torch.equal, one.averaged, other.averaged))
 
 
 def test_one_that_was_left_out_keeps_its_residual_as_it_was() -> None:
-    peers = [Gradients(FACTORY) for _ in range(3)]
+    peers = [Gradients(MODE) for _ in range(3)]
     for seed in (0, 10):
         before = residuals(peers[2])
         for index, peer in enumerate(peers):
             peer.draw(seed + index, 2)
-            peer.hand_in()
+            peer.freeze()
         total = round_of(peers, seed=bytes([seed]), left_out=[2] if seed else [])
     assert total == 4 and all(map(torch.equal, residuals(peers[2]), before))
     assert all(map(torch.equal, peers[2].averaged, peers[0].averaged))
@@ -146,25 +146,25 @@ def test_one_that_was_left_out_keeps_its_residual_as_it_was() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_layer_whose_gradient_was_zero_learns_again(dtype: torch.dtype) -> None:
-    peer = Gradients(FACTORY, [(12, 10)], dtype)
+    peer = Gradients(MODE, [(12, 10)], dtype)
     for seed in range(3):
-        peer.take_in([torch.zeros(12, 10, dtype=dtype)], 1)
-        peer.hand_in()
+        peer.accumulate([torch.zeros(12, 10, dtype=dtype)], 1)
+        peer.freeze()
         round_of([peer], seed=bytes([seed]))
         assert float(peer.averaged[0].abs().max()) == 0
     gradient = gradient_of(1, (12, 10), dtype)
-    peer.take_in([gradient], 1)
-    peer.hand_in()
+    peer.accumulate([gradient], 1)
+    peer.freeze()
     round_of([peer], seed=b"now")
     assert float(peer.averaged[0].norm() / gradient.norm()) > 0.2
 
 
 def test_rank_above_what_a_matrix_allows_is_exact() -> None:
     shapes = [(6, 2), (1, 3), (2, 6), (3, 3)]
-    peer = Gradients(PowerSGD(50, min_compression_ratio=-1000), shapes)
+    peer = Gradients(PowerSGD(averager_rank=50, min_compression_ratio=-1000), shapes)
     assert len(peer.method.matrices) == 3
     gradients = peer.draw(3, 4)
-    peer.hand_in()
+    peer.freeze()
     round_of([peer])
     for gradient, average in zip(gradients, peer.averaged, strict=True):
         torch.testing.assert_close(average, gradient)
@@ -172,11 +172,11 @@ def test_rank_above_what_a_matrix_allows_is_exact() -> None:
 
 
 def test_what_is_alone_is_a_round_with_nobody_else() -> None:
-    one, other = Gradients(FACTORY), Gradients(FACTORY)
+    one, other = Gradients(MODE), Gradients(MODE)
     for seed in range(3):
         for peer in (one, other):
             peer.draw(seed, 2)
-            peer.hand_in()
+            peer.freeze()
         one.method.alone()
         one.finish(2)
         other.method.alone()
@@ -184,7 +184,7 @@ def test_what_is_alone_is_a_round_with_nobody_else() -> None:
         assert equal(one.state(), other.state())
     whole = compressed(one, gradients := one.draw(9, 2))
     before = residuals(one)
-    one.hand_in()
+    one.freeze()
     one.method.alone()
     one.finish(2)
     for place, matrix in enumerate(one.method.matrices):
@@ -194,9 +194,9 @@ def test_what_is_alone_is_a_round_with_nobody_else() -> None:
 
 
 def test_another_state_drops_what_belonged_to_the_former_parameters() -> None:
-    peer = Gradients(FACTORY)
+    peer = Gradients(MODE)
     peer.draw(1, 2)
-    peer.hand_in()
+    peer.freeze()
     round_of([peer])
     right = [matrix.right.clone() for matrix in peer.method.matrices]
     assert float(residuals(peer)[0].abs().max()) > 0
@@ -219,11 +219,3 @@ def test_another_state_drops_what_belonged_to_the_former_parameters() -> None:
 def test_options_that_make_no_sense(options: dict[str, object], error: type[Exception]) -> None:
     with pytest.raises(error, match=list(options)[-1]):
         PowerSGD(**options)  # type: ignore[arg-type]
-
-
-def test_an_auxiliary_knows_the_tensors_and_phases_from_shapes_alone() -> None:
-    peer = Gradients(FACTORY)
-    outline = FACTORY.outline(peer.parameters)
-    assert [(t.shape, t.dtype) for t in outline.tensors] == [(t.shape, t.dtype) for t in peer.method.tensors]
-    assert outline.program is not None and outline.program.description == peer.method.program.description
-    assert list(map(list, outline.program.phases)) == list(map(list, peer.method.program.phases))

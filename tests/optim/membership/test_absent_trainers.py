@@ -21,10 +21,10 @@ def test_a_trainer_that_takes_no_steps_holds_the_others_up_once(count) -> None:
             await together(*(trainer.train(3) for trainer in trainers))
             async with asyncio.timeout(150):
                 await together(*(trainer.train(9) for trainer in others))
-            assert absent.epoch == 3 and absent.core.account.report().phase == "joining"
+            assert absent.epoch == 3 and absent.core.report().phase == "joining"
             async with asyncio.timeout(30):
                 await together(*(trainer.train(14) for trainer in trainers))
             assert len(digests(trainers)) == 1
-            assert absent.core.account.report().phase == "training"
+            assert absent.core.report().phase == "training"
 
     virtual_time.run(main(), seed=2)

@@ -54,13 +54,13 @@ async def run_with(claim: str) -> float:
             if claim == "silence":
                 await asyncio.sleep(100)
             says = {"less": core.standing, "too much": Standing(2**62, 2**62, b"x" * 32)}.get(claim, far)
-            return StandingReply(says.epoch, says.samples, says.lineage, "training", core.account.report().terms)
+            return StandingReply(says.epoch, says.samples, says.lineage, "training", core.report().terms)
 
         if claim != "error":
             liar.endpoint.serve("run.standing", StandingRequest, answer)
         lie = {"epoch": far.epoch, "lineage": far.lineage.hex(), "addresses": list(liar.endpoint.info.addresses)}
         if claim != "no lie":
-            await Board(liar, "run_peers", PeerReport, 3600.0).publish(core.account.report().model_copy(update=lie))
+            await Board(liar, "run_peers", PeerReport, 3600.0).publish(core.report().model_copy(update=lie))
         await together(*(trainer.train(22) for trainer in trainers))
         assert len(digests(trainers)) == 1 and trainers[0].epoch == 22
         return asyncio.get_running_loop().time() - began

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from swarmcli.events import EpochAdvanced, RoundFinished
-from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, auxiliary, digests, record, together, until
 
@@ -35,7 +35,7 @@ def test_a_follower_stays_bit_identical(trainers: int) -> None:
             assert len(digests(swarm.trainers)) == 1
             assert len({trainer.core.standing for trainer in swarm.trainers}) == 1
             assert monitor.used == {}
-            assert monitor.core.account.report().phase == "following"
+            assert monitor.core.report().phase == "following"
 
     virtual_time.run(main(), timeout=300)
 
@@ -81,7 +81,7 @@ def test_an_auxiliary_follows_the_lineage_and_reduces(client_mode: bool) -> None
                 helped = [r for r in rounds if helper.node.peer_id.text in r.members and r.outcome == "committed"]
                 assert len(helped) >= 15
                 assert all(helper.node.peer_id.text not in r.contributors for r in helped)
-                assert helper.account.report().phase == "assisting"
+                assert helper.report().phase == "assisting"
 
     virtual_time.run(main(), timeout=300)
 

@@ -17,7 +17,7 @@ BOAST = Standing(1000, 10**6, bytes([9]) * 32)
 async def boast(liar) -> None:
     """Claims to be far ahead, at the hash table and when asked."""
     liar.core.replica.state.standing = BOAST
-    liar.core.account.phase = "training"
+    liar.core.phase = "training"
     liar.core.presence.announce()
     await asyncio.sleep(10)
 

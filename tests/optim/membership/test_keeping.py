@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.optim.optimizer_core import OptimizerCore
+from swarmcli.optim.core import OptimizerCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, together
 
@@ -82,7 +82,7 @@ def test_a_peer_that_is_behind_or_has_not_joined_yet_keeps_nothing() -> None:
             newcomer = await swarm.trainer(seed=1)
             await asyncio.sleep(10)
             assert await ahead.core.leave_state() is None
-            ahead.core.account.leaving = False
+            ahead.core.leaving = False
             await newcomer.wait()
             assert newcomer.epoch == 3
             assert await ahead.core.leave_state() == (newcomer.node.peer_id, 3)
@@ -102,7 +102,7 @@ def test_among_those_who_offer_one_writes_and_the_next_takes_over() -> None:
             assert await writers(*cores[1:]) == [True, False, False]
             await swarm.kill(trainers[1])
             assert await writers(*cores[2:]) == [True, False], "though its report has not expired yet"
-            cores[2].account.leaving = True
+            cores[2].leaving = True
             assert await writers(cores[3]) == [True], "one that leaves writes no more"
 
     virtual_time.run(main(), timeout=300)

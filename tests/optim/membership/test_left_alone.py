@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarmcli.events import EpochAdvanced, StateDownloaded
-from swarmcli.optim.auxiliary_core import AuxiliaryCore
+from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, record, until
 from tests.optim.oracle import Checkpoint, Oracle, Work, now

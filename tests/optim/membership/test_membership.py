@@ -153,7 +153,7 @@ def test_lingering_ends_when_its_time_is_up() -> None:
             began = loop.time()
             assert not await done.core.linger(3, timeout=5)
             assert 5 <= loop.time() - began < 7
-            assert done.core.account.report().phase == "lingering"
+            assert done.core.report().phase == "lingering"
 
     virtual_time.run(main(), timeout=300)
 

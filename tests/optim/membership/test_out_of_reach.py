@@ -58,7 +58,7 @@ def test_behind_routers_the_second_waits_says_so_and_ends_in_time(gap: float, se
                 waiting = asyncio.ensure_future(second.train(1000))
                 await until(lambda: second.node.peer_id in first.core.presence.apart())
                 assert now() - began < 15, "the first one's screen tells of it"
-                assert second.core.account.report().phase == "stranded"
+                assert second.core.report().phase == "stranded"
                 with pytest.raises(NoDonorReachable, match="start `swarm monitor`"):
                     await waiting
                 assert 40 <= now() - began < 60
@@ -106,7 +106,7 @@ def test_a_monitor_that_comes_later_lets_the_waiting_one_in() -> None:
                 await asyncio.sleep(5)
                 second = await swarm.trainer(seed=2, client_mode=True)
                 async with training(second):
-                    await until(lambda: second.core.account.report().phase == "stranded")
+                    await until(lambda: second.core.report().phase == "stranded")
                     monitor = await swarm.trainer(seed=3, role="monitor")
                     following = asyncio.ensure_future(monitor.follow(10**6))
                     await until(lambda: len(second.used) > 3)

@@ -6,10 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from swarmcli.events import EpochReported, PeerSeen
-from swarmcli.optim.membership.ledger import Ledger
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.presence import Presence
-from swarmcli.optim.membership.report import PeerDescription, PeerReport, describe
+from swarmcli.optim.membership.report import PeerDescription, PeerMetrics, PeerReport, describe
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import make_node, nodes, record
@@ -25,15 +24,15 @@ class Peer:
         self.description = PeerDescription(role, name)
         self.presence = Presence(node, "run", self.report)
 
-        self.ledger = Ledger()
+        self.metrics = PeerMetrics(node.peer_id, node.endpoint.events)
 
     def report(self) -> PeerReport:
-        return describe(self.node, self.description, self.terms, self.ledger, self.phase, self.standing)
+        return describe(self.node, self.description, self.terms, self.metrics, self.phase, self.standing)
 
     def end_epoch(self, standing: Standing, loss: float) -> None:
         self.standing = standing
-        self.ledger.note_loss(loss, 4)
-        self.ledger.end_epoch(0.0, standing.epoch)
+        self.metrics.note_loss(loss, 4)
+        self.metrics.end_epoch(standing)
 
 
 async def started(*peers: Peer) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.optimizer_core import OptimizerCore
-from swarmcli.optim.setup import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, SiteHooks, Trained, averager_config
+from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.state.rounds import Occasion
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer
@@ -119,7 +118,11 @@ def test_there_are_none_where_gradients_are_averaged() -> None:
             node = await swarm.node()
             config = OptimizerConfig("run", 8)
             with pytest.raises(ValueError, match="companions: where gradients are averaged nobody has parameters"):
-                OptimizerCore(node, config, averager_config(config), momentum([make_model(1)]), companions=Others(0.0))
+                OptimizerCore(
+                    PeerContext(node, config, averager_config(config)),
+                    Trained(momentum([make_model(1)])),
+                    site=SiteHooks(companions=Others(0.0)),
+                )
             await node.shutdown()
 
     virtual_time.run(main(), timeout=300)

@@ -13,7 +13,8 @@ from swarmcli.events import DriftMeasured, EpochAdvanced, Event, PeerRefused, Ro
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.group import Told
-from swarmcli.optim.modes import Modes, StateOptions
+from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.keeper import PAUSE
 from swarmcli.optim.state.sketch import SKETCH_BYTES, Sketcher
 from swarmcli.testing import virtual_time
@@ -108,14 +109,14 @@ def test_the_drift_is_in_the_report() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             trainers = [await swarm.trainer(seed=1) for _ in range(3)]
-            assert trainers[1].core.account.report().drift is None
+            assert trainers[1].core.report().drift is None
             await together(*(trainer.train(2) for trainer in trainers))
             corrupt(trainers[1], lambda weights: weights + 3.0)
             told: dict[int, list[float | None]] = {0: [], 1: []}  # by peer, at the end of each epoch
 
             def note(number: int, event: Event) -> None:
                 if isinstance(event, EpochAdvanced):
-                    told[number].append(trainers[number].core.account.report().drift)
+                    told[number].append(trainers[number].core.report().drift)
 
             for number in told:
                 trainers[number].node.endpoint.events.subscribe(partial(note, number))
@@ -242,8 +243,8 @@ def deceive(trainer: Trainer) -> None:
 def test_every_so_many_epochs_states_are_averaged_beside_the_gradients(delay: bool) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            modes = Modes(state=StateOptions(average_every=3, delay=delay))
-            trainers = [await swarm.trainer(seed=1, modes=modes) for _ in range(3)]
+            mode = Synchronous(state=StateOptions(average_every=3, delay=delay))
+            trainers = [await swarm.trainer(seed=1, mode=mode) for _ in range(3)]
             watches = [Watch(trainer) for trainer in trainers]
             await together(*(trainer.train(4) for trainer in trainers))
             assert len(digests(trainers)) == 1  # what all have in common stays, bit for bit
@@ -265,8 +266,8 @@ def test_every_so_many_epochs_states_are_averaged_beside_the_gradients(delay: bo
 def test_while_a_state_is_downloaded_its_old_average_is_forgotten() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            modes = Modes(state=StateOptions(average_every=1, delay=True))
-            trainers = [await swarm.trainer(seed=1, modes=modes) for _ in range(2)]
+            mode = Synchronous(state=StateOptions(average_every=1, delay=True))
+            trainers = [await swarm.trainer(seed=1, mode=mode) for _ in range(2)]
             await together(*(trainer.train(3) for trainer in trainers))
             keeper = trainers[1].core._keeper
             other = trainers[0].core

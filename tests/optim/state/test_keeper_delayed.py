@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmcli.events import DriftMeasured, StateDownloaded
-from swarmcli.optim.epoch.work import Timing
+from swarmcli.optim.epoch.wait import Timing
 from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer
 from tests.optim.optim_swarm import record, together

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundFinished
-from swarmcli.optim.modes import Modes, StateOptions
+from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, in_one_process, local_peer
@@ -68,8 +69,8 @@ def test_an_average_may_take_longer_than_an_epoch_and_the_next_one_waits_for_it(
 def test_a_repair_brings_all_volumes_of_one_epoch_together(volume_bytes: int) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            modes = Modes(state=StateOptions(volume_bytes=volume_bytes))
-            trainers = [await swarm.trainer(seed=1, modes=modes) for _ in range(2)]
+            mode = Synchronous(state=StateOptions(volume_bytes=volume_bytes))
+            trainers = [await swarm.trainer(seed=1, mode=mode) for _ in range(2)]
             await together(*(trainer.train(2) for trainer in trainers))
             with torch.no_grad():
                 trainers[1].weights.add_(3.0)
@@ -90,8 +91,8 @@ def test_who_dies_in_the_middle_of_a_repair_leaves_the_others_equal() -> None:
 
     async def main() -> None:
         async with Swarm(latency=0.05) as swarm:
-            modes = Modes(state=StateOptions(volume_bytes=16))
-            trainers = [await swarm.trainer(seed=1, modes=modes) for _ in range(3)]
+            mode = Synchronous(state=StateOptions(volume_bytes=16))
+            trainers = [await swarm.trainer(seed=1, mode=mode) for _ in range(3)]
             await together(*(trainer.train(2) for trainer in trainers))
             for number, trainer in enumerate(trainers):
                 with torch.no_grad():

@@ -1,7 +1,7 @@
 """OptimizerCore: the collaborative optimizer on the event loop.
 
 An epoch, as `step` tells it: gradients add up; every count goes to the leader of the group that stands while the
-epoch is computed; when the swarm has enough, the leader begins the round and each member hands in the mean of its
+epoch is computed; when the swarm has enough, the leader begins the round and each member freezes the mean of its
 gradients, weighted by its samples; all step with the average, and are at the next epoch of the next lineage.
 """
 
@@ -11,65 +11,46 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, CrowdedEpochRule, EpochEnd, EpochRule
+from swarmcli.optim.config import PeerContext, SiteHooks, Trained
+from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, EpochEnd
 from swarmcli.optim.epoch.group import StandingGroup
-from swarmcli.optim.epoch.wait import EndUnderWay, LastMoment, Resume
-from swarmcli.optim.epoch.work import Timing
-from swarmcli.optim.gradients.accumulator import GradientAccumulator
-from swarmcli.optim.membership.account import Account
+from swarmcli.optim.epoch.wait import CrowdedEpochRule, EndUnderWay, EpochRule, LastMoment, Resume, Timing
 from swarmcli.optim.membership.following import STRANDED_AFTER, LineageFollower
 from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.membership.presence import Presence
 from swarmcli.optim.membership.replaying import Replayer
-from swarmcli.optim.membership.report import Role
+from swarmcli.optim.membership.report import PeerMetrics, PeerReport, Phase, Role, describe
 from swarmcli.optim.membership.state_exchange import StateExchange
-from swarmcli.optim.modes import AccumulatorFactory, Modes, assemble
+from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 from swarmcli.optim.state.keeper import StateKeeper
-from swarmcli.optim.state.placement import ParameterPlacement
-from swarmcli.optim.state.replica import Companions
-from swarmcli.optim.state.training_state import Scheduler
-
-if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig
-    from swarmcli.dht import DHTNode
 
 
 class OptimizerCore:
     """One trainer or follower of a run. Its coroutines belong to one event loop; one `step` runs at a time.
 
     With every peer honest and in step it equals one process that steps with the whole batch. A peer whose lineage
-    another one beats downloads that one's state and starts over. `optimizer` steps in place; this class gives it the
-    averaged gradients and leaves the user's own as they were.
+    another one beats downloads that one's state and starts over. The optimizer gets the averaged gradients; the user's
+    own are left as they were.
     """
 
     def __init__(
-        self,
-        node: DHTNode,
-        config: OptimizerConfig,
-        averager_config: AveragerConfig,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler | None = None,
-        extra_tensors: Sequence[torch.Tensor] = (),
-        *,
-        placement: ParameterPlacement | None = None,
-        modes: Modes | None = None,
-        accumulate: AccumulatorFactory = GradientAccumulator,
-        companions: Companions | None = None,
+        self, peer: PeerContext, trained: Trained, mode: Mode | None = None, site: SiteHooks | None = None
     ) -> None:
-        """`placement` says where the model's parameters are if the optimizer's are others; `modes` how to train;
-        `accumulate` makes what sums the gradients; `companions`: see Replica."""
-        self.node = node
-        self.config = config
-        self.modes = modes or Modes()
-        self.account = account = Account(node, config, lambda: self.standing)
+        """`mode`: synchronous training without options, unless given."""
+        self.node = node = peer.node
+        self.config = config = peer.config
+        self.mode = mode or Synchronous()
+        self.metrics = PeerMetrics(node.peer_id, peer.events)
+        self.phase: Phase = "joining"
+        self.keeps = False  # whether it writes checkpoints, see PeerReport
+        self.leaving = False
+        self.presence = Presence(node, config.run_id, self.report)
         self.tracker = ProgressTrackerCore(
             node,
             config.run_id,
@@ -78,58 +59,24 @@ class OptimizerCore:
             performance_ema_alpha=config.performance_ema_alpha,
             client_mode=config.client_mode,
             status_loglevel=logging.INFO if config.verbose else logging.DEBUG,
-            latest_epoch=self._latest_epoch,
+            latest_epoch=self.presence.latest_epoch,
         )
-        self.presence = Presence(node, config.run_id, account.report)
         self._tasks = TaskOwner()
-        self.replica, self._work = assemble(
-            node,
-            config,
-            averager_config,
-            self.modes,
-            optimizer,
-            scheduler,
-            extra_tensors,
-            placement,
-            accumulate,
-            companions,
-        )
+        self._work = self.mode.build(peer, trained, site or SiteHooks())
+        self.replica = self._work.replica
         averager = self._work.averager
         self._rule = self._make_rule()
-        self._keeper = keeper = StateKeeper(
-            node, config, averager_config, self.modes, self.replica, self._rule, self.presence.at_work
-        )
+        self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.presence.at_work)
         self._group = StandingGroup(
             averager, config.target_batch_size, config.fingerprint, self._tasks, lambda: keeper.gathered
         )
         self._exchange = StateExchange(
-            node.endpoint, config.run_id, self.replica, averager.at_rest, self.modes.state.load_compression
+            node.endpoint, config.run_id, self.replica, averager.at_rest, self.mode.state.load_compression
         )
-        account.rate = lambda: self.tracker.performance_ema.samples_per_second
-        account.drift = lambda: keeper.monitor.drift
-        account.lost = lambda: self._group.is_overdue(config.averaging_timeout)
-        events = node.endpoint.events
-        replayer = Replayer(self._work, self.replica, events)
-        self._lineage = LineageFollower(
-            self.presence,
-            self._exchange,
-            replayer,
-            lambda: self.standing,
-            events,
-            config.load_state_timeout,
-            config.proceed_alone,
-        )
-        account.stranded = lambda: self._lineage.stranded
+        replayer = Replayer(self._work, peer.events)
+        self._lineage = LineageFollower(peer, self.replica, self.presence, self._exchange, replayer)
         self._end = EpochEnd(
-            config,
-            self.modes.timing,
-            self._rule,
-            self.replica,
-            self._work,
-            keeper,
-            self._group,
-            self.presence,
-            account,
+            peer, self.mode.timing, self._rule, self._work, keeper, self._group, self.presence, self.metrics
         )
         self._ending = EndUnderWay(self._tasks)
         self._last_seen = self.standing  # at the end of the last step
@@ -137,7 +84,7 @@ class OptimizerCore:
         self.global_steps = 0  # with gradients of this peer in them
 
     def _make_rule(self) -> EpochRule:
-        if (size := self.modes.target_group_size) is None:
+        if (size := self.mode.target_group_size) is None:
             return EpochRule(self.config.target_batch_size)
         patience = self.config.matchmaking_time
         return CrowdedEpochRule(self.tracker, size, lambda: 1 + len(self.presence.at_work()), patience)
@@ -149,12 +96,12 @@ class OptimizerCore:
 
     @property
     def samples(self) -> int:
-        """Taken in by this peer for its next round."""
+        """Accumulated by this peer for its next round."""
         return self._work.samples
 
     @property
     def overflows(self) -> int:
-        """How often this peer has given up what it had taken in, since its gradients were not finite."""
+        """How often this peer has given up what it had accumulated, since its gradients were not finite."""
         return self._work.overflows
 
     async def start(self) -> None:
@@ -164,7 +111,7 @@ class OptimizerCore:
         self._exchange.start()
         await self.presence.start()
         await self.tracker.start()
-        self.account.begin()
+        self.metrics.begin()
 
     async def shutdown(self) -> None:
         """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
@@ -181,22 +128,22 @@ class OptimizerCore:
     async def step(self, batch_size: int, scale: float | None = None) -> bool:
         """Takes in the parameters' gradients, means over `batch_size` samples; ends the epoch when it is time.
 
-        With `scale` the gradients are those of losses multiplied by it; see EpochWork.take_in for their overflow.
+        With `scale` the gradients are those of losses multiplied by it; see EpochWork.accumulate for their overflow.
         Returns whether the epoch is another one than after the last step. A step that only accumulates waits for no
-        one. With `batch_size=0` nothing is taken in: the peer waits (at most `idle_wait`) for the epoch's end and
+        one. With `batch_size=0` nothing is accumulated: the peer waits (at most `idle_wait`) for the epoch's end and
         takes part in it with what it has, a follower with nothing. If another lineage leads, its state is downloaded
-        and the gradients, whose parameters are gone, are dropped. A round that fails leaves what was taken in for the
-        next one. Cancelling the call leaves the end of an epoch under way running.
+        and the gradients, whose parameters are gone, are dropped. A round that fails leaves what was accumulated for
+        the next one. Cancelling the call leaves the end of an epoch under way running.
         """
         try:
             if await self._replaced_meanwhile() or (not self._ending and await self._join()):
                 return True
             if batch_size:
-                await self._take_in(batch_size, scale)
+                await self._accumulate(batch_size, scale)
             elif not self._work.samples:
-                self.account.look(anyone_computes=self.presence.anyone_computes(self._group.members))
+                self.metrics.look(anyone_computes=self.presence.anyone_computes(self._group.members))
             # After that, so that companions' steps and this one are together in what is gathered for it.
-            if not self._ending and await self._keeper.averaging.apply() and self.modes.timing is Timing.AT_ONCE:
+            if not self._ending and await self._keeper.averaging.apply() and self.mode.timing is Timing.AT_ONCE:
                 await self.replica.publish()
             if self._ending and (batch_size == 0 or self._end.is_ahead):
                 await self._ending.over()
@@ -217,8 +164,8 @@ class OptimizerCore:
         await self._ending.over()
         changed = await self._join()
         self._last_seen = self.standing
-        if not self.account.ledger.samples:
-            self.account.begin()  # whoever joins before its first batch computes from here on
+        if not self.metrics.samples:
+            self.metrics.begin()  # whoever joins before its first batch computes from here on
         return changed
 
     async def _join(self) -> bool:
@@ -230,10 +177,10 @@ class OptimizerCore:
             began = _now()
             changed = await self._lineage.catch_up(reason)
             waited = _now() - began
-            self.account.ledger.leave_out(waited)
+            self.metrics.leave_out(waited)
             if waited > STRANDED_AFTER:  # it computed nothing meanwhile
                 self.tracker.performance_ema.resume(_now())
-            self.account.phase = "following" if self.config.description.role == "monitor" else "training"
+            self.phase = "following" if self.config.description.role == "monitor" else "training"
             if changed:
                 self._keeper.drop()
                 self._start_over()
@@ -255,11 +202,11 @@ class OptimizerCore:
         """Whether, by what the others last reported, no other lineage leads."""
         return not self._reason_to_look()
 
-    async def _take_in(self, batch_size: int, scale: float | None) -> None:
+    async def _accumulate(self, batch_size: int, scale: float | None) -> None:
         before = self.overflows
-        await self._work.take_in(batch_size, scale)
+        await self._work.accumulate(batch_size, scale)
         if self.overflows == before:
-            self.account.ledger.samples += batch_size
+            self.metrics.samples += batch_size
         if not self._ending:  # otherwise these samples are of an epoch that has not begun for the others
             self._report_samples()
 
@@ -273,7 +220,7 @@ class OptimizerCore:
             return True
         if not batch_size:
             return await self._group.wait_until_begun(self.config.idle_wait)
-        if self.modes.timing is Timing.DELAYED_AVERAGING:
+        if self.mode.timing is Timing.DELAYED_AVERAGING:
             return False  # whether this batch is the epoch's last or one more, the trainer computes meanwhile
         if patience := self._last_moment.patience(batch_size):
             self._last_moment.was_answered(await self._group.wait_until_begun(patience))
@@ -289,13 +236,13 @@ class OptimizerCore:
         """Waits until the trainer may compute; whether its last gradients are of parameters that changed for that."""
         before = self.standing
         await self._ending.may_compute()
-        replaced = self.modes.timing is Timing.AT_ONCE and self.standing != before
+        replaced = self.mode.timing is Timing.AT_ONCE and self.standing != before
         if replaced:
             await self._work.drop()  # reused buffers hold those gradients already
         return replaced
 
     async def _run_end(self, resume: Resume) -> None:
-        with self.tracker.pause_updates() if self.modes.timing is Timing.AT_ONCE else nullcontext():
+        with self.tracker.pause_updates() if self.mode.timing is Timing.AT_ONCE else nullcontext():
             if (advanced := await self._end.run(resume)) is not None:
                 self._enter_epoch(advanced)
         self._report_samples()
@@ -306,19 +253,21 @@ class OptimizerCore:
         self.global_steps += advanced.own_samples > 0
         self._begin_epoch(committed.contributors)
         self._group.open(self.standing)
-        self.account.end_epoch(
+        self.metrics.end_epoch(
+            self.standing,
             samples=committed.samples,
             own_samples=advanced.own_samples,
             peers=len(committed.contributors),
             seconds=advanced.seconds,
+            rate=self._rate,
         )
         self.presence.announce()
 
     def _start_over(self) -> None:
         """The parameters are others than those that the gradients belong to."""
-        self.account.ledger.forget_losses()
+        self.metrics.forget_losses()
         self._begin_epoch()
-        self.account.end_epoch()
+        self.metrics.end_epoch(self.standing, rate=self._rate)
         self.presence.announce(anew=True)
 
     def _begin_epoch(self, mates: Sequence[PeerID] = ()) -> None:
@@ -326,11 +275,6 @@ class OptimizerCore:
             self.tracker.update_epoch(self.standing.epoch)
             self._last_moment.begin_epoch(mates)
             self._report_samples()  # there are some already where the trainer did not wait
-
-    def _latest_epoch(self) -> int:
-        """Of those who train: what progress reports say beyond it leads nobody on."""
-        epochs = (claim.standing.epoch for claim in self.presence.claims() if claim.settled)
-        return max(epochs, default=self.standing.epoch)
 
     def _reason_to_look(self) -> str:
         """Why this peer should find out which lineage leads; empty if it need not."""
@@ -349,6 +293,33 @@ class OptimizerCore:
 
     # what others see, and get
 
+    def report(self) -> PeerReport:
+        """What this peer says about itself under `{run_id}_peers`."""
+        return describe(
+            self.node,
+            self.config.description,
+            self.config.terms,
+            self.metrics,
+            self._told_phase(),
+            self.standing,
+            samples_per_second=self._rate,
+            drift=self._keeper.monitor.drift,
+            keeps=self.keeps,
+            leaving=self.leaving,
+        )
+
+    def _told_phase(self) -> Phase:
+        """A trainer that stopped calling `step` while a round began is nobody to wait for, once that round is over: it
+        is joining, until it steps again and finds out where the run is."""
+        if self._lineage.stranded:
+            return "stranded"
+        lost = self.phase == "training" and self._group.is_overdue(self.config.averaging_timeout)
+        return "joining" if lost else self.phase
+
+    @property
+    def _rate(self) -> float:
+        return self.tracker.performance_ema.samples_per_second
+
     async def linger(self, until_others_at: int, timeout: float) -> bool:
         """Stays to hand out the state, without computing, until nobody who can be reached is behind that epoch.
 
@@ -358,7 +329,7 @@ class OptimizerCore:
         await self._ending.over()
         await self.replica.publish()
         await self._group.close()
-        self.account.phase = "lingering"
+        self.phase = "lingering"
         self.presence.announce()
         deadline = _now() + timeout
         while await self.presence.anyone_behind(until_others_at):
@@ -371,8 +342,8 @@ class OptimizerCore:
 
     def offer_checkpoints(self, offered: bool) -> None:
         """Tells the others whether this peer writes checkpoints as the run goes on."""
-        if self.account.keeps != offered:
-            self.account.keeps = offered
+        if self.keeps != offered:
+            self.keeps = offered
             self.presence.announce()
 
     async def checkpoints_elsewhere(self) -> bool:
@@ -401,7 +372,7 @@ class OptimizerCore:
 
         The order matters: of two that leave at once, whoever asks second is told by the first that it leaves too.
         """
-        self.account.leaving = True
+        self.leaving = True
         own = self.standing
         found = await self.presence.find(
             self.presence.by_convenience(self.presence.holders()),
@@ -441,7 +412,7 @@ class OptimizerCore:
         await self.replica.load_checkpoint(state_dict)
         await self._work.drop()
         self._keeper.drop()
-        self._lineage.settled, self.account.phase = False, "joining"
+        self._lineage.settled, self.phase = False, "joining"
         self._last_seen = self.standing
         self._begin_epoch()
         self.presence.announce(anew=True)

@@ -1,30 +1,62 @@
-"""The work of an epoch in which every peer steps by itself, with its own gradients, at every batch."""
+"""Local updates: every peer steps by itself at every batch, and states are averaged after the epochs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.optim.epoch.group import Committed
-from swarmcli.optim.epoch.work import GivenUp
-from swarmcli.optim.grad_scaler import all_finite
-from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.epoch.wait import Timing
+from swarmcli.optim.gradients.accumulator import all_finite
+from swarmcli.optim.modes.base import GivenUp, Mode
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import lent
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
-    from swarmcli.optim.config import OptimizerConfig
+    from swarmcli.optim.config import PeerContext, SiteHooks, Trained
+    from swarmcli.optim.epoch.group import Committed
+    from swarmcli.optim.epoch.work import EpochWork
+    from swarmcli.optim.membership.lineage import Standing
+
+ROUND_TENSOR = torch.zeros(1)  # what rounds average: one number stands for the gradients that nobody averages
 
 
-def local_averager(node: DHTNode, config: AveragerConfig) -> AveragerCore:
-    """Whose rounds end the epochs: one number stands for the gradients that nobody averages."""
-    return AveragerCore([torch.zeros(1)], node, config)
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdates(Mode):
+    """Peers differ by design, so their lineage counts epochs, and states are averaged regularly, by samples."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unused = {
+            "reuse_grad_buffers=True": (self.reuse_grad_buffers, "nothing accumulates"),
+            "delay_grad_averaging=True": (self.timing is Timing.DELAYED_AVERAGING, "no gradients are averaged"),
+            "use_ext_grad_buffer=True": (self.share_gradients, "there is no average gradient"),
+        }
+        for option, (given, reason) in unused.items():
+            if given:
+                raise ValueError(f"{option} has no use in local updates (grad_averager=None): {reason}")
+
+    @property
+    def averages_gradients(self) -> bool:
+        return False
+
+    def state_weight(self, samples: int) -> float:
+        return float(samples)
+
+    def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
+        replica = Replica(trained.state(peer.config.run_id), trained.placement, site.companions)
+        return LocalWork(self, peer, replica)
+
+    def assisting_averager(
+        self, node: DHTNode, config: AveragerConfig, parameters: Sequence[torch.Tensor]
+    ) -> AveragerCore:
+        return AveragerCore([ROUND_TENSOR.clone()], node, config)
 
 
 class LocalWork:
@@ -37,13 +69,12 @@ class LocalWork:
 
     replays = False
 
-    def __init__(
-        self, node: DHTNode, config: OptimizerConfig, averager_config: AveragerConfig, replica: Replica
-    ) -> None:
-        self.averager = local_averager(node, averager_config)
-        self._target = config.target_batch_size
-        self._replica = replica
-        self._losses = GivenUp(node.endpoint.events)
+    def __init__(self, mode: Mode, peer: PeerContext, replica: Replica) -> None:
+        self.replica = replica
+        self.averager = AveragerCore([ROUND_TENSOR.clone()], peer.node, peer.averaging)
+        self._mode = mode
+        self._target = peer.config.target_batch_size
+        self._losses = GivenUp(peer.events)
         self._samples = 0
         self._handed: int | None = None  # samples on their way; None: nothing is
 
@@ -55,37 +86,37 @@ class LocalWork:
     def overflows(self) -> int:
         return self._losses.count
 
-    async def take_in(self, batch_size: int, scale: float | None = None) -> None:
+    async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
         """One step of the optimizer with the gradients of the model's parameters, unless one is not finite.
 
         Such a batch is dropped, and only that: what was learned from those before it stays.
         """
         if batch_size <= 0:
             raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
-        gradients = (parameter.grad for parameter in self._replica.placement.model_parameters)
+        gradients = (parameter.grad for parameter in self.replica.placement.model_parameters)
         if not all_finite(gradient for gradient in gradients if gradient is not None):
             self._losses.note(batch_size, scale)
             return
         self._losses.end()
-        await self._replica.change(partial(self._step, scale or 1.0))
-        await self._replica.publish()
+        await self.replica.change(partial(self._step, scale or 1.0))
+        await self.replica.publish()
         self._samples += batch_size
 
     def _step(self, scale: float) -> None:
-        place = self._replica.placement
+        place = self.replica.placement
         place.check()
         pairs = zip(place.model_parameters, place.state_parameters, strict=True)
         used = [(state, model.grad) for model, state in pairs if model.grad is not None]
         gradients = [gradient if scale == 1.0 else gradient / scale for _, gradient in used]
         with lent([state for state, _ in used], gradients):
-            self._replica.state.optimizer.step()
+            self.replica.state.optimizer.step()
 
-    async def hand_in(self) -> int:
+    async def freeze(self) -> int:
         if self._handed is None:
             self._handed, self._samples = self._samples, 0
         return self._handed
 
-    async def take_back(self) -> None:
+    async def restore(self) -> None:
         self._samples += self._handed or 0
         self._handed = None
 
@@ -94,19 +125,16 @@ class LocalWork:
 
     async def advance(self, committed: Committed, counted: bool) -> None:
         """The next epoch begins with the parameters as they are."""
-        await self._replica.change(self._end_epoch)
+        following = self._mode.after(self.replica.standing, committed, self._target)
+        await self.replica.change(partial(self.replica.state.end_epoch, following))
         self._handed = None
-
-    def _end_epoch(self) -> None:
-        state = self._replica.state
-        state.end_epoch(state.standing.by_epoch(self._target))
 
     async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
         """Not to be called, as `replays` says: the others' steps cannot be made up for."""
         raise RuntimeError("with local updates no round holds what the others have learned: the state is downloaded")
 
     async def pass_by(self, wanted: Standing) -> bool:
-        passed = await self._replica.pass_by(wanted, lambda standing: standing.by_epoch(self._target))
+        passed = await self.replica.pass_by(wanted, lambda standing: standing.by_epoch(self._target))
         if passed:
             await self.drop()
         return passed

@@ -5,31 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import Committed, Outcome, StandingGroup, Undecided
-from swarmcli.optim.membership.account import Account
 from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, best
 from swarmcli.optim.membership.presence import Presence
-from swarmcli.optim.modes import Modes, assemble_auxiliary
+from swarmcli.optim.membership.report import PeerMetrics, PeerReport, describe
+from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.progress.tracker import ProgressTrackerCore
 from swarmcli.optim.state.rounds import Occasion, StateRounds, state_config
 from swarmcli.optim.state.volumes import Slot
-
-if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig
-    from swarmcli.dht import DHTNode
 
 STRAY = 5.0  # seconds for which a lineage is kept that no trainer reports: reports are some seconds late
 _NOWHERE = Standing(0, 0, bytes(LINEAGE_BYTES))  # before any trainer was heard of
 
 
 class AuxiliaryCore:
-    """One auxiliary of a run. `averager_config` says that it is one; `parameters` give the shapes of the tensors.
+    """One auxiliary of a run. `peer.averaging` says that it is one; `parameters` give the shapes of the tensors.
 
     It learns from the trainers' reports which lineage leads, and after that follows it by itself, hashing the
     rounds that it helped with. Reports that are ahead of it correct it.
@@ -37,38 +33,37 @@ class AuxiliaryCore:
 
     def __init__(
         self,
-        node: DHTNode,
-        config: OptimizerConfig,
-        averager_config: AveragerConfig,
+        peer: PeerContext,
         parameters: Sequence[torch.Tensor],
-        *,
-        modes: Modes | None = None,
+        mode: Mode | None = None,
         states: Sequence[Slot] = (),
     ) -> None:
         """`states`: what the trainers average of their states, where they do so regularly."""
-        self.node = node
-        self.config = config
+        self.node = node = peer.node
+        self.config = config = peer.config
         self.standing = _NOWHERE
-        self.account = Account(node, config, lambda: self.standing, "assisting")
-        self.presence = Presence(node, config.run_id, self.account.report)
+        self.metrics = PeerMetrics(node.peer_id, peer.events)
+        self.presence = Presence(node, config.run_id, self.report)
         self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
         self._tasks = TaskOwner()
         self._confirmed = -math.inf  # when a trainer's report last agreed with the standing, or a round made it
-        self.modes = modes or Modes()
-        self._averager = assemble_auxiliary(node, averager_config, self.modes, parameters)
+        self.mode = mode or Synchronous()
+        # Tensors like the trainers' are made and never touched, so they are not in memory either.
+        like = [torch.empty_like(p, device="cpu").requires_grad_(p.requires_grad) for p in parameters]
+        self._averager = self.mode.assisting_averager(node, peer.averaging, like)
         self._group = StandingGroup(
             self._averager,
             config.target_batch_size,
             config.fingerprint,
             self._tasks,
-            sees_weights=self.modes.gradients is not None,  # samples are part of other lineages
+            sees_weights=self.mode.averages_gradients,  # samples are part of other lineages
         )
         self._assisting = asyncio.Lock()  # with states, once at a time
         self._states: StateRounds | None = None
-        several = self.modes.target_group_size is not None
-        if states and self.modes.average_state_every(several) is not None:
-            own = state_config(config.run_id, averager_config, self.modes.state_compression)
-            volume_bytes = self.modes.state.volume_bytes
+        several = self.mode.target_group_size is not None
+        if states and self.mode.average_state_every(several) is not None:
+            own = state_config(config.run_id, peer.averaging, self.mode.state_compression)
+            volume_bytes = self.mode.state.volume_bytes
             self._states = StateRounds(node, own, states, config.fingerprint, volume_bytes=volume_bytes)
 
     async def start(self) -> None:
@@ -77,7 +72,7 @@ class AuxiliaryCore:
             await self._states.start()
         await self.presence.start()
         await self.tracker.start(report=False)
-        self.account.begin()
+        self.metrics.begin()
 
     async def shutdown(self) -> None:
         """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
@@ -89,6 +84,11 @@ class AuxiliaryCore:
         await self.tracker.shutdown()
         await self.presence.shutdown()
 
+    def report(self) -> PeerReport:
+        """What this peer says about itself under `{run_id}_peers`."""
+        config = self.config
+        return describe(self.node, config.description, config.terms, self.metrics, "assisting", self.standing)
+
     @property
     def is_averaging(self) -> bool:
         """Whether a round is under way."""
@@ -97,7 +97,7 @@ class AuxiliaryCore:
     async def step(self) -> bool:
         """Waits (at most `idle_wait`) for a round to begin and brings it to its end; whether one was committed."""
         await self._follow_reports()
-        self.account.look(anyone_computes=self.presence.anyone_computes(self._group.members))
+        self.metrics.look(anyone_computes=self.presence.anyone_computes(self._group.members))
         if self._group.standing is None:
             await asyncio.sleep(self.config.idle_wait)
             return False
@@ -105,7 +105,7 @@ class AuxiliaryCore:
             return False
         began = _now()
         outcome = await self._group.contribute(weight=0.0)
-        await self._take_in(outcome, began)
+        await self._follow(outcome, began)
         return isinstance(outcome, Committed)
 
     async def _follow_reports(self) -> None:
@@ -136,32 +136,30 @@ class AuxiliaryCore:
         await self._group.close()
         if now is not None and (now.beats(self.standing) or self._astray):
             if self.standing != _NOWHERE:
-                self.account.begin()  # when this epoch began is not known here
+                self.metrics.begin()  # when this epoch began is not known here
             self.standing, self._confirmed = now, _now()
             self.presence.announce()
 
-    async def _take_in(self, outcome: Outcome, began: float) -> None:
+    async def _follow(self, outcome: Outcome, began: float) -> None:
         if not isinstance(outcome, Committed):
-            self.account.note_failure(outcome)
+            self.metrics.note_outcome(outcome.word, outcome.reason)
             if isinstance(outcome, Undecided):
                 await self._group.close()  # the reports will tell how it ended
             return
-        old = self.standing
-        by_epoch = self.modes.by_epoch(outcome.several)
-        self.standing = (
-            old.by_epoch(self.config.target_batch_size) if by_epoch else old.after(outcome.round_id, outcome.samples)
-        )
+        self.standing = self.mode.after(self.standing, outcome, self.config.target_batch_size)
         self._confirmed = _now()
-        self.account.ledger.note_outcome("committed")
+        self.metrics.note_outcome("committed")
         self._assist_states(outcome)
         await self._group.close()
         self._group.open(self.standing)
         self.presence.announce()
-        self.account.end_epoch(samples=outcome.samples, peers=len(outcome.contributors), seconds=_now() - began)
+        self.metrics.end_epoch(
+            self.standing, samples=outcome.samples, peers=len(outcome.contributors), seconds=_now() - began
+        )
 
     def _assist_states(self, committed: Committed) -> None:
         """Takes part in the averaging of states that follows this epoch, if one does."""
-        every = self.modes.average_state_every(committed.several)
+        every = self.mode.average_state_every(committed.several)
         if self._states is not None and every and self.standing.epoch % every == 0:
             everyone = (self.node.peer_id, *self.presence.at_work())
             mates = everyone if committed.several else committed.members + committed.helpers

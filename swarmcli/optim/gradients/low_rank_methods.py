@@ -1,4 +1,4 @@
-"""What PowerSGD and PowerEF have in common: which gradients travel as P and Q, and the round of two phases.
+"""PowerSGD and PowerEF: gradients that travel as two thin matrices P and Q, in a round of two phases.
 
     phase 0   P of every matrix                      (rows, rank)
     phase 1   Q of every matrix, the other gradients  (cols, rank)
@@ -19,7 +19,7 @@ import torch
 
 from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.phases.program import run_alone
-from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod
 from swarmcli.optim.gradients.low_rank import Difference, flattened, orthonormalized, redrawn, saved, stuck, vanished
 
 P_PHASE, Q_PHASE = 0, 1
@@ -70,14 +70,14 @@ class Matrix:
         return cls(mean.view(rows, cols), p, q, right)
 
 
-class LowRankMethod(ABC):
-    """GradientMethod that averages most matrices as products of two thin ones."""
+class LowRankMethod(GradientMethod, ABC):
+    """Averages most matrices as products of two thin ones."""
 
     name: str
     redraws_stuck = False  # whether columns of P that say nothing are asked for again with other columns of Q
 
     def __init__(self, accumulator: GradientAccumulator, rank: Rank) -> None:
-        self.averaged: Sequence[torch.Tensor] = accumulator.means
+        super().__init__(accumulator)
         shapes = [rank.matrix(mean.shape) for mean in accumulator.means]
         self.indices = [index for index, extents in enumerate(shapes) if extents is not None]
         self.matrices = [
@@ -87,21 +87,19 @@ class LowRankMethod(ABC):
         ]
         self.uncompressed = [index for index, extents in enumerate(shapes) if extents is None]
         self.rest = [accumulator.means[index] for index in self.uncompressed]
-        self.tensors: Sequence[torch.Tensor] = [
+        self.tensors = [
             *(m.p for m in self.matrices),
             *(m.q for m in self.matrices),
             *self.rest,
         ]
-        self.program = LowRankProgram(self, f"{self.name} {rank.averager_rank} {float(rank.min_compression_ratio)}")
+        self.program: LowRankProgram = LowRankProgram(
+            self, f"{self.name} {rank.averager_rank} {float(rank.min_compression_ratio)}"
+        )
         self.samples = 0.0  # that the means were loaded with
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:
         return {f"q{index}": matrix.right for index, matrix in zip(self.indices, self.matrices, strict=True)}
-
-    @property
-    def own(self) -> Mapping[str, torch.Tensor]:
-        return {}
 
     def load(self, samples: float) -> None:
         self.samples = float(samples)
@@ -120,10 +118,6 @@ class LowRankMethod(ABC):
         self.samples = 0.0
 
     @abstractmethod
-    def reset_own(self) -> None:
-        """See GradientMethod."""
-
-    @abstractmethod
     def differences(self) -> list[Difference]:
         """What this peer compresses of each matrix, per sample."""
 
@@ -134,6 +128,103 @@ class LowRankMethod(ABC):
     @abstractmethod
     def _conclude(self, samples: float) -> None:
         """Writes the averages, from what `tensors` hold; `samples` of this peer are in them."""
+
+
+class PowerSGDMethod(LowRankMethod):
+    """What a round does not carry stays with the peer for the next one (arXiv 1905.13727, algorithms 1 and 2).
+
+        S ← S + n G              residual of this peer, in sums over samples; G its mean gradient over n samples
+        P ← Σ S Q / N            all-reduce, N = Σ n; then made orthonormal
+        Q ← Σ Sᵀ P / N           all-reduce
+        L = P Qᵀ                 what everyone steps with
+        S ← S − n L
+
+    In sums over samples residuals stay right when weights change from round to round: over any rounds of the same
+    members Σ N L + Σ S = Σ n G. A peer that leaves takes its residual along.
+
+    S and Q change only in `finish`, so a round that fails or is repeated adds nothing twice.
+    """
+
+    name = "powersgd"
+
+    def __init__(self, accumulator: GradientAccumulator, rank: Rank) -> None:
+        super().__init__(accumulator, rank)
+        self._residuals = [torch.zeros_like(matrix.mean) for matrix in self.matrices]
+
+    @property
+    def own(self) -> Mapping[str, torch.Tensor]:
+        """The residuals, as (rows, cols)."""
+        return {f"residual{index}": each for index, each in zip(self.indices, self._residuals, strict=True)}
+
+    def reset_own(self) -> None:
+        """Residuals of gradients at parameters that this peer does not hold any more are dropped."""
+        for residual in self._residuals:
+            residual.zero_()
+
+    def differences(self) -> list[Difference]:
+        pairs = zip(self.matrices, self._residuals, strict=True)
+        return [Difference(matrix.mean, residual, 1.0 / self.samples) for matrix, residual in pairs]
+
+    def differences_of_rest(self) -> list[torch.Tensor]:
+        return self.rest
+
+    def _conclude(self, samples: float) -> None:
+        for matrix, residual in zip(self.matrices, self._residuals, strict=True):
+            if samples:
+                residual.add_(matrix.mean, alpha=samples)
+            torch.mm(matrix.p, matrix.q.t(), out=matrix.mean)
+            if samples:
+                residual.add_(matrix.mean, alpha=-samples)
+
+
+class PowerEFMethod(LowRankMethod):
+    """An estimate of the mean gradient that all peers share and correct with low rank (EF21, arXiv 2106.05203).
+
+        P ← Σ n (G − g) Q / N      all-reduce; then made orthonormal
+        Q ← Σ n (G − g)ᵀ P / N     all-reduce, with the differences of gradients that are not compressed
+        g ← g + P Qᵀ               what everyone steps with: g' − g = P Pᵀ (mean G − g)
+
+    The error mean G − g of a gradient that stays the same never grows, since P Pᵀ is a projection, and each round
+    takes as many dimensions from its range as P has columns. There is nothing that only one peer knows; a newcomer
+    needs g and Q.
+
+    g and Q change only in `finish`.
+    """
+
+    name = "poweref"
+    # Under E Eᵀ of an orthogonal E every span is invariant: E Q of the Q that comes from the last P is in the span of
+    # that P, of which nothing is left in the error, and every second round would do nothing.
+    redraws_stuck = True
+
+    def __init__(self, accumulator: GradientAccumulator, rank: Rank) -> None:
+        super().__init__(accumulator, rank)
+        self._estimates = [torch.zeros_like(mean) for mean in accumulator.means]
+        self._of_matrices = [
+            self._estimates[index].view(matrix.mean.shape)
+            for index, matrix in zip(self.indices, self.matrices, strict=True)
+        ]
+        self._of_rest = [self._estimates[index] for index in self.uncompressed]
+
+    @property
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """Q and g, the latter in the shapes of the parameters."""
+        return {**super().shared, **{f"g{index}": each for index, each in enumerate(self._estimates)}}
+
+    def differences(self) -> list[Difference]:
+        pairs = zip(self.matrices, self._of_matrices, strict=True)
+        return [Difference(matrix.mean, estimate, -1.0) for matrix, estimate in pairs]
+
+    def differences_of_rest(self) -> list[torch.Tensor]:
+        return [mean - estimate for mean, estimate in zip(self.rest, self._of_rest, strict=True)]
+
+    def _conclude(self, samples: float) -> None:
+        # Into the means, and a copy of that: an optimizer that scales its gradients in place must not change g.
+        for matrix, estimate in zip(self.matrices, self._of_matrices, strict=True):
+            torch.addmm(estimate, matrix.p, matrix.q.t(), out=matrix.mean)
+            estimate.copy_(matrix.mean)
+        for difference, estimate in zip(self.rest, self._of_rest, strict=True):
+            estimate.add_(difference)
+            difference.copy_(estimate)
 
 
 class LowRankProgram:

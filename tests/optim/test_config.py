@@ -6,21 +6,13 @@ import pytest
 import torch
 
 from swarmcli.compression import Float16Compression
-from swarmcli.optim import GradientAverager, PowerSGDGradientAverager
-from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.epoch.work import Timing
-from swarmcli.optim.modes import StateOptions
-from swarmcli.optim.setup import ModeOptions, averager_config, make_scheduler, place_optimizer, state_options
+from swarmcli.optim.config import OptimizerConfig, averager_config, choose_timing, make_scheduler, place_optimizer
+from swarmcli.optim.epoch.wait import Timing
+from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.low_rank import PowerSGD
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.placement import InPlace, Offloaded
-
-DEFAULTS: dict[str, Any] = {
-    "grad_averager": GradientAverager,
-    "reuse_grad_buffers": False,
-    "offload_optimizer": None,
-    "delay_optimizer_step": None,
-    "delay_grad_averaging": False,
-    "use_ext_grad_buffer": False,
-}
 
 
 def parameters() -> list[torch.nn.Parameter]:
@@ -35,49 +27,56 @@ def ready_made() -> torch.optim.Optimizer:
     return factory(parameters())
 
 
-def settle(optimizer: Any, params: Any, **given: Any) -> ModeOptions:
-    return ModeOptions(**DEFAULTS | given).settle(optimizer, params)
+def timing(optimizer: Any, params: Any, **given: Any) -> tuple[Timing, bool]:
+    defaults: dict[str, Any] = {"offload": None, "delayed_step": None, "delayed_averaging": False}
+    return choose_timing(optimizer, params, **defaults | given)
 
 
 @pytest.mark.parametrize(
     ("given", "made", "reason"),
     [
-        (
-            {"delay_grad_averaging": True, "delay_optimizer_step": False},
-            False,
-            "a step cannot come before its gradients",
-        ),
-        ({"delay_optimizer_step": True, "offload_optimizer": False}, False, "delay_optimizer_step=True needs offload"),
-        ({"offload_optimizer": True}, True, "offload_optimizer=True needs an optimizer factory"),
-        ({"delay_optimizer_step": True}, True, "a ready-made optimizer steps the model's parameters"),
-        ({"delay_grad_averaging": True}, True, "a ready-made optimizer steps the model's parameters"),
-        ({"grad_averager": None, "reuse_grad_buffers": True}, False, "reuse_grad_buffers=True has no use"),
-        ({"grad_averager": None, "delay_grad_averaging": True}, False, "delay_grad_averaging=True has no use"),
-        ({"grad_averager": None, "use_ext_grad_buffer": True}, False, "use_ext_grad_buffer=True has no use"),
+        ({"delayed_averaging": True, "delayed_step": False}, False, "a step cannot come before its gradients"),
+        ({"delayed_step": True, "offload": False}, False, "delay_optimizer_step=True needs offload"),
+        ({"offload": True}, True, "offload_optimizer=True needs an optimizer factory"),
+        ({"delayed_step": True}, True, "a ready-made optimizer steps the model's parameters"),
+        ({"delayed_averaging": True}, True, "a ready-made optimizer steps the model's parameters"),
     ],
 )
-def test_combinations_that_cannot_work_are_refused_with_the_reason(given: dict, made: bool, reason: str) -> None:
+def test_delays_that_cannot_work_are_refused_with_the_reason(given: dict, made: bool, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        settle(ready_made(), None, **given) if made else settle(factory, parameters(), **given)
-
-
-def test_parameters_for_a_factory_mean_offloading_unless_told_otherwise() -> None:
-    assert settle(factory, parameters()).offload_optimizer
-    assert not settle(factory, parameters(), offload_optimizer=False).offload_optimizer
-    assert not settle(ready_made(), None).offload_optimizer
+        timing(ready_made(), None, **given) if made else timing(factory, parameters(), **given)
 
 
 @pytest.mark.parametrize(
-    ("given", "timing"),
+    ("given", "reason"),
     [
-        ({}, Timing.AT_ONCE),
-        ({"delay_optimizer_step": True}, Timing.DELAYED_STEP),
-        ({"delay_grad_averaging": True}, Timing.DELAYED_AVERAGING),
-        ({"delay_grad_averaging": True, "delay_optimizer_step": True}, Timing.DELAYED_AVERAGING),
+        ({"reuse_grad_buffers": True}, "reuse_grad_buffers=True has no use"),
+        ({"timing": Timing.DELAYED_AVERAGING}, "delay_grad_averaging=True has no use"),
+        ({"share_gradients": True}, "use_ext_grad_buffer=True has no use"),
     ],
 )
-def test_delayed_gradients_bring_a_delayed_step(given: dict, timing: Timing) -> None:
-    assert settle(factory, parameters(), **given).timing is timing
+def test_local_updates_refuse_what_is_for_gradients(given: dict, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        LocalUpdates(**given)
+
+
+def test_parameters_for_a_factory_mean_offloading_unless_told_otherwise() -> None:
+    assert timing(factory, parameters()) == (Timing.AT_ONCE, True)
+    assert timing(factory, parameters(), offload=False) == (Timing.AT_ONCE, False)
+    assert timing(ready_made(), None) == (Timing.AT_ONCE, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Timing.AT_ONCE),
+        ({"delayed_step": True}, Timing.DELAYED_STEP),
+        ({"delayed_averaging": True}, Timing.DELAYED_AVERAGING),
+        ({"delayed_averaging": True, "delayed_step": True}, Timing.DELAYED_AVERAGING),
+    ],
+)
+def test_delayed_gradients_bring_a_delayed_step(given: dict, expected: Timing) -> None:
+    assert timing(factory, parameters(), **given)[0] is expected
 
 
 @pytest.mark.parametrize(
@@ -91,9 +90,8 @@ def test_delayed_gradients_bring_a_delayed_step(given: dict, timing: Timing) -> 
     ],
 )
 def test_how_often_states_are_averaged(local: bool, several: bool, every: int | None, expected: int | None) -> None:
-    options = settle(factory, parameters(), **({"grad_averager": None} if local else {}))
-    modes = options.modes(StateOptions(average_every=every), target_group_size=8)
-    assert modes.average_state_every(several) == expected
+    kind = LocalUpdates if local else Synchronous
+    assert kind(state=StateOptions(average_every=every), target_group_size=8).average_state_every(several) == expected
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True])
@@ -130,27 +128,22 @@ def test_timeouts_for_one_round() -> None:
     assert averager_config(config, next_chunk_timeout=2.0).allreduce.sender_timeout == 2.0
 
 
-def test_the_tolerance_of_states_is_an_averager_option() -> None:
-    averager_config(OptimizerConfig("run", 8), options={"state_tolerance": 0.01})
-    assert StateOptions(**state_options({"state_tolerance": 0.01})).tolerance == 0.01
-    assert state_options(None) == {}
+def test_the_tolerance_of_states_is_between_nothing_and_everything() -> None:
     with pytest.raises(ValueError, match="state_tolerance=0"):
         StateOptions(tolerance=0)
 
 
 def test_compressing_methods_need_one_group() -> None:
-    options = settle(factory, parameters(), grad_averager=PowerSGDGradientAverager.get_factory(averager_rank=1))
     with pytest.raises(ValueError, match="target_group_size: PowerSGD and PowerEF need one group"):
-        options.modes(StateOptions(), target_group_size=8)
+        PowerSGD(averager_rank=1, target_group_size=8)
 
 
 def test_a_lossy_codec_for_states_needs_one_group() -> None:
-    options, lossy = settle(factory, parameters()), StateOptions(compression=Float16Compression())
+    lossy = StateOptions(compression=Float16Compression())
     with pytest.raises(ValueError, match="state_averaging_compression='float16': with target_group_size"):
-        options.modes(lossy, target_group_size=8)
-    assert options.modes(lossy).state_compression.name == "none"  # to repair states, which no reference is kept for
-    local = settle(factory, parameters(), grad_averager=None)
-    assert local.modes(lossy).state_compression.name == "float16"
+        Synchronous(state=lossy, target_group_size=8)
+    assert Synchronous(state=lossy).state_compression.name == "none"  # to repair states; no reference is kept for that
+    assert LocalUpdates(state=lossy).state_compression.name == "float16"
 
 
 def test_optimizers_and_schedules_that_want_more_than_a_step_are_refused() -> None:
@@ -186,10 +179,10 @@ def test_values_that_make_no_sense_are_named(name: str, value: Any, expected: ty
 
 def test_flags_and_codecs_are_checked() -> None:
     with pytest.raises(TypeError, match="reuse_grad_buffers='no': expected True or False"):
-        settle(factory, parameters(), reuse_grad_buffers="no")
+        Synchronous(reuse_grad_buffers="no")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="load_state_compression=3"):
         StateOptions(load_compression=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="params: only for an optimizer factory"):
-        settle(ready_made(), parameters())
+        timing(ready_made(), parameters())
     with pytest.raises(ValueError, match="allreduce_timeout"):
         averager_config(OptimizerConfig("run", 8), allreduce_timeout=0)

@@ -4,11 +4,11 @@ import pytest
 
 from swarmcli.compression import Float16Compression
 from swarmcli.events import RoundFinished
-from swarmcli.optim.auxiliary_core import AuxiliaryCore
-from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.auxiliary import AuxiliaryCore
+from swarmcli.optim.config import OptimizerConfig, PeerContext, averager_config
 from swarmcli.optim.membership.report import PeerDescription
-from swarmcli.optim.modes import Modes, StateOptions
-from swarmcli.optim.setup import averager_config
+from swarmcli.optim.modes.base import Mode, StateOptions
+from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.state.rounds import LONGEST_WAIT
 from swarmcli.optim.state.volumes import state_slots
 from swarmcli.testing import virtual_time
@@ -17,25 +17,25 @@ from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record,
 EPOCHS = 6
 
 
-async def helper(swarm: Swarm, modes: Modes) -> AuxiliaryCore:
+async def helper(swarm: Swarm, mode: Mode) -> AuxiliaryCore:
     config = OptimizerConfig("run", TARGET, description=PeerDescription("auxiliary"))
     model = make_model(0)
-    states = list(state_slots([model], momentum([model]), modes.state.statistics, ()))
-    averaging = averager_config(config, auxiliary=True)
-    core = AuxiliaryCore(await swarm.node(), config, averaging, [model], modes=modes, states=states)
+    states = list(state_slots([model], momentum([model]), mode.state.statistics, ()))
+    peer = PeerContext(await swarm.node(), config, averager_config(config, auxiliary=True))
+    core = AuxiliaryCore(peer, [model], mode, states)
     await core.start()
     return core
 
 
 @pytest.mark.parametrize(
-    "modes",
+    "mode",
     [
-        Modes(gradients=None, state=StateOptions(delay=False)),
-        Modes(gradients=None, state=StateOptions(statistics=("momentum_buffer",))),
-        Modes(gradients=None, state=StateOptions(average_every=2)),
-        Modes(gradients=None, state=StateOptions(delay=False, volume_bytes=16)),
-        Modes(gradients=None, state=StateOptions(statistics=("momentum_buffer",), volume_bytes=16)),
-        Modes(gradients=None, state=StateOptions(delay=False, compression=Float16Compression())),
+        LocalUpdates(state=StateOptions(delay=False)),
+        LocalUpdates(state=StateOptions(statistics=("momentum_buffer",))),
+        LocalUpdates(state=StateOptions(average_every=2)),
+        LocalUpdates(state=StateOptions(delay=False, volume_bytes=16)),
+        LocalUpdates(state=StateOptions(statistics=("momentum_buffer",), volume_bytes=16)),
+        LocalUpdates(state=StateOptions(delay=False, compression=Float16Compression())),
     ],
     ids=[
         "at once",
@@ -46,11 +46,11 @@ async def helper(swarm: Swarm, modes: Modes) -> AuxiliaryCore:
         "float16",
     ],
 )
-def test_an_auxiliary_reduces_states_too(modes: Modes) -> None:
+def test_an_auxiliary_reduces_states_too(mode: Mode) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            trainers = [await swarm.trainer(seed=1, modes=modes, pace=0.3) for _ in range(2)]
-            core = await helper(swarm, modes)
+            trainers = [await swarm.trainer(seed=1, mode=mode, pace=0.3) for _ in range(2)]
+            core = await helper(swarm, mode)
             rounds = record(core.node, RoundFinished)
             training = together(*(trainer.train(EPOCHS) for trainer in trainers))
 
@@ -72,9 +72,9 @@ def test_an_auxiliary_reduces_states_too(modes: Modes) -> None:
 def test_an_auxiliary_that_leaves_holds_nobody_up() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            modes = Modes(gradients=None, state=StateOptions(delay=False))
-            trainers = [await swarm.trainer(seed=1, modes=modes, pace=0.3) for _ in range(2)]
-            core = await helper(swarm, modes)
+            mode = LocalUpdates(state=StateOptions(delay=False))
+            trainers = [await swarm.trainer(seed=1, mode=mode, pace=0.3) for _ in range(2)]
+            core = await helper(swarm, mode)
 
             async def assist() -> None:
                 while core.standing.epoch < EPOCHS // 2:

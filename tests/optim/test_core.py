@@ -44,9 +44,9 @@ def test_an_epoch_tells_who_gave_what() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             small, large = [await swarm.trainer(seed=1, batch_size=size) for size in (2, 6)]
-            small.core.account.ledger.note_loss(3.0, 2)
-            small.core.account.ledger.note_loss(float("nan"), 2)
-            small.core.account.ledger.note_loss(1.0, 6)
+            small.core.metrics.note_loss(3.0, 2)
+            small.core.metrics.note_loss(float("nan"), 2)
+            small.core.metrics.note_loss(1.0, 6)
             await together(small.train(3), large.train(3))
             for before, after in zip(small.epochs, small.epochs[1:], strict=False):
                 assert after.epoch == before.epoch + 1
@@ -58,7 +58,7 @@ def test_an_epoch_tells_who_gave_what() -> None:
                 assert 0 < mine.averaging_seconds < mine.seconds
             assert small.epochs[0].loss == pytest.approx(1.5)
             assert small.epochs[1].loss is None
-            report = small.core.account.report()
+            report = small.core.report()
             assert report.loss == pytest.approx(1.5)
             assert (report.epoch, report.last_outcome) == (3, "committed")
             assert report.samples == sum(event.own_samples for event in small.epochs)
@@ -150,7 +150,7 @@ def test_a_wrong_batch_size_changes_nothing() -> None:
             trainer = await swarm.trainer(seed=1)
             with pytest.raises(ValueError, match="batch_size"):
                 await trainer.core.step(-1)
-            assert trainer.core.account.ledger.samples == 0
+            assert trainer.core.metrics.samples == 0
             await trainer.train(2)
 
     virtual_time.run(main())

@@ -1,0 +1,48 @@
+"""The ways to train, one file for each, and which of them the Optimizer's `grad_averager` chooses.
+
+A new way is a subclass of Mode in a file here, a line in MODES, and a section of the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from swarmcli.optim.gradients.grad_averager import GradientAverager
+from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
+from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.synchronous import Synchronous
+
+MODES: Mapping[Any, type[Mode]] = {
+    None: LocalUpdates,
+    GradientAverager: Synchronous,
+    PowerSGDGradientAverager: PowerSGD,
+    PowerEFGradientAverager: PowerEF,
+}
+
+
+def choose_mode(grad_averager: Callable[..., Any] | None) -> Callable[..., Mode]:
+    """The mode that an averager class, what its `get_factory` returned, or None stands for; it lacks the options that
+    all modes have. Raises TypeError for anything else, and for options that the mode does not have."""
+    kind: Any = grad_averager
+    options: dict[str, Any] = {}
+    if isinstance(grad_averager, partial):
+        kind, options = grad_averager.func, grad_averager.keywords
+        if grad_averager.args:
+            raise TypeError(f"grad_averager: give {kind.__name__} its options by name, got {grad_averager.args!r}")
+    if kind not in MODES:
+        raise TypeError(f"grad_averager: expected GradientAverager or one of its kind, got {grad_averager!r}")
+    mode = MODES[kind]
+    own = {field.name: field for field in fields(mode) if field.name not in {each.name for each in fields(Mode)}}
+    if unknown := options.keys() - own:
+        raise TypeError(
+            f"grad_averager: {kind.__name__} takes no {min(unknown)!r} here; options of the averager itself belong "
+            f"in averager_opts, others have arguments of the Optimizer"
+        )
+    if "averager_rank" in own.keys() - options:
+        raise TypeError(f"grad_averager: {kind.__name__}.get_factory needs averager_rank")
+    return partial(mode, **options)

@@ -1,0 +1,169 @@
+"""Synchronous training: gradients add up over an epoch, and everyone steps with their mean over the swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from swarmcli.averaging import AveragerCore
+from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
+from swarmcli.averaging.threads import on_one_thread
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, sum_type
+from swarmcli.optim.modes.base import GivenUp, Mode
+from swarmcli.optim.state.replica import Replica
+
+if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerConfig
+    from swarmcli.dht import DHTNode
+    from swarmcli.optim.config import PeerContext, SiteHooks, Trained
+    from swarmcli.optim.epoch.group import Committed
+    from swarmcli.optim.epoch.work import EpochWork
+    from swarmcli.optim.membership.lineage import Standing
+
+# Bytes. The trainer waits in every step: adding so much takes 2 ms, less than a busy machine needs to hand it to
+# another thread and back.
+ACCUMULATE_HERE = 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronous(Mode):
+    """All peers hold the same parameters, which step once per epoch with the average of everyone's gradients."""
+
+    def method(self, accumulator: GradientAccumulator) -> GradientMethod:
+        """How the gradients are averaged."""
+        return GradientMethod(accumulator)
+
+    def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
+        if site.companions is not None:
+            raise ValueError("companions: where gradients are averaged nobody has parameters of its own")
+        parameters = [p for p in trained.placement.model_parameters if p.requires_grad]
+        accumulator = site.make_accumulator(parameters, reuse=self.reuse_grad_buffers)
+        method = self.method(accumulator)
+        shared = dict(method.shared)
+        if self.share_gradients:
+            shared |= {f"average/{index}": mean for index, mean in enumerate(method.averaged)}
+        replica = Replica(trained.state(peer.config.run_id, shared=shared, own=method.own), trained.placement)
+        return GradientWork(self, peer, replica, accumulator, method)
+
+    def assisting_averager(
+        self, node: DHTNode, config: AveragerConfig, parameters: Sequence[torch.Tensor]
+    ) -> AveragerCore:
+        means = [torch.empty(p.shape, dtype=sum_type(p.dtype)) for p in parameters if p.requires_grad]
+        return AveragerCore(means, node, config)
+
+
+class GradientWork:
+    """EpochWork with an accumulator of this peer's gradients and a method of averaging them."""
+
+    replays = True
+
+    def __init__(
+        self,
+        mode: Mode,
+        peer: PeerContext,
+        replica: Replica,
+        accumulator: GradientAccumulator,
+        method: GradientMethod,
+    ) -> None:
+        self.replica = replica
+        self.method = method
+        self.averager = AveragerCore(method.tensors, peer.node, peer.averaging, program=method.program)
+        self._mode = mode
+        self._target = peer.config.target_batch_size
+        self._gradients = accumulator
+        self._losses = GivenUp(peer.events)
+        self._handed: int | None = None  # samples on their way; None: nothing is
+        self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
+        self._freeze_bytes = max(self._nbytes, OFFLOAD_FROM) if accumulator.waits else self._nbytes
+
+    @property
+    def samples(self) -> int:
+        return self._gradients.samples
+
+    @property
+    def overflows(self) -> int:
+        return self._losses.count
+
+    async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
+        self.replica.placement.check_trained()
+        taken = self._gradients.samples
+        add = partial(self._gradients.add, batch_size, scale)
+        here = self._nbytes <= ACCUMULATE_HERE
+        if on_one_thread(add) if here else await on_executor(self._nbytes, add):
+            self._losses.end()
+        else:
+            self._losses.note(taken + batch_size - self._gradients.samples, scale)
+
+    async def freeze(self) -> int:
+        """Gradients that are not finite are worth nothing to anybody: they are dropped, all of them, and said to be."""
+        if self._handed is None:
+            async with self.averager.tensors():
+                taken = self._gradients.samples
+                self._handed = await on_executor(self._freeze_bytes, self._freeze)
+            if dropped := taken - self._handed:
+                self._losses.note(dropped)
+        return self._handed
+
+    def _freeze(self) -> int:
+        samples = self._gradients.freeze()
+        self.method.load(samples)
+        return samples
+
+    async def restore(self) -> None:
+        if self._handed is not None:
+            async with self.averager.tensors():
+                self._gradients.restore()
+            self._handed = None
+
+    async def average_alone(self) -> None:
+        async with self.averager.tensors():
+            await self.replica.change(self.method.alone)
+
+    async def advance(self, committed: Committed, counted: bool) -> None:
+        async with self.averager.tensors():
+            following = self._mode.after(self.replica.standing, committed, self._target)
+            await self.replica.change(partial(self._step, following, committed.samples, counted))
+            self.replica.state.apart |= committed.several
+
+    async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
+        async with self.averager.tensors() as tensors:  # they hold the averages during a step
+
+            def replay() -> None:
+                for tensor, average in zip(tensors, averages, strict=True):
+                    tensor.copy_(average)
+                self._drop()
+                self._step(self.replica.standing.after(round_id, samples), samples, counted=False)
+
+            await self.replica.change(replay)
+
+    async def pass_by(self, wanted: Standing) -> bool:
+        if self._mode.target_group_size is None:
+            return False  # whoever claims such a lineage has not come to it by rounds
+        passed = await self.replica.pass_by(wanted, lambda standing: standing.by_epoch(self._target))
+        if passed:
+            self.replica.state.apart = True
+            await self.drop()
+        return passed
+
+    async def drop(self) -> None:
+        async with self.averager.tensors():
+            await on_executor(self._nbytes, self._drop)
+
+    async def start_over(self) -> None:
+        await self.drop()
+        async with self.averager.tensors():
+            await on_executor(self._nbytes, self.method.reset_own)
+
+    def _step(self, standing: Standing, samples: int, counted: bool) -> None:
+        self.method.finish(samples, counted)
+        self._gradients.settle()
+        self._handed = None
+        self.replica.state.step(self.method.averaged, standing)
+
+    def _drop(self) -> None:
+        self._gradients.reset()
+        self._handed = None
