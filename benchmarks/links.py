@@ -4,7 +4,7 @@ Each peer is a process behind a link of its own (network namespaces with tbf; se
 part of the speed that the links allow a round reaches: the linear program's optimum for these links, with the bytes of
 Ethernet, IP and TCP counted as transport. The vector is averaged with finding the group, as users do it.
 
-    python -m benchmarks.links [equal] [unequal] [measured] [step]
+    python -m benchmarks.links [equal] [unequal] [measured] [step] [lost] [lost_late]
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from swarmcli.network import PeerID
 
 MIB = 1 << 20
 STEP_TARGET = 1.10  # a trainer's step while a round runs, beside the same step alone
+LOST_TARGET = 1.5  # a round that loses a reducer in its middle, beside an undisturbed one
 STEPS = 40  # in each stretch, with a round and without
 
 
@@ -84,8 +85,9 @@ class Swarm:
         for pipe in self.pipes:
             pipe.send(message)
 
-    def kill(self) -> None:
-        for process in self._processes:
+    def kill(self, index: int | None = None) -> None:
+        """One peer, or all of them."""
+        for process in self._processes if index is None else [self._processes[index]]:
             process.kill()
             process.join()
 
@@ -109,6 +111,23 @@ def measure_rounds(name: str, links: Sequence[float], nbytes: int, rounds: int, 
     verdict = "met" if reached[-1] >= target else "MISSED"
     print(
         f"  {name}: {best:.2f} s allowed; reached in each round {figures}; target {target:.2f}: {verdict}", flush=True
+    )
+
+
+def measure_loss(links: Sequence[float], nbytes: int, part: float) -> None:
+    """The last peer is killed after this part of the time of an undisturbed round."""
+    swarm = Swarm(run_peer, links, nbytes, len(links), False)
+    swarm.tell("go")
+    usual = max(pipe.recv() for pipe in swarm.pipes)
+    swarm.tell("go")
+    time.sleep(part * usual)
+    swarm.kill(len(links) - 1)
+    took = max(pipe.recv() for pipe in swarm.pipes[:-1])
+    swarm.kill()
+    print(
+        f"  killed after {part:.0%}: {took:.1f} s beside {usual:.1f} s, x {took / usual:.2f}; "
+        f"target {LOST_TARGET:.2f}: {'met' if took <= LOST_TARGET * usual else 'MISSED'}",
+        flush=True,
     )
 
 
@@ -196,7 +215,24 @@ def _step() -> None:
     measure_step(100, 32 * MIB, 5)
 
 
-CASES = {"equal": _equal, "unequal": _unequal, "measured": _measured, "step": _step}
+def _lost() -> None:
+    print("4 peers behind 100 Mbit/s, 256 MiB, one of the four reducers is killed")
+    measure_loss([100] * 4, 256 * MIB, 0.5)
+
+
+def _lost_late() -> None:
+    print("the same, near the end of the round")
+    measure_loss([100] * 4, 256 * MIB, 0.9)
+
+
+CASES = {
+    "equal": _equal,
+    "unequal": _unequal,
+    "measured": _measured,
+    "step": _step,
+    "lost": _lost,
+    "lost_late": _lost_late,
+}
 
 
 def main(wanted: Sequence[str] = ()) -> None:

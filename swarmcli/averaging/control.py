@@ -78,7 +78,6 @@ class RoundResult(Mapping[PeerID, Any]):
     bytes_sent: int
     bytes_received: int
     seconds: Mapping[str, float]  # stage → time spent in it
-    deputies: tuple[PeerID, ...] = ()  # who reduced again what members that were lost had reduced
     late: bool = False  # what was missing here was fetched after the group had committed
     remark: str = ""  # what was unusual, in words for people
 

@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import msgspec
 import torch
 
-from swarmcli.averaging.allreduce.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.allreduce.allreduce import Allreduce
 from swarmcli.averaging.allreduce.layout import Layout, compression_term
 from swarmcli.averaging.allreduce.leaving import decline, note_absence
+from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.chronicle import Chronicle
 from swarmcli.averaging.config import AveragerConfig
@@ -355,7 +356,6 @@ class AveragerCore:
             bytes_sent=result.bytes_sent,
             bytes_received=result.bytes_received,
             seconds=chronicle.seconds,
-            deputies=result.deputies,
             late=result.late,
             remark=result.remark,
         )

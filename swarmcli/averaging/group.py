@@ -10,7 +10,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from swarmcli.network.identity import PeerID
@@ -88,6 +88,11 @@ class Group:
     def group_id(self) -> bytes:
         """32 bytes: a hash of the body."""
         return hashlib.sha256(b"".join(_canonical(self.body))).digest()
+
+    def derived(self, purpose: str) -> Group:
+        """The same members and shares under another id, which all of them compute alike."""
+        nonce = hashlib.sha256(b"swarm derived group" + self.group_id + purpose.encode()).digest()[:NONCE_BYTES]
+        return Group(replace(self.body, nonce=nonce))
 
     @property
     def tag(self) -> bytes:

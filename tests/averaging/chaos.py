@@ -18,7 +18,7 @@ from swarmcli.network import Endpoint, PeerID
 from tests.averaging.rounds import Kind, Outcome, Swarm
 
 BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases
-CALLS = ("vote", "propose", "prepare", "repair", "outcome", "presence", "absence", "holdings")
+CALLS = ("vote", "propose", "prepare", "outcome", "presence", "absence", "holdings")
 THAW = 100.0  # seconds after which everything heals; whoever was frozen so long finds the others gone on
 
 

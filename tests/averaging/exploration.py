@@ -35,7 +35,7 @@ from swarmcli.averaging.agreement.ballots import (
     blocking,
     majority,
 )
-from swarmcli.averaging.agreement.outcome import Aborted, Committed
+from swarmcli.averaging.agreement.outcome import Aborted, Again, Committed
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Explorer:
         abort: list[Value] = [ABORTED] if proposal.may_abort else []
         match proposal.state:
             case Free():
-                return [*abort, Committed(b"repaired %d" % attempt)]
+                return [*abort, Again((), (), b"%d" % attempt)]
             case Bound(value):
                 return [*abort, value]
         return abort
@@ -204,7 +204,7 @@ class Explorer:
         self._hold(self._decided(before) <= decided, "a decision was taken back", world)
         held = {member.vote for member in members if member.kind != "x"}
         for value in decided:
-            sound = isinstance(value, Aborted) or value.digest in held or value.digest.startswith(b"repaired")
+            sound = not isinstance(value, Committed) or value.digest in held
             self._hold(sound, "nobody holds this result", world)
         for living in self._left(world[0]):
             ends = self._finish(living)
@@ -281,7 +281,7 @@ class Explorer:
                     ballot = self.rules.ballot_after(higher, me, self.count)
                 case Blocked():
                     return self._blocked(proposal, acceptors, living)
-                case Bound(Committed() as value):
+                case Bound(Committed() | Again() as value):
                     return self._accepted(proposal, value, acceptors)
                 case Free() | Bound():
                     return self._accepted(proposal, ABORTED, acceptors)

@@ -20,7 +20,7 @@ from swarmcli.averaging.agreement.ballot_messages import (
 from swarmcli.averaging.agreement.ballot_zero import BallotZero
 from swarmcli.averaging.agreement.mates import Mates
 from swarmcli.averaging.agreement.outcome import Decision
-from swarmcli.averaging.agreement.proposing import Bench, Proposer
+from swarmcli.averaging.agreement.proposing import Parts, Proposer
 from swarmcli.averaging.agreement.votes import RoundVotes
 from swarmcli.averaging.allreduce.messages import Noted
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
@@ -43,17 +43,21 @@ class Agreement:
         self,
         mates: Mates,
         votes: RoundVotes,
-        bench: Bench,
+        parts: Parts,
         options: AllreduceOptions,
         absent: Callable[[int, str], None],
+        lost: frozenset[int],
+        spent: set[int],
     ) -> None:
-        """`absent` is told what the others are told: who need not be waited for, and why."""
+        """`absent` is told what the others are told: who need not be waited for, and why. `lost`: who is not expected
+        to take part. `spent`: whom this member does not follow, since they are lost or out of its reach; grows."""
         self._mates, self._votes, self._options = mates, votes, options
-        self._proposer = Proposer(mates, votes, bench, options.for_reducer)
+        self._proposer = Proposer(mates, votes, parts)
         self._attendance = Attendance(mates, self._lose, options.to_begin)
         self._crier, self._absent = Crier(mates), absent
+        self._lost, self._spent = lost, spent
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
-        self._following = 0
+        self._following = self._candidates()[0]
         self._gathered, self._settled = asyncio.Event(), asyncio.Event()
         self._give_up = ""  # why the round is to be given up
         self._hurry = asyncio.Event()  # set with it
@@ -74,13 +78,13 @@ class Agreement:
             self._absent = _tell_nobody
             del self._proposer
 
-    async def report(self, digest: bytes | None, reason: str = "", suspects: tuple[int, ...] = ()) -> None:
+    async def report(self, digest: bytes | None, reason: str = "") -> None:
         """This member's own exchange has come to its end: with a result, or (None) with what is wrong.
 
         An auxiliary has neither; it waits until a result is named to it. Never fails: whoever cannot hear it will
         notice that by itself.
         """
-        vote = VoteMessage(self._mates.group.group_id, digest, reason, suspects)
+        vote = VoteMessage(self._mates.group.group_id, digest, reason)
         self._gathered.set()
         if digest is not None and not self._votes.acceptor.accept_zero(digest):
             return  # a ballot above zero is under way, which will ask
@@ -141,34 +145,33 @@ class Agreement:
 
     async def _pursue(self) -> None:
         """Follows the first in rank, then each next one that is alive; after those that go before, leads."""
-        spent: set[int] = set()
         while not self._settled.is_set():
             if self._following == self._mates.me:
-                await self._lead(spent)
+                await self._lead()
                 return
             decision = await self._ask(self._following)
             if decision is not None:
                 self.learn(decision)
                 return
-            spent.add(self._following)
-            candidates = self._candidates(spent)
+            self._spent.add(self._following)
+            candidates = self._candidates()
             self._following = candidates[0]
-            self._following = await self._first_alive(candidates, spent)
+            self._following = await self._first_alive(candidates)
 
     async def _ask(self, member: int) -> Decision | None:
         """None: it does not know and never will, or cannot be reached."""
         question = OutcomeQuestion(self._mates.group.group_id)
         try:
-            return (await self._mates.ask(member, "outcome", question, OutcomeAnswer)).decision()
+            return (await self._mates.ask(member, "outcome", question, OutcomeAnswer)).decision
         except NetworkError:
             return None
 
-    def _candidates(self, spent: set[int]) -> list[int]:
+    def _candidates(self) -> list[int]:
         """Who may lead, by rank, up to this member."""
-        ranks = self._mates.ranks
-        return [member for member in ranks if ranks[member] <= ranks[self._mates.me] and member not in spent]
+        ranks, me = self._mates.ranks, self._mates.me
+        return [member for member in ranks if ranks[member] < ranks[me] and member not in self._spent] + [me]
 
-    async def _first_alive(self, candidates: list[int], spent: set[int]) -> int:
+    async def _first_alive(self, candidates: list[int]) -> int:
         """The first that takes part in the round, this member at the latest; those that do not are spent."""
         async with asyncio.TaskGroup() as tasks:
             looks = {member: tasks.create_task(self._takes_part(member)) for member in candidates[:-1]}
@@ -177,30 +180,33 @@ class Agreement:
                     for other in looks.values():
                         other.cancel()
                     return member
-                spent.add(member)
+                self._spent.add(member)
         return self._mates.me
 
     async def _takes_part(self, member: int) -> bool:
         answer = await self._mates.presence(member)
-        if answer is not None and answer.verdict is not None:
-            self.learn(answer.verdict.decision())
+        if answer is not None and answer.decision is not None:
+            self.learn(answer.decision)
         return answer is not None and answer.standing == "running"
 
     # Leading
 
-    async def _lead(self, spent: set[int]) -> None:
-        """`spent`: members that went before and are out of reach, or take no part any more."""
-        for member in spent:
+    async def _lead(self) -> None:
+        for member in self._spent:
             self._attendance.begun[member].set()
-            self._lose(member, "it led the round and was lost")
+            self._lose(member, "it was lost")
         async with asyncio.TaskGroup() as tasks:
             helpers = [tasks.create_task(self._crier.run()), tasks.create_task(self._attendance.run())]
             if self._zero is not None:
                 helpers.append(tasks.create_task(self._zero.ask_auxiliaries(self._check_zero)))
+                if self._mates.me in self._lost:
+                    self._zero.failed.set()  # the others follow another one, which the first ballot shows
                 await _first(self._zero.failed, self._hurry, self._settled)
             else:
                 helpers += [tasks.create_task(self._listen(member)) for member in self._mates.others]
-                await self.gathered()
+            # What a member reports must not change any more: averages that still arrive would lie in the same memory
+            # as those that another try reduces.
+            await _first(self._gathered, self._hurry, self._settled)
             if not self._settled.is_set():
                 await self._propose_until_settled()
             for helper in helpers:

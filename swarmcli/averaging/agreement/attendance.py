@@ -17,7 +17,6 @@ from swarmcli.errors import CallRefused, NetworkError
 _PAUSES = (1.0, 1.0, 2.0, 4.0, 8.0)  # seconds between two questions; the last one repeats
 _LOOK_AGAIN = 0.25  # seconds, while there is no connection
 _CONNECTING = 5.0  # seconds that a connection may still be on its way when the round begins
-_TELLINGS = 10  # tries to tell a member that follows another leader
 _DOUBTS = 2  # answers in a row after which a member that does not know of the round will not come to know of it
 
 
@@ -106,11 +105,13 @@ class Crier:
                         tasks.create_task(self._tell(other, notice))
 
     async def _tell(self, other: int, notice: AbsenceNotice) -> None:
-        for _ in range(_TELLINGS):
+        while True:
             try:
                 await self._mates.ask(other, "absence", notice, Noted, AT_ONCE)
                 return
             except CallRefused:
-                await asyncio.sleep(_PAUSES[0])  # it has not noticed yet that its leader is gone
+                # It has not noticed yet that its leader is gone, which takes up to 20 s for one that is frozen. If it
+                # were not told again, it would wait a minute for the member that is absent.
+                await asyncio.sleep(_PAUSES[0])
             except NetworkError:
                 return  # its own patience does the same, later

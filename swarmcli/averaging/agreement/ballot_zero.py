@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from swarmcli.averaging.agreement.ballot_messages import Propose, ProposeAnswer, Verdict, VoteMessage
+from swarmcli.averaging.agreement.ballot_messages import Propose, ProposeAnswer, VoteMessage
 from swarmcli.averaging.agreement.ballots import ZERO, Tally, majority
 from swarmcli.averaging.agreement.mates import Mates
-from swarmcli.averaging.agreement.outcome import Decision
+from swarmcli.averaging.agreement.outcome import Committed, Decision
 from swarmcli.averaging.agreement.votes import RoundVotes
 from swarmcli.errors import NetworkError
 
@@ -52,7 +52,7 @@ class BallotZero:
                 tasks.create_task(self._ask_auxiliary(member, digest, heard))
 
     async def _ask_auxiliary(self, member: int, digest: bytes, heard: Callable[[], None]) -> None:
-        question = Propose(self._mates.group.group_id, ZERO, Verdict(digest))
+        question = Propose(self._mates.group.group_id, ZERO, Committed(digest))
         try:
             if member == self._mates.me:
                 accepted = self._votes.acceptor.accept_zero(digest)

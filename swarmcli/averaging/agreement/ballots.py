@@ -8,9 +8,9 @@ votes agree; a reducer that lies can split them. Therefore what ballot zero may 
 counting, as after a fast round ("Fast Paxos", 2006, observation 4); or from the leader, who alone decides ballot zero:
 once it has promised a higher ballot, without having decided, ballot zero is over and has chosen nothing.
 
-A result is chosen by a majority. To give a round up takes no more than half: an abort need not meet another abort, for
-they are all the same, but only every majority ("Flexible Paxos", 2016). So the survivor of a pair can be told that its
-round has failed, instead of never knowing.
+A result is chosen by a majority, and so is another try: two unlike tries must not both be chosen. To give a round up
+takes no more than half: an abort need not meet another abort, for they are all the same, but only every majority
+("Flexible Paxos", 2016). So the survivor of a pair can be told that its round has failed, instead of never knowing.
 
 Votes belong to one life of a process: whoever has forgotten a promise must never answer for its group again.
 """
@@ -27,7 +27,7 @@ from swarmcli.averaging.agreement.outcome import Aborted, Committed, Decision
 ZERO = 0
 LEADER = 0  # the member that decides ballot zero
 
-Value: TypeAlias = Committed | Aborted
+Value: TypeAlias = Decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ the parts. How the group decides is in `ballots.py`; everyone who knows the deci
 
     committed, and own digest equal     apply
     committed, otherwise                undecided: the group has a result that did not come here in time
+    again                               try again, without those who were lost
     aborted                             failed: nobody applies anything
     nobody knows                        undecided: inputs are kept
 
@@ -14,24 +15,39 @@ So no two members apply different results, and none takes a round for failed tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+
+from swarmcli.averaging.allreduce.messages import Digests, Hash, Indices, Words
 from swarmcli.errors import RoundFailed, RoundUndecided
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    digest: bytes
+class Committed(msgspec.Struct, frozen=True, tag=True):
+    digest: Hash
 
 
-@dataclass(frozen=True, slots=True)
-class Aborted:
-    reason: str
-    suspects: tuple[int, ...] = ()
+class Aborted(msgspec.Struct, frozen=True, tag=True):
+    """The round is given up. `suspects`: who had better not be in the next one."""
+
+    reason: Words
+    suspects: Indices = ()
 
 
-Decision: TypeAlias = Committed | Aborted
+class Again(msgspec.Struct, frozen=True, tag=True):
+    """The members begin again, as far as averages are missing.
+
+    members    who goes on; the others are lost
+    reducers   of them, who reduces what nobody holds
+    held       digests of the averages that somebody holds, 32 bytes for each part; zeros for one that nobody holds
+    """
+
+    members: Indices
+    reducers: Indices
+    held: Digests
+
+
+Decision: TypeAlias = Committed | Aborted | Again
 
 
 def conclude(own: bytes | None, decision: Decision | None, members: Sequence[bytes] = ()) -> None:
@@ -43,6 +59,8 @@ def conclude(own: bytes | None, decision: Decision | None, members: Sequence[byt
     match decision:
         case None:
             raise RoundUndecided("no quorum of the group is in reach, and nobody who knows the outcome")
+        case Again():
+            raise RoundUndecided("the group tries again more often than it should")
         case Aborted(reason, suspects):
             raise RoundFailed(reason, [members[suspect] for suspect in suspects if suspect < len(members)])
         case Committed(digest) if own is None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swarmcli.averaging.agreement.ballot_messages import PrepareAnswer, ProposeAnswer, Verdict
+from swarmcli.averaging.agreement.ballot_messages import PrepareAnswer, ProposeAnswer
 from swarmcli.averaging.agreement.ballots import ZERO, Acceptor, proposer_of
-from swarmcli.averaging.agreement.outcome import Aborted, Committed, Decision
+from swarmcli.averaging.agreement.outcome import Committed, Decision
 from swarmcli.averaging.group import Group
 from swarmcli.errors import CallRefused
 from swarmcli.network import PeerID
@@ -53,19 +53,19 @@ class RoundVotes:
     def prepare(self, ballot: int) -> PrepareAnswer:
         """Promises nothing once the outcome is known, but says it."""
         if self.decision is not None:
-            return PrepareAnswer(Verdict.of(self.decision))
+            return PrepareAnswer(self.decision)
         return PrepareAnswer.of(self.acceptor.prepare(ballot))
 
     def accept(self, ballot: int, value: Decision, holds: Callable[[bytes], bool]) -> ProposeAnswer:
         """Accepts a value, a result only where `holds` says that it is here. Auxiliaries hold none and accept any."""
         if self.decision is not None:
-            return ProposeAnswer(self.decision == value, self.acceptor.promised, Verdict.of(self.decision))
+            return ProposeAnswer(self.decision == value, self.acceptor.promised, self.decision)
         match value:
             case Committed(digest) if ballot == ZERO:
                 accepted = self.auxiliary and self.acceptor.accept_zero(digest)
             case Committed(digest):
                 accepted = (self.auxiliary or holds(digest)) and self.acceptor.accept(ballot, value)
-            case Aborted():
+            case _:
                 accepted = self.acceptor.accept(ballot, value)
         return ProposeAnswer(accepted, self.acceptor.promised)
 

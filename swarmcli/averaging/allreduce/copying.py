@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from swarmcli.averaging.agreement.mates import Mates
-from swarmcli.averaging.allreduce.holdings import Holdings
+from swarmcli.averaging.agreement.ballot_messages import HoldingsAnswer, HoldingsQuestion
+from swarmcli.averaging.agreement.mates import AT_ONCE, Mates
+from swarmcli.averaging.allreduce.holdings import Holdings, digest_at
 from swarmcli.averaging.allreduce.layout import Part
-from swarmcli.averaging.allreduce.messages import CopyHeader, CopyRequest, Hash
+from swarmcli.averaging.allreduce.messages import CopyHeader, CopyRequest
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.reducer import Average, digest_of
+from swarmcli.averaging.allreduce.results import digest_of_parts
 from swarmcli.averaging.allreduce.sending import check_senders
 from swarmcli.averaging.allreduce.vector import Results
 from swarmcli.averaging.tasks import forgetful, on_executor, unless_silent
@@ -29,7 +32,7 @@ async def give_copies(holdings: Holdings, request: CopyRequest, stream: Stream) 
         raise CallRefused("not here", "not all of these averages are here")
     for index in request.parts:
         average = holdings.get(index)
-        if average is None:  # gone meanwhile: this member is being repaired itself
+        if average is None:  # gone meanwhile: this member copies it itself
             raise CallRefused("not here", "not all of these averages are here")
         content = holdings.content(index)
         header = CopyHeader(average.part.reducer, average.senders, average.weights, average.digest)
@@ -37,18 +40,58 @@ async def give_copies(holdings: Holdings, request: CopyRequest, stream: Stream) 
 
 
 class Copier:
-    """Fetches averages from other members into the results of this one."""
+    """Fetches averages from other members into the results of this one. Nothing else writes there meanwhile."""
 
-    def __init__(self, mates: Mates, plan: Hash, results: Results, options: AllreduceOptions) -> None:
-        """`plan`: fingerprint of the plan of the round."""
-        self._mates, self._fingerprint, self._results, self._options = mates, plan, results, options
+    def __init__(self, mates: Mates, holdings: Holdings, results: Results, options: AllreduceOptions) -> None:
+        self._mates, self._holdings, self._results, self._options = mates, holdings, results, options
         self._senders = frozenset(range(len(mates))) - mates.auxiliaries
+
+    async def obtain(self, digest: bytes) -> bool:
+        """Copies what is missing of the result with this digest. False: nobody in reach gave it."""
+        holdings, mates = self._holdings, self._mates
+        async with asyncio.TaskGroup() as tasks:  # of all at the same time: one that is frozen takes long to answer
+            asked = {tasks.create_task(self._ask(member)): member for member in mates.others}
+            waiting = set(asked)
+            while waiting and holdings.digest != digest:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=lambda each: asked[each]):
+                    if digest_of_parts(task.result()) == digest and holdings.digest != digest:
+                        await self.copy(task.result(), [asked[task]])
+            for task in waiting:
+                task.cancel()
+        return holdings.digest == digest
+
+    async def copy(self, target: bytes, sources: Iterable[int]) -> dict[int, str]:
+        """Copies the averages that `target` names, as far as they are not here and the sources hold them, one source
+        after the other. Returns why some of these gave less than they said."""
+        holdings, failures = self._holdings, dict[int, str]()
+        holdings.drop(part.index for part in holdings.lacking(target))  # their memory is written from here on
+        for source in sources:
+            lacking = holdings.lacking(target)
+            if not lacking:
+                break
+            held, got = await self._ask(source), list[Average]()
+            wanted = {part: digest for part, digest in lacking.items() if digest_at(held, part.index) == digest}
+            if wanted and (failure := await self.fetch(source, wanted, got)):
+                failures[source] = failure
+            holdings.put(got)
+        return failures
+
+    async def _ask(self, member: int) -> bytes:
+        """The digests of what a member holds; none of an auxiliary, which holds no result."""
+        question = HoldingsQuestion(self._mates.group.group_id, self._holdings.plan.fingerprint)
+        try:
+            return (await self._mates.ask(member, "holdings", question, HoldingsAnswer, AT_ONCE)).digests
+        except NetworkError:
+            return b""
 
     @forgetful
     async def fetch(self, source: int, wanted: Mapping[Part, bytes], got: list[Average]) -> str:
         """Fetches parts, each with the digest that it must have, into `got`. Returns "" or why it ended before."""
         peer = self._mates.peer(source)
-        request = CopyRequest(self._mates.group.group_id, self._fingerprint, tuple(part.index for part in wanted))
+        request = CopyRequest(
+            self._mates.group.group_id, self._holdings.plan.fingerprint, tuple(part.index for part in wanted)
+        )
         method, patience = self._mates.post.method("copy"), self._options.for_reducer
         try:
             async with self._mates.endpoint.stream(peer, method, request, timeout=patience) as stream:

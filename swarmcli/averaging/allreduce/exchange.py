@@ -1,7 +1,4 @@
-"""The streams of one member under one plan: parts go to their reducers, averages come back, all at the same time.
-
-A round has one exchange for all of its parts; a repair has another one, for the parts of reducers that were lost.
-"""
+"""The streams of one member under one plan: parts go to their reducers, averages come back, all at the same time."""
 
 from __future__ import annotations
 
@@ -57,13 +54,12 @@ class Exchange:
         mine: Contribution | None,
         results: Results | None,
         options: AllreduceOptions,
-        ballot: int = 0,
     ) -> None:
-        """`senders`: the members whose tensors are averaged. `mine`, `results`: None for an auxiliary. `ballot`: zero,
-        or that of the repair."""
+        """`senders`: the members whose tensors are averaged. `mine`: None unless this is one. `results`: None for an
+        auxiliary."""
         self.streams: list[Stream] = []
         self.left_out: dict[int, str] = {}
-        self._mates, self._plan, self._options, self.ballot = mates, plan, options, ballot
+        self._mates, self._plan, self._options = mates, plan, options
         senders = sorted(senders)
         self.reducer = Reducer(plan, mates.me, senders, mine.inputs if mine else None, results)
         others = [index for index in senders if index != mates.me] if self.reducer.parts else []
@@ -121,10 +117,24 @@ class Exchange:
         if member in self._doubts:
             self._doubts[member].set()
 
+    async def end(self) -> None:
+        """Returns once nothing more is written to the memory of the results. Whoever still waits for averages of this
+        member gets none."""
+        self.leave()
+        await self.reducer.close("this exchange is over")
+
     def leave(self) -> None:
         """This member takes no further part in what reducers do that open their streams themselves."""
         for visit in self._visits.values():
             visit.over.set()
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(stream.bytes_sent for stream in self.streams)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(stream.bytes_received for stream in self.streams)
 
     @property
     def all_left_out(self) -> dict[int, str]:
@@ -168,7 +178,7 @@ class Exchange:
     async def _exchange_by_visit(self, reducer: int, got: FromReducer) -> None:
         assert self._sender is not None
         mates, patience = self._mates, min(self._options.for_reducer, _TO_OPEN)
-        request = OpenExchange(mates.group.group_id, ballot=self.ballot)
+        request = OpenExchange(mates.group.group_id)
         method = mates.post.method("exchange")
         async with mates.endpoint.stream(mates.peer(reducer), method, request, timeout=patience) as stream:
             self.streams.append(stream)
@@ -187,7 +197,7 @@ class Exchange:
     async def _visit(self, member: int) -> None:
         """Opens the stream to a member that cannot dial this reducer."""
         mates, patience = self._mates, self._options.for_reducer
-        request = OpenExchange(mates.group.group_id, by_reducer=True, ballot=self.ballot)
+        request = OpenExchange(mates.group.group_id, by_reducer=True)
         method = mates.post.method("exchange")
         try:
             async with mates.endpoint.stream(mates.peer(member), method, request, timeout=patience) as stream:

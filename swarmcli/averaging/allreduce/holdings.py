@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from swarmcli.averaging.agreement.ballot_messages import DIGEST_BYTES
-from swarmcli.averaging.allreduce.layout import Plan
-from swarmcli.averaging.allreduce.messages import MAX_PARTS
+from swarmcli.averaging.allreduce.layout import Part, Plan
+from swarmcli.averaging.allreduce.messages import DIGEST_BYTES, MAX_PARTS
 from swarmcli.averaging.allreduce.reducer import Average, plain
 from swarmcli.averaging.allreduce.results import digest_of_parts
 from swarmcli.averaging.allreduce.vector import Results
@@ -41,9 +41,11 @@ class Holdings:
         """In the order of the parts."""
         return [self._averages[index] for index in sorted(self._averages)]
 
-    @property
-    def missing(self) -> list[int]:
-        return [part.index for part in self.plan.parts if part.index not in self._averages]
+    def lacking(self, target: bytes) -> dict[Part, bytes]:
+        """The parts of which another average is here than `target` names (32 bytes for each part, zeros for one that
+        does not matter), or none, with its digest."""
+        wanted = {part: digest_at(target, part.index) for part in self.plan.parts}
+        return {part: digest for part, digest in wanted.items() if digest not in (NOTHING, self._digest_of(part))}
 
     @property
     def digest(self) -> bytes | None:
@@ -59,8 +61,10 @@ class Holdings:
         """Of all parts, one behind the other; empty for a plan of more parts than fit into a message."""
         if len(self.plan.parts) > MAX_PARTS:
             return b""
-        held = self._averages
-        return b"".join(held[part.index].digest if part.index in held else NOTHING for part in self.plan.parts)
+        return b"".join(map(self._digest_of, self.plan.parts))
+
+    def _digest_of(self, part: Part) -> bytes:
+        return self._averages[part.index].digest if part.index in self._averages else NOTHING
 
     def content(self, index: int) -> TensorMessage | None:
         """A held average, decoded; None if nobody's tensors are in it."""
@@ -70,3 +74,30 @@ class Holdings:
         if self._results is not None:
             return NoCompression().compress(self._results.part(average.part))
         return None if average.message is None else plain(average.part.codec, average.message)
+
+
+def digest_at(digests: bytes, part: int) -> bytes:
+    """Of one part in a table; NOTHING also where the table is too short."""
+    return digests[part * DIGEST_BYTES : (part + 1) * DIGEST_BYTES] or NOTHING
+
+
+def common_digests(tables: Sequence[bytes], parts: int) -> bytes:
+    """For each part the digest that most hold (honest reducers give everyone the same), or zeros if nobody does.
+
+    Tables of another length tell nothing. Empty for a plan of more parts than fit into a message.
+    """
+    tables, common = [table for table in tables if len(table) == parts * DIGEST_BYTES], bytearray()
+    for part in range(parts):
+        counts = Counter(digest for table in tables if (digest := digest_at(table, part)) != NOTHING)
+        common += min(counts, key=lambda digest: (-counts[digest], digest), default=NOTHING)
+    return bytes(common) if parts <= MAX_PARTS else b""
+
+
+def unless_missing(held: bytes, before: bytes, tables: Sequence[bytes]) -> bytes:
+    """`held` with zeros for parts that were to be copied `before` and are not in all tables."""
+    kept = bytearray(held)
+    for part in range(len(held) // DIGEST_BYTES):
+        digest = digest_at(held, part)
+        if digest == digest_at(before, part) and any(digest_at(table, part) != digest for table in tables):
+            kept[part * DIGEST_BYTES : (part + 1) * DIGEST_BYTES] = NOTHING
+    return bytes(kept)

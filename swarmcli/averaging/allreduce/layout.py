@@ -17,9 +17,9 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, cycle, pairwise
 
 import torch
 
@@ -157,7 +157,20 @@ class Plan:
     @cached_property
     def by_reducer(self) -> dict[int, tuple[Part, ...]]:
         """The parts of everyone who has any, in order."""
-        return {reducer: tuple(parts) for reducer, parts in groupby(self.parts, key=lambda part: part.reducer)}
+        parts: dict[int, list[Part]] = {}
+        for part in self.parts:
+            parts.setdefault(part.reducer, []).append(part)
+        return {reducer: tuple(of_one) for reducer, of_one in parts.items()}
+
+    def only(self, missing: Sequence[int], reducers: Sequence[int]) -> Plan:
+        """The parts that are missing, by index, under a fingerprint of their own. What was reduced by another one
+        than these reducers is dealt out among them in turns."""
+        turns, parts = cycle(reducers), []
+        for part in (self.parts[index] for index in missing):
+            parts.append(part if part.reducer in reducers else replace(part, reducer=next(turns)))
+        terms = f"{[(part.index, part.reducer) for part in parts]}"
+        fingerprint = hashlib.sha256(b"swarm plan again" + self.fingerprint + terms.encode()).digest()
+        return replace(self, parts=tuple(parts), fingerprint=fingerprint)
 
 
 def compression_term(compression: CompressionBase, layout: Layout) -> str:

@@ -13,7 +13,8 @@ from swarmcli.averaging.group import GROUP_ID_BYTES, MAX_MEMBERS
 from swarmcli.compression import TensorHeader
 
 MAX_WORDS = 500
-MAX_PARTS = 24_576  # of a plan that can be repaired: so many digests fit into one message
+DIGEST_BYTES = 32
+MAX_PARTS = 24_576  # of a plan of which averages are copied: so many digests fit into one message
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 GroupID = Annotated[bytes, msgspec.Meta(min_length=GROUP_ID_BYTES, max_length=GROUP_ID_BYTES)]
@@ -23,18 +24,15 @@ Weights = Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
 Ballot = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 PartIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]
+Digests = Annotated[bytes, msgspec.Meta(max_length=MAX_PARTS * DIGEST_BYTES)]
 PartIndices = Annotated[tuple[PartIndex, ...], msgspec.Meta(max_length=MAX_PARTS)]
 
 
 class OpenExchange(msgspec.Struct, frozen=True):
-    """Opens the stream between a member and a reducer: by the member, unless the reducer cannot be dialed.
-
-    `ballot` is above zero when parts of a reducer that was lost are reduced again, in the repair of that ballot.
-    """
+    """Opens the stream between a member and a reducer: by the member, unless the reducer cannot be dialed."""
 
     group_id: GroupID
     by_reducer: bool = False
-    ballot: Ballot = 0
 
 
 class SenderTerms(msgspec.Struct, frozen=True):

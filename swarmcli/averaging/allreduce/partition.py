@@ -56,6 +56,16 @@ def can_exchange(first: Member, second: Member) -> bool:
     return first.listening or second.listening
 
 
+def reducers_among(members: Sequence[Member], able: Sequence[int], senders: Sequence[int]) -> tuple[int, ...]:
+    """Those of `able` whom all senders can reach; if possible only those who offered to reduce."""
+
+    def reachable(reducer: int) -> bool:
+        return all(reducer == sender or can_exchange(members[reducer], members[sender]) for sender in senders)
+
+    within = list(filter(reachable, able))
+    return tuple([index for index in within if members[index].bandwidth > 0] or within)
+
+
 def _can_reduce(members: Sequence[Member], index: int) -> bool:
     reducer = members[index]
     others = (other for place, other in enumerate(members) if place != index and not other.auxiliary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from swarmcli.averaging.checks import check_numbers
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
@@ -16,7 +16,6 @@ MAX_PART_BYTES = 8 << 20
 _FIRST = 60.0  # seconds for a member to begin: it may still be computing its last batch
 _SILENCE = 15.0  # seconds without a single byte in the middle of a stream; a broken connection is noticed sooner
 _ROUND_TRIPS = 20.0  # and so many round trips on top
-_REPAIR = 10.0  # seconds for a member to begin its part in a repair: it was heard a moment ago
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +67,6 @@ class AllreduceOptions:
     def for_reducer(self) -> float:
         """Seconds between two averages: a reducer itself waits for the slowest sender."""
         return self.reducer_timeout or 2 * self.to_begin
-
-    @property
-    def in_repair(self) -> AllreduceOptions:
-        """The same for a repair, in which everyone has done its computing."""
-        to_begin = min(self.to_begin, _REPAIR)
-        return replace(self, sender_timeout=to_begin, reducer_timeout=min(self.for_reducer, 3 * to_begin))
 
     def for_silence(self, round_trip: float | None) -> float:
         """Seconds that a sender, once it has begun, may take without a byte arriving."""

@@ -106,6 +106,8 @@ class Reducer:
         while position - len(self._averages) >= self._window(position):
             await self._wait()
         async with self._locks[position]:
+            if self._failure is not None:  # while this sender waited; what it adds would be a sum of its own
+                raise RoundFailed(self._failure)
             if state.left_out is not None:
                 raise InputRefused(f"it was left out before: {state.left_out}")
             try:
@@ -127,6 +129,13 @@ class Reducer:
             self._sums.clear()
             self._averages.clear()
             self._bell.ring()
+
+    async def close(self, reason: str) -> None:
+        """Aborts, and returns once no sum is being written any more."""
+        self.abort(reason)
+        for lock in list(self._locks.values()):
+            async with lock:
+                pass
 
     async def average(self, position: int) -> Average:
         """Waits for the average of `parts[position]`. Raises what the work was aborted with."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from swarmcli.averaging.allreduce.layout import Plan
 from swarmcli.averaging.allreduce.reducer import Average
 from swarmcli.averaging.group import Group
 from swarmcli.network import PeerID
@@ -25,7 +24,7 @@ class AllreduceResult:
     weights       theirs
     left_out      peer → why its tensors are missing from some part on
     digest        32 bytes over averages, senders and weights
-    deputies      who reduced parts of members that were lost; `parts` says which, and of whom each part is
+    tries         more than one if the group began again without reducers that were lost
     late          what was missing here was fetched after the group had committed
     nothing       why there was nothing to average, so that nobody exchanged anything; "" otherwise
     """
@@ -38,7 +37,7 @@ class AllreduceResult:
     bytes_sent: int
     bytes_received: int
     parts: tuple[Average, ...] = field(repr=False, default=())  # in order, with the senders of each
-    deputies: tuple[PeerID, ...] = ()
+    tries: int = 1
     late: bool = False
     nothing: str = ""
 
@@ -55,9 +54,8 @@ class AllreduceResult:
     def remark(self) -> str:
         """What was unusual, for people; "" for nothing."""
         remarks = [] if self.weights else [self.nothing or "nobody had any weight"]
-        if self.deputies:
-            names = ", ".join(peer.short for peer in self.deputies)
-            remarks.append(f"{names} reduced again what lost members had")
+        if self.tries > 1:
+            remarks.append(f"in {self.tries} tries, since reducers were lost")
         if self.late:
             remarks.append("fetched here after the group had committed")
         return "; ".join(remarks)
@@ -85,10 +83,3 @@ def contributions(group: Group, averages: Sequence[Average]) -> tuple[dict[PeerI
             equal = len(set(named)) == 1
             partly[member.peer_id] = "some of its parts did not arrive" if equal else "it named unlike weights"
     return weights, partly
-
-
-def deputies_of(group: Group, plan: Plan, averages: Sequence[Average]) -> tuple[PeerID, ...]:
-    """Who reduced parts that were another's in the plan of the round."""
-    planned = {part.index: part.reducer for part in plan.parts}
-    deputies = {each.part.reducer for each in averages if each.part.reducer != planned[each.part.index]}
-    return tuple(group.members[index].peer_id for index in sorted(deputies))

@@ -19,13 +19,11 @@ from swarmcli.averaging.agreement.ballot_messages import (
     PresenceQuestion,
     Propose,
     ProposeAnswer,
-    Repair,
-    RepairAnswer,
     Standing,
-    Verdict,
     VoteMessage,
 )
-from swarmcli.averaging.agreement.outcome import Decision
+from swarmcli.averaging.agreement.ballots import ZERO
+from swarmcli.averaging.agreement.outcome import Committed, Decision
 from swarmcli.averaging.agreement.votes import RoundVotes, holds_nothing
 from swarmcli.averaging.allreduce.copying import give_copies
 from swarmcli.averaging.allreduce.holdings import Holdings
@@ -37,7 +35,7 @@ from swarmcli.averaging.tasks import Bell
 from swarmcli.errors import CallRefused
 from swarmcli.network import Endpoint, PeerID, Stream
 
-_CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "repair", "holdings")
+_CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "holdings")
 _STREAMS = ("exchange", "copy")
 _EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
 _REMEMBERED = 256  # rounds whose votes and outcomes are kept, for those who ask late
@@ -56,7 +54,7 @@ class Round(Protocol):
     async def tell_outcome(self, member: int) -> Decision | None: ...
     async def prepare(self, member: int, ballot: int) -> PrepareAnswer: ...
     def holds(self, digest: bytes) -> bool: ...
-    async def repair(self, order: Repair) -> RepairAnswer: ...
+    async def obtain(self, digest: bytes) -> None: ...
 
 
 class AllreduceService:
@@ -87,7 +85,6 @@ class AllreduceService:
         serve(method("presence"), PresenceQuestion, self._presence)
         serve(method("prepare"), Prepare, self._prepare)
         serve(method("propose"), Propose, self._propose)
-        serve(method("repair"), Repair, self._repair)
         serve(method("holdings"), HoldingsQuestion, self._holdings)
 
     def close(self) -> None:
@@ -106,13 +103,14 @@ class AllreduceService:
     # Rounds that come and go
 
     @contextmanager
-    def expecting(self, group: Group) -> Iterator[None]:
+    def expecting(self, *groups: Group) -> Iterator[None]:
         """While the block runs, the others are told that this member will take part, however long it computes."""
-        self._expected[group.group_id] = group
+        self._expected.update((group.group_id, group) for group in groups)
         try:
             yield
         finally:
-            del self._expected[group.group_id]
+            for group in groups:
+                del self._expected[group.group_id]
 
     @contextmanager
     def hosting(self, round_: Round) -> Iterator[RoundVotes]:
@@ -180,7 +178,7 @@ class AllreduceService:
         member, round_ = votes.member(peer), self._rounds.get(question.group_id)
         if votes.decision is None and round_ is not None:
             await round_.tell_outcome(member)
-        return OutcomeAnswer.of(votes.decision)
+        return OutcomeAnswer(votes.decision)
 
     async def _presence(self, peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
         votes, group_id = self._votes.get(question.group_id), question.group_id
@@ -189,7 +187,7 @@ class AllreduceService:
             return PresenceAnswer("expected" if group is not None and peer in group else "unknown")
         votes.member(peer)
         standing: Standing = "over" if votes.over else "running"
-        return PresenceAnswer(standing, None if votes.decision is None else Verdict.of(votes.decision))
+        return PresenceAnswer(standing, votes.decision)
 
     async def _prepare(self, peer: PeerID, message: Prepare) -> PrepareAnswer:
         votes = await self._begun(message.group_id)
@@ -202,16 +200,10 @@ class AllreduceService:
     async def _propose(self, peer: PeerID, message: Propose) -> ProposeAnswer:
         votes = await self._begun(message.group_id)
         votes.check_proposer(peer, message.ballot)
-        round_ = self._rounds.get(message.group_id)
-        return votes.accept(message.ballot, message.value.decision(), round_.holds if round_ else holds_nothing)
-
-    async def _repair(self, peer: PeerID, order: Repair) -> RepairAnswer:
-        round_, _ = await self._running(peer, order.group_id)
-        votes = self._votes[order.group_id]
-        votes.check_proposer(peer, order.ballot)
-        if order.ballot != votes.acceptor.promised or votes.decision is not None:
-            raise CallRefused("ballot", f"ballot {order.ballot} is not the one that was promised here")
-        return await round_.repair(order)
+        round_, value = self._rounds.get(message.group_id), message.value
+        if round_ is not None and isinstance(value, Committed) and message.ballot == votes.acceptor.promised > ZERO:
+            await round_.obtain(value.digest)
+        return votes.accept(message.ballot, value, round_.holds if round_ else holds_nothing)
 
     async def _holdings(self, peer: PeerID, question: HoldingsQuestion) -> HoldingsAnswer:
         holdings = await self._held_for(peer, question.group_id)

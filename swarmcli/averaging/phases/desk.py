@@ -18,7 +18,7 @@ from swarmcli.averaging.tasks import Bell
 from swarmcli.errors import CallRefused, NetworkError, RoundUndecided
 from swarmcli.network.identity import PeerID
 
-MOST_STEPS = 9  # all-reduces of one round, after which it is given up: three tries of three
+MOST_STEPS = 9  # all-reduces of one round, after which it is given up
 _REMEMBERED = 16  # rounds that auxiliaries may ask about
 
 

@@ -1,4 +1,4 @@
-"""Members die and freeze at each step of a round, of its agreement and of a repair; the others share one outcome."""
+"""Members die and freeze at each step of a round and of its second try; the others share one outcome."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_one_fault_at_each_step(group: str, victim: int, what: str) -> None:
 @pytest.mark.parametrize(
     ("victim", "kinds"), [(0, "trainers"), *soak([(1, "auxiliaries"), (2, "behind firewalls"), (4, "trainers")])]
 )
-def test_a_second_fault_at_each_step_of_a_repair(victim: int, kinds: str, what: str) -> None:
-    group, repaired = GROUPS[kinds], Steps()
-    play(group, repaired, [("kill", 3), (what, victim)], first_at=0.1).check()
-    assert any("repair" in step for step, _ in repaired.seen)
-    for number in chosen(repaired.seen):
+def test_a_second_fault_at_each_step_of_a_second_try(victim: int, kinds: str, what: str) -> None:
+    group, disturbed = GROUPS[kinds], Steps()
+    play(group, disturbed, [("kill", 3), (what, victim)], first_at=0.1).check()
+    assert any("prepare" in step for step, _ in disturbed.seen)
+    for number in chosen(disturbed.seen):
         play(group, Steps(at=number), [("kill", 3), (what, victim)], first_at=0.1).check()
 
 

@@ -22,7 +22,7 @@ from swarmcli.averaging.agreement.ballots import (
     ballot_after,
     majority,
 )
-from swarmcli.averaging.agreement.outcome import Aborted, Committed
+from swarmcli.averaging.agreement.outcome import Aborted, Again, Committed
 from tests.suites import soak
 
 Message = Callable[[], None]
@@ -136,16 +136,14 @@ class Group:
             case Outbid(higher) if proposer.proposal is proposal and proposer.decision is None:
                 self.prepare(proposer, higher)
             case Free() if proposal.value is None:
-                self.propose(proposal, proposer, self.repair(proposer, proposal))
+                self.propose(proposal, proposer, self.free_value(proposer, proposal))
             case Bound(value) if proposal.value is None:
                 self.propose(proposal, proposer, value)
 
-    def repair(self, proposer: Member, proposal: Proposal) -> Value:
-        if proposer.get is None or self.random.random() < 0.5:
+    def free_value(self, proposer: Member, proposal: Proposal) -> Value:
+        if self.random.random() < 0.5:
             return Aborted(f"by {proposer.index}")
-        digest = b"repaired %d" % proposal.ballot
-        proposer.holds.add(digest)
-        return Committed(digest)
+        return Again((), (), b"%d" % proposal.ballot)
 
     def propose(self, proposal: Proposal, proposer: Member, value: Value) -> None:
         proposal.propose(value)
@@ -177,7 +175,7 @@ class Group:
             self.concluded.add(Aborted("") if isinstance(decision, Aborted) else decision)
         assert len(self.concluded) <= 1, self.concluded
         for value in self.concluded:
-            assert isinstance(value, Aborted) or any(value.digest in member.holds for member in self.members)
+            assert not isinstance(value, Committed) or any(value.digest in member.holds for member in self.members)
 
     def finish(self) -> str:
         """No more faults: the living hear each other, and one of them proposes again until it knows."""
@@ -225,4 +223,4 @@ def test_drawn_groups_share_one_outcome(block: int, faults: int) -> None:
             print(f"seed {seed}, {faults} faults, {group.size} members")
             raise
     print(f"{faults} faults: {dict(ends)}")
-    assert ends["Committed"] > 100 and ends["Aborted"] > 40
+    assert ends["Committed"] > 60 and ends["Again"] > 40 and ends["Aborted"] > 40

@@ -13,15 +13,14 @@ from swarmcli.averaging.agreement.ballot_messages import (
     PrepareAnswer,
     Propose,
     ProposeAnswer,
-    Repair,
-    RepairAnswer,
-    Verdict,
+    Report,
     VoteMessage,
 )
 from swarmcli.averaging.agreement.ballot_zero import BallotZero
 from swarmcli.averaging.agreement.mates import Mates
+from swarmcli.averaging.agreement.outcome import Committed
 from swarmcli.averaging.agreement.votes import RoundVotes
-from swarmcli.averaging.allreduce.allreduce import Allreduce
+from swarmcli.averaging.allreduce.attempt import Attempt
 from swarmcli.averaging.allreduce.holdings import NOTHING
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.results import AllreduceResult
@@ -30,32 +29,40 @@ from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
 
 
-def claim_everything(answer: PrepareAnswer) -> PrepareAnswer:
-    digests = answer.digests
+def claim_everything(report: Report) -> Report:
+    digests = report.digests
     claimed = [digests[place : place + 32] for place in range(0, len(digests), 32)]
-    return msgspec.structs.replace(answer, digests=b"".join(b"?" * 32 if each == NOTHING else each for each in claimed))
+    return msgspec.structs.replace(report, digests=b"".join(b"?" * 32 if each == NOTHING else each for each in claimed))
+
+
+def lie_about(**fields: object) -> Callable[[PrepareAnswer], PrepareAnswer]:
+    return lambda answer: msgspec.structs.replace(answer, report=msgspec.structs.replace(answer.report, **fields))
 
 
 Lie = Callable[[PrepareAnswer], PrepareAnswer]
 
 LIES: dict[str, Lie] = {
-    "parts that it does not hold": claim_everything,
-    "other digests": lambda answer: msgspec.structs.replace(answer, digests=b"!" * len(answer.digests)),
-    "another number of parts": lambda answer: msgspec.structs.replace(answer, digests=answer.digests + bytes(32)),
+    "parts that it does not hold": lambda answer: msgspec.structs.replace(
+        answer, report=claim_everything(answer.report)
+    ),
+    "other digests": lie_about(digests=b"!" * 320),
+    "another number of parts": lie_about(digests=bytes(32)),
+    "another plan": lie_about(plan=bytes(32)),
     "an impossible promise": lambda answer: msgspec.structs.replace(answer, accepted_ballot=99999),
-    "suspects of no group": lambda answer: msgspec.structs.replace(answer, suspects=(77, 4000)),
+    "failures of no group": lie_about(failed=(77, 4000)),
+    "that all have failed": lie_about(failed=(0, 1, 2, 3, 4)),
 }
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_a_promise_with_false_holdings_does_not_stop_a_repair(lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Allreduce.disclose
+def test_a_promise_with_a_false_report_does_not_stop_another_try(lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Attempt.prepare
 
-    def disclose(self: Allreduce, promise: PrepareAnswer) -> PrepareAnswer:
-        answer = honest(self, promise)
-        return lie(answer) if self._mates.me == 2 else answer
+    async def prepare(self: Attempt, member: int, ballot: int) -> PrepareAnswer:
+        answer = await honest(self, member, ballot)
+        return lie(answer) if self.mates.me == 2 and answer.report is not None else answer
 
-    monkeypatch.setattr(Allreduce, "disclose", disclose)
+    monkeypatch.setattr(Attempt, "prepare", prepare)
 
     async def main() -> None:
         options = AllreduceOptions(part_size_bytes=512)
@@ -91,9 +98,8 @@ def test_forged_ballots_change_nothing_however_many_come() -> None:
                 for turn in range(200):
                     await refused("prepare", Prepare(group_id, 1 + 3 * turn), PrepareAnswer, "ballot")
                 await refused("prepare", Prepare(group_id, 2 + 3 * 100_000), PrepareAnswer, "ballot")
-                await refused("propose", Propose(group_id, 1, Verdict(bytes(32))), ProposeAnswer, "ballot")
-                await refused("propose", Propose(group_id, 0, Verdict(bytes(32))), ProposeAnswer, "ballot")
-                await refused("repair", Repair(group_id, 2, (0, 1), b"", (), ()), RepairAnswer, "ballot")
+                await refused("propose", Propose(group_id, 1, Committed(bytes(32))), ProposeAnswer, "ballot")
+                await refused("propose", Propose(group_id, 0, Committed(bytes(32))), ProposeAnswer, "ballot")
                 method = target.service.method("prepare")
                 answer = await forger.endpoint.call(
                     target.peer_id, method, Prepare(group_id, 2), PrepareAnswer, timeout=5

@@ -46,9 +46,9 @@ def test_whoever_knows_the_outcome_says_it_and_promises_nothing_more() -> None:
     mine.learn(Committed(A))
     mine.learn(Aborted("later"))
     answer = mine.prepare(2)
-    assert not answer.granted and answer.verdict is not None and answer.verdict.decision() == Committed(A)
+    assert not answer.granted and answer.decision == Committed(A)
     refused = mine.accept(2, Aborted("x"), holds_nothing)
-    assert not refused.accepted and refused.verdict is not None
+    assert not refused.accepted and refused.decision == Committed(A)
 
 
 def test_forged_ballots_are_refused() -> None:
