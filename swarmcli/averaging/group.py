@@ -69,8 +69,9 @@ class GroupBody:
             raise ValueError("a group names a member twice")
         if len(self.part_shares) != len(self.members):
             raise ValueError(f"{len(self.part_shares)} shares for {len(self.members)} members")
-        if not all(math.isfinite(share) and share >= 0 for share in self.part_shares):
-            raise ValueError("shares of the work must be finite and not negative")
+        # The plan divides by their sum.
+        if not (all(share >= 0 for share in self.part_shares) and 0 < sum(self.part_shares) < math.inf):
+            raise ValueError("shares of the work must be finite, not negative, and not all zero")
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ def test_too_many_or_long_addresses_are_refused(addresses: tuple[str, ...]) -> N
         ({"part_shares": (1.0,)}, "shares"),
         ({"part_shares": (math.nan, 0.0, 0.0)}, "shares"),
         ({"part_shares": (-1.0, 1.0, 1.0)}, "shares"),
+        ({"part_shares": (0.0, 0.0, 0.0)}, "shares"),
+        ({"part_shares": (1e308, 1e308, 1e308)}, "shares"),
     ],
 )
 def test_bodies_that_no_honest_leader_sends(changes: dict[str, object], words: str) -> None:

@@ -27,6 +27,8 @@ async def note_absence(service: AllreduceService, group: Group, member: PeerID, 
 
 async def decline(service: AllreduceService, group: Group) -> None:
     """This member takes no part, so the others go on without it. Its vote is its own further on."""
+    if service.endpoint.peer_id not in group:
+        return  # whoever began it has made it up
     service.part(group)
     if group.leader == service.endpoint.peer_id:
         return  # whoever asks it for the outcome is told that it does not know, and follows the next in rank

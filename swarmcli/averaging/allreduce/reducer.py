@@ -1,8 +1,7 @@
 """The parts that one member reduces: who has delivered what, the sums, and the averages. No network in here.
 
-Sums are kept in float32 (float64 for float64 tensors), where possible in the memory that the average will have. The
-bits of a sum depend on the order in which parts arrive; that is harmless, because it is formed here only and
-everyone gets the encoded average, this member included.
+Sums are kept in float32 (float64 for float64 tensors), where possible in the memory that the average will have.
+Everyone gets the encoded average, this member included, so all hold the same bits.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from swarmcli.averaging.allreduce.aggregator import FREE_WEIGHT, PartAggregator, WeightedMean, sum_type
 from swarmcli.averaging.allreduce.layout import Part, Plan
 from swarmcli.averaging.allreduce.vector import Inputs, Results
 from swarmcli.averaging.tasks import Bell, forgetful, on_executor
@@ -25,11 +25,6 @@ from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError, InputRefused, RoundFailed
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
-
-# Values up to the largest of their type may have weights up to this, and larger weights only smaller values. So that a
-# sum of n of them stays in range it is formed in units of n times this weight: powers of two, which change no bit. What
-# lies within 2**20 of the smallest number of the type loses digits by that.
-_FREE_WEIGHT = 2.0**20
 
 _MAX_AHEAD = 64 << 20  # bytes of sums that lie beside the results, while the slowest sender catches up
 
@@ -69,11 +64,10 @@ class Reducer:
         self.parts = plan.by_reducer.get(me, ())
         self._inputs, self._results, self._me = inputs, results, me
         self._senders = {sender: _Sender() for sender in senders}
-        self._sums: dict[int, torch.Tensor] = {}
+        self._sums: dict[int, PartAggregator] = {}
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._averages: list[Average] = []
         self._failure: str | None = None
-        self._unit = _FREE_WEIGHT * 2.0 ** len(self._senders).bit_length()  # of weight, in the sums
         self._bell = Bell()
 
     @property
@@ -169,10 +163,10 @@ class Reducer:
         part = self.parts[position]
         if self._in_place(part):
             return math.inf
-        return max(1, _MAX_AHEAD // (part.descriptor.numel * _sum_type(part.segment.dtype).itemsize))
+        return max(1, _MAX_AHEAD // (part.descriptor.numel * sum_type(part.segment.dtype).itemsize))
 
     def _in_place(self, part: Part) -> bool:
-        return self._results is not None and part.segment.dtype is _sum_type(part.segment.dtype)
+        return self._results is not None and part.segment.dtype is sum_type(part.segment.dtype)
 
     def _add(self, position: int, state: _Sender, message: TensorMessage) -> None:
         part = self.parts[position]
@@ -186,50 +180,40 @@ class Reducer:
             raise InputRefused(f"part {part.index} holds NaN or infinity")
         if reason := beyond_sums([values], state.weight or 0.0):
             raise InputRefused(f"part {part.index} holds {reason}")
-        self._add_values(position, values, state.weight or 0.0)
+        self._sum(position).add(values, state.weight or 0.0)
         # Here and not after the await: what is in the sum is counted, even if the caller is cancelled meanwhile.
         state.delivered += 1
 
-    def _add_values(self, position: int, values: torch.Tensor, weight: float) -> None:
-        factor = weight / self._unit
-        if position in self._sums:
-            self._sums[position].add_(values, alpha=factor)
-            return
-        part = self.parts[position]
-        if self._results is not None and self._in_place(part):
-            total = self._results.part(part)
-        else:
-            total = torch.empty(values.numel(), dtype=_sum_type(part.segment.dtype))
-        if values.dtype is total.dtype:
-            torch.mul(values, factor, out=total)
-        else:
-            total.copy_(values).mul_(factor)
-        self._sums[position] = total
+    def _sum(self, position: int) -> PartAggregator:
+        """Of a part; it begins where the average will lie, if that has the type of sums."""
+        if position not in self._sums:
+            part = self.parts[position]
+            if self._results is not None and self._in_place(part):
+                memory = self._results.part(part)
+            else:
+                memory = torch.empty(part.descriptor.numel, dtype=sum_type(part.segment.dtype))
+            self._sums[position] = WeightedMean(memory, len(self._senders))
+        return self._sums[position]
 
     def _finish(self, position: int) -> Average:
         part = self.parts[position]
         own = self._senders.get(self._me)
         if own is not None and own.weight and self._inputs is not None:
-            self._add_values(position, self._inputs.part(part), own.weight)
+            self._sum(position).add(self._inputs.part(part), own.weight)
         included = {
             index: sender.weight
             for index, sender in sorted(self._senders.items())
             if sender.weight and sender.delivered > position
         }
-        message = self._encode(position, math.fsum(included.values())) if included else None
+        message = self._encode(position) if included else None
         senders, weights = tuple(included), tuple(included.values())
         values = None if self._results is None else self._results.part(part)
         content = None if message is None else plain(part.codec, message, values)
         return Average(part, senders, weights, message, digest_of(part.index, senders, weights, content))
 
-    def _encode(self, position: int, total_weight: float) -> TensorMessage:
+    def _encode(self, position: int) -> TensorMessage:
         part = self.parts[position]
-        mean = self._sums.pop(position).div_(total_weight / self._unit)
-        if not all_finite(mean):
-            # A mean lies between its values, which are finite: at the end of the range it was rounded beyond it.
-            limit = torch.finfo(mean.dtype).max
-            mean.clamp_(-limit, limit)
-        message = part.codec.compress(mean.to(part.segment.dtype))
+        message = part.codec.compress(self._sums.pop(position).finish().to(part.segment.dtype))
         if self._results is not None and not all_finite(part.codec.extract(message, out=self._results.part(part))):
             raise RoundFailed(f"the average of part {part.index} is beyond the range of codec {part.codec.name}")
         return message
@@ -259,14 +243,10 @@ def beyond_sums(values: Iterable[torch.Tensor], weight: float) -> str:
 
     Everyone comes to the same answer, whatever weights the others have: so it names the sender, not whom it meets.
     """
-    if weight <= _FREE_WEIGHT:
+    if weight <= FREE_WEIGHT:
         return ""
     for tensor in values:
         largest = tensor.abs().max().item() if tensor.numel() else 0.0
-        if largest > torch.finfo(_sum_type(tensor.dtype)).max * (_FREE_WEIGHT / weight):
+        if largest > torch.finfo(sum_type(tensor.dtype)).max * (FREE_WEIGHT / weight):
             return f"values up to {largest:.3g} with the weight {weight:.3g}, which would overflow a sum"
     return ""
-
-
-def _sum_type(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float64 else torch.float32

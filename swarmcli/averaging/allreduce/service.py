@@ -32,7 +32,7 @@ from swarmcli.averaging.allreduce.messages import AbsenceNotice, CopyRequest, No
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.state.archive import RoundArchive
 from swarmcli.averaging.tasks import Bell
-from swarmcli.errors import CallRefused
+from swarmcli.errors import CallRefused, RoundFailed
 from swarmcli.network import Endpoint, PeerID, Stream
 
 _CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "holdings")
@@ -114,10 +114,11 @@ class AllreduceService:
 
     @contextmanager
     def hosting(self, round_: Round) -> Iterator[RoundVotes]:
-        """While the block runs, the round gets what arrives for it. Raises ValueError if it has run here before."""
+        """While the block runs, the round gets what arrives for it. Raises RoundFailed if it has been here before: then
+        its leader has sent an old group again, and nobody may vote twice."""
         group_id = round_.group.group_id
         if group_id in self._votes:
-            raise ValueError("this round runs already, or has been here before")
+            raise RoundFailed("its group has had a round before", [round_.group.leader])
         votes = self._votes_for(round_.group)
         self._rounds[group_id] = round_
         self._news.ring()

@@ -11,7 +11,7 @@ import torch
 from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.results import AllreduceResult
 from swarmcli.compression import Float16Compression
-from swarmcli.errors import RoundUndecided
+from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
 
@@ -123,6 +123,18 @@ def test_a_sender_of_other_tensors_is_refused_and_the_others_go_on() -> None:
             for result in holders:
                 assert "differ from the group's" in result.left_out[swarm.peers[2].peer_id]
             assert asyncio.get_running_loop().time() < 5
+
+    virtual_time.run(main())
+
+
+def test_a_group_that_is_begun_again_fails_and_names_its_leader() -> None:
+    async def main() -> None:
+        async with Swarm([Kind(), Kind()]) as swarm:
+            group = swarm.group()
+            first = await asyncio.gather(*(swarm.take_part(peer, group) for peer in swarm.peers))
+            assert len(swarm.check(first)) == 2
+            outcome = await swarm.take_part(swarm.peers[1], group)
+            assert isinstance(outcome, RoundFailed) and outcome.suspects == (swarm.peers[0].peer_id,)
 
     virtual_time.run(main())
 
