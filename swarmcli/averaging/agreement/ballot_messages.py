@@ -48,14 +48,16 @@ class PresenceAnswer(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a member could bring to another try.
+    """What a member has of the averages, and could bring to another try.
 
+    digest     of the result, if all of it is here
     plan       fingerprint of the plan of the round, which tells what the parts are
     digests    of the averages that are here, 32 bytes for each part, zeros for one that is not
     reason     why averages are missing
     failed     the reducers whose averages are missing, and those who gave false copies
     """
 
+    digest: Hash | None
     plan: Hash
     digests: Digests = b""
     reason: Words = ""

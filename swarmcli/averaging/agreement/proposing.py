@@ -1,8 +1,8 @@
 """A ballot above zero at its proposer: what it asks the others, and what it makes of their answers.
 
     Prepare ─▶ what a majority has accepted, and which averages they hold
-    Propose ─▶ the result that may have been chosen; if none can have been, that the group tries again with what is
-               held, or that the round is given up; a majority that accepts decides
+    Propose ─▶ the result that may have been chosen; if none can have been, one that a majority holds, or that the group
+               tries again with what is held, or that the round is given up; a majority that accepts decides
 
 `ballots.py` says what may be proposed. Whoever is asked to accept a result and does not hold it copies it first.
 """
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
@@ -131,10 +132,22 @@ class Proposer:
             case Bound(value):
                 return value
             case Free():
-                again = None if give_up else self._parts.again(reports)
-                return again or self._aborted(reports, give_up or "those who are left cannot try again")
+                hope = None if give_up else self._held(reports, promised) or self._parts.again(reports)
+                return hope or self._aborted(reports, give_up or "those who are left cannot try again")
         if proposal.may_abort and self.follows is None:
             return self._aborted(reports, give_up or "too few members are left to commit a result")
+        return None
+
+    def _held(self, reports: Mapping[int, Report], promised: Collection[int]) -> Committed | None:
+        """The result that a majority can accept at once, if there is one: those who hold it, and the auxiliaries.
+
+        One that fewer hold is not proposed. Whoever accepts it binds all later ballots to it, and whether the others
+        can copy it is not known: its only holder may be lost meanwhile, or lie.
+        """
+        counts = Counter(report.digest for report in reports.values() if report.digest is not None)
+        for digest, holders in counts.most_common(1):
+            if holders + len(self._mates.auxiliaries.intersection(promised)) >= majority(len(self._mates)):
+                return Committed(digest)
         return None
 
     def _aborted(self, reports: Mapping[int, Report], why: str) -> Aborted:

@@ -20,14 +20,12 @@ from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.allreduce.reducer import MAX_WEIGHT, MIN_WEIGHT, beyond_sums
 from swarmcli.averaging.allreduce.results import AllreduceResult, contributions
 from swarmcli.averaging.allreduce.sending import Contribution
-from swarmcli.averaging.allreduce.service import AllreduceService
+from swarmcli.averaging.allreduce.service import AllreduceService, tries
 from swarmcli.averaging.allreduce.vector import Inputs, Results
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.state.kept_round import KeptRound
 from swarmcli.averaging.tasks import forgetful, on_executor
 from swarmcli.errors import RoundUndecided, StateDownloadError
-
-MOST_TRIES = 4
 
 _FILE_TRIES, _FILE_PAUSE = 5, 1.0  # seconds; a file is written some moments after the commit
 _DOWNLOAD = 60.0  # seconds
@@ -97,8 +95,7 @@ class Allreduce:
 
     @forgetful
     async def _try_until_decided(self) -> Decision | None:
-        tries = MOST_TRIES if self._step is None else 1
-        groups = [self.group, *(self.group.derived(f"try {number}") for number in range(1, tries))]
+        groups = tries(self.group) if self._step is None else [self.group]
         decision: Decision | None = None
         spent: set[int] = set()
         with self._service.expecting(*groups[1:]):  # whoever is at the next try before this member waits for it
@@ -118,7 +115,11 @@ class Allreduce:
                 if not self._attempts:
                     attempt.mates.learn_addresses()
                 self._attempts.append(attempt)
-                decision = await attempt.run()
+                try:
+                    decision = await attempt.run()
+                except asyncio.CancelledError:
+                    self._service.part(*groups[len(self._attempts) :])
+                    raise
                 if not isinstance(decision, Again):
                     break
                 self._check(decision)

@@ -134,7 +134,8 @@ class Attempt:
 
     def report(self) -> Report:
         held = self.holdings
-        return Report(held.plan.fingerprint, held.digests, self.trouble.reason, self.trouble.suspects)
+        digest = None if self.mates.auxiliary else held.digest
+        return Report(digest, held.plan.fingerprint, held.digests, self.trouble.reason, self.trouble.suspects)
 
     def holds(self, digest: bytes) -> bool:
         return self.holdings.digest == digest

@@ -6,7 +6,7 @@ import logging
 
 from swarmcli.averaging.agreement.ballot_messages import VoteMessage
 from swarmcli.averaging.allreduce.messages import MAX_WORDS, Noted
-from swarmcli.averaging.allreduce.service import AllreduceService
+from swarmcli.averaging.allreduce.service import AllreduceService, tries
 from swarmcli.averaging.group import Group
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.network.identity import PeerID
@@ -29,7 +29,7 @@ async def decline(service: AllreduceService, group: Group) -> None:
     """This member takes no part, so the others go on without it. Its vote is its own further on."""
     if service.endpoint.peer_id not in group:
         return  # whoever began it has made it up
-    service.part(group)
+    service.part(*tries(group))
     if group.leader == service.endpoint.peer_id:
         return  # whoever asks it for the outcome is told that it does not know, and follows the next in rank
     vote = VoteMessage(group.group_id, None, "it left before the round began")

@@ -37,6 +37,7 @@ from swarmcli.network import Endpoint, PeerID, Stream
 
 _CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "holdings")
 _STREAMS = ("exchange", "copy")
+MOST_TRIES = 4  # at one round, after which it is given up
 _EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
 _REMEMBERED = 256  # rounds whose votes and outcomes are kept, for those who ask late
 _KEPT = 20.0  # seconds that averages which were committed are given away; their file serves longer
@@ -55,6 +56,11 @@ class Round(Protocol):
     async def prepare(self, member: int, ballot: int) -> PrepareAnswer: ...
     def holds(self, digest: bytes) -> bool: ...
     async def obtain(self, digest: bytes) -> None: ...
+
+
+def tries(group: Group) -> list[Group]:
+    """The groups of all tries at a round; that of the first is the round's own."""
+    return [group, *(group.derived(f"try {number}") for number in range(1, MOST_TRIES))]
 
 
 class AllreduceService:
@@ -129,9 +135,11 @@ class AllreduceService:
             votes.over = True
             self._news.ring()
 
-    def part(self, group: Group) -> None:
-        """This member will not take part in a round that it was expected in."""
-        self._votes_for(group).over = True
+    def part(self, *groups: Group) -> None:
+        """This member will not take part in rounds that it was expected in. It still promises, so that the others need
+        not wait for its silence."""
+        for group in groups:
+            self._votes_for(group).over = True
         self._news.ring()
 
     def keep(self, group_id: bytes, holdings: Holdings) -> None:

@@ -70,15 +70,14 @@ class PhasedAllreduce:
     async def run(self) -> AllreduceResult:
         """Takes part until the outcome is known. Raises RoundFailed or RoundUndecided, as Allreduce does."""
         with ExitStack() as stack:
-            for group in self._steps:  # whoever is at a step before this member hears that it will come
-                stack.enter_context(self._service.expecting(group))
+            # Whoever is at a step before this member hears that it will come.
+            stack.enter_context(self._service.expecting(*self._steps))
             try:
                 if self._group.members[self._group.index_of(self._me)].auxiliary:
                     return await self._assist()
                 return await self._take_part(stack.enter_context(self._desk.telling(self._group)))
             except (RoundUndecided, asyncio.CancelledError):
-                for group in self._steps[len(self._done) + 1 :]:
-                    self._service.part(group)
+                self._service.part(*self._steps[len(self._done) + 1 :])
                 raise
 
     @forgetful
