@@ -143,7 +143,8 @@ class Attempt:
     async def obtain(self, digest: bytes) -> None:
         if self.copier is None:
             return
-        # The exchange writes to the same memory until it has come to its end.
+        # Until then the exchange writes to the same memory: a copy would be overwritten under the digest that it was
+        # checked against, and nobody would notice.
         await self._agreement.gathered()
         async with self._one_copies:
             await self.copier.obtain(digest)
@@ -229,6 +230,6 @@ class Attempt:
             _, unfinished = await asyncio.wait(unfinished, timeout=_STALLED)
         for task in unfinished:
             task.cancel()  # or what still arrives could be written over what is copied
-        await asyncio.wait(exchanging)
+        await asyncio.wait(exchanging)  # cancelled arithmetic goes on until it is done
         for task in set(exchanging) - unfinished:
             task.result()

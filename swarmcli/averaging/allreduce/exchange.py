@@ -80,7 +80,7 @@ class Exchange:
         async with asyncio.TaskGroup() as tasks:
             for member in visiting:
                 tasks.create_task(self._visit(member))
-            with suppress(RoundFailed):
+            with suppress(RoundFailed):  # `gather` names this member as the one that failed
                 await self.receiver.run()
 
     @forgetful
@@ -108,7 +108,7 @@ class Exchange:
         if visit is None or visit.stream.done() or self._sender is None:
             raise CallRefused("unexpected", "this member does not wait for a stream of this reducer")
         visit.stream.set_result(stream)
-        await visit.over.wait()
+        await visit.over.wait()  # the stream would be closed with the end of its handler
 
     def absent(self, member: int, reason: str) -> None:
         """Who has not come to this reducer by now need not be waited for; of a reducer that has given nothing it is
@@ -154,6 +154,7 @@ class Exchange:
             forget(error)
             got.failures[reducer] = f"reducer {peer.short} was lost: {error}"
         got.averages += here.averages
+        # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
         for member, reason in here.left_out.items():
             self.left_out.setdefault(member, reason)
 
@@ -165,9 +166,11 @@ class Exchange:
             while not talking.done():
                 async with beside(doubts.wait()) as doubting:
                     await asyncio.wait([talking, doubting], return_when=asyncio.FIRST_COMPLETED)
+                # A reducer that has given an average lives, or did: its stream ends by itself when it is gone. One that
+                # has given none may wait for somebody else, or have never begun, and a stream does not tell which.
                 if talking.done() or here.averages:
                     await talking
-                doubts.clear()
+                doubts.clear()  # before it is asked: what is said meanwhile is asked about again
                 if not talking.done() and not await self._is_there(reducer):
                     raise ConnectionLost("it is out of reach, and so it is for others")
 

@@ -99,7 +99,7 @@ class Reducer:
             raise InputRefused("it sent a part that the plan does not provide for")
         while position - len(self._averages) >= self._window(position):
             await self._wait()
-        async with self._locks[position]:
+        async with self._locks[position]:  # two senders deliver the same part at the same time, from two threads
             if self._failure is not None:  # while this sender waited; what it adds would be a sum of its own
                 raise RoundFailed(self._failure)
             if state.left_out is not None:
@@ -142,6 +142,7 @@ class Reducer:
         """Forms the averages in order. Raises RoundFailed, also to all who wait, if one cannot be represented."""
         try:
             for position, part in enumerate(self.parts):
+                # Settled stays settled, so once this loop ends nobody adds to this part but who holds its lock.
                 while not all(sender.settled(position) for sender in self._senders.values()):
                     await self._wait()
                 async with self._locks[position]:  # a sender that was left out may still be adding

@@ -64,6 +64,8 @@ class PartReceiver:
         waiting.set()
         try:
             terms = await self._agree(member, stream)
+            # Averages go out while parts still come in, and go on when the parts have ended badly: a member that is
+            # left out still gets the result.
             async with beside(self._collect(member, terms, stream)):
                 await self._distribute(stream)
         except RoundFailed as error:
@@ -122,6 +124,8 @@ class PartReceiver:
             self._notes[member] = terms.note
         silence = self._options.for_silence(self._round_trip(stream.peer))
         positions = range(len(self._reducer.parts) if terms.weight > 0 else 0)
+        # One piece of memory for all parts of this member: `add` returns when it is free again. Its size comes from the
+        # plan, never from what the member says.
         scratch = memoryview(bytearray(max(map(self._payload_bound, positions), default=0)))
         for position in positions:
             async with unless_silent(stream, silence):
