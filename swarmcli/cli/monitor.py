@@ -37,9 +37,9 @@ def monitor(
 
     choices = options.LocalChoices(name, host, port, announce, client_mode)
     loaded = load_recipe(recipe, [*overrides, *choices.overrides()])
+    default = 0 if "port" in loaded.local.model_fields_set else DEFAULT_PORT
     with Session(
-        "monitor", loaded, peer, home,
-        port=DEFAULT_PORT, verbose=verbose, web_port=web, web_host=web_host,
-    ) as session:  # fmt: skip
+        "monitor", loaded, peer, home, port=default, verbose=verbose, web_port=web, web_host=web_host
+    ) as session:
         watch = session.show()
         run_monitor(session.peer, watch, session.stop, resume=resume, leave_when_done=leave_when_done)

@@ -47,7 +47,7 @@ class RunPeer:
         port: int = 0,
         listener: Callable[[Event], None] | None = None,
     ) -> None:
-        """`port`: where it listens if the recipe does not say it. `listener` hears this peer's events from the first
+        """`port`: where it listens if the recipe names none. `listener` hears this peer's events from the first
         on, those of joining included."""
         self.recipe = recipe
         self.role: Role = role
@@ -82,7 +82,7 @@ class RunPeer:
             start=False,
             client_mode=local.client_mode,
             host=local.host,
-            port=local.port if "port" in local.model_fields_set else self._port,
+            port=local.port or self._port,
             announce_addresses=local.announce_addresses,
             identity_path=local.identity_path or self.home.identity,
             startup_timeout=CONTACT_SECONDS,
