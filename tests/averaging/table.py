@@ -230,7 +230,7 @@ class Table:
             return
         moves = seat.search.moves(self.now)
         if moves.ask is not None:
-            self._ask(seat, moves.ask)
+            self._ask(seat, moves.ask, moves.stranded)
         for candidate in moves.invite:
             self._invite(seat, candidate, seat.search.me)
         for peer in moves.redirect:
@@ -250,10 +250,10 @@ class Table:
         me, left = seat.search.me, self.seats.get(peer)
         self._send(left, lambda: left and left.search.on_leave(me.peer_id, me.search, self.now))
 
-    def _ask(self, seat: Seat, target: Candidate) -> None:
+    def _ask(self, seat: Seat, target: Candidate, stranded: bool) -> None:
         me, other = seat.search.me, self.seats.get(target.peer_id)
         patience = max(seat.search.gathering.close_at - self.now, 0.0)
-        joining = Joining(patience, seat.search.gathering.own_progress)
+        joining = Joining(patience, seat.search.gathering.own_progress, stranded)
         answered: list[bool] = []
 
         def receive() -> None:

@@ -116,7 +116,7 @@ class Search:
         peer = candidate.peer_id
         if self.begun:
             return Answer("begun", gone=self._mates[:MAX_GONE])
-        if rank_of(candidate) < self.rank:
+        if rank_of(candidate) < self.rank and not (joining.stranded and self._takes_in(peer)):
             return Answer("outranked", self.me)
         if self.leader is not None:
             return Answer("follow", self.me, self.leader)
@@ -131,6 +131,11 @@ class Search:
                 self.settling.news(now)  # whoever was turned away elsewhere gets the time to find this group
         self.gathering.add(candidate, joining, now)
         return Answer("accepted", self.me, patience=self.gathering.patience)
+
+    def _takes_in(self, peer: PeerID) -> bool:
+        """Whether a stranded peer may come though it ranks before: only to one that leads others, and not to one
+        that asks it in turn, so that no two follow each other."""
+        return self.leader is None and bool(self.gathering.followers) and peer not in self.asking.since
 
     def on_invitation(self, sender: Candidate, to: Candidate, now: float) -> Reply:
         """A peer names a leader to ask: itself, or the one that it follows now together with its followers."""
@@ -252,7 +257,8 @@ class Search:
                 # Otherwise the leader was lost before it had told everyone, and those who have not heard either are
                 # whom to look for now.
             case "outranked":
-                pass  # the answerer's rank is known now, if it was not
+                if answer.candidate is not None and rank_of(answer.candidate) > self.rank:
+                    self.asking.is_full(peer, now + BELIEF)  # it takes in nobody who is stranded
             case _:
                 self.roll.pass_over([peer], now + BELIEF)
 
@@ -417,7 +423,8 @@ class Search:
         if at > now:
             moves.wake_at = min(moves.wake_at, at)
             return True
-        moves.ask = self.roll.entries[peer].candidate
+        candidate = moves.ask = self.roll.entries[peer].candidate
+        moves.stranded = rank_of(candidate) > self.rank
         self.asking.ask(peer, now)
         moves.wake_at = min(moves.wake_at, now + self.settling.hedge)
         return True
@@ -433,7 +440,9 @@ class Search:
             above = [peer for peer in (*directed, *order) if self.roll.entries[peer].rank < self.rank]
             peer, at = self.asking.first(above, now)
         if peer is None and self.options.target_group_size is not None and not hoping and not stands:
-            # Too few have come and nobody else will: a group with room will do.
-            doors = [peer for peer in order if self.roll.entries[peer].rank < self.rank]
+            # Stranded: too few have come and nobody else will. A group with room will do, for a peer that is alone
+            # of any rank: nobody follows it who would have to come along.
+            alone = len(self.gathering) == 1
+            doors = [peer for peer in order if alone or self.roll.entries[peer].rank < self.rank]
             peer, at = self.asking.first(doors, now)
         return peer, at

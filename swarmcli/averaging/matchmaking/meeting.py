@@ -25,6 +25,7 @@ class Joining(msgspec.Struct, frozen=True):
 
     patience: float  # seconds that it would still wait for a group that is not complete
     progress: float = 0.0  # see Progress
+    stranded: bool = False  # nobody is left whom it could lead, so it asks whoever leads, of any rank
     bandwidth: float | None = None  # relative, as its user gave it
     measured: float | None = None  # bytes per second; see bandwidth.py
     auxiliary: bool = False

@@ -27,6 +27,7 @@ class Moves:
 
     wake_at: float
     ask: Candidate | None = None
+    stranded: bool = False  # it ranks behind this peer, and is asked because nobody is left to lead
     invite: list[Candidate] = field(default_factory=list)
     redirect: list[PeerID] = field(default_factory=list)  # former followers, to be sent on to the new leader
     leave: list[PeerID] = field(default_factory=list)  # leaders that are not followed after all

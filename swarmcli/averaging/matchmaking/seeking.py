@@ -170,7 +170,7 @@ class Seeker:
 
     def _carry_out(self, moves: Moves) -> None:
         if moves.ask is not None:
-            self._spawn(self._ask(moves.ask))
+            self._spawn(self._ask(moves.ask, moves.stranded))
         for candidate in moves.invite:
             self._spawn(self._invite(candidate.peer_id, self.search.me))
         for peer in moves.redirect:
@@ -235,13 +235,13 @@ class Seeker:
         self._running[task] = None
         task.add_done_callback(lambda _: self._running.pop(task))
 
-    async def _ask(self, candidate: Candidate) -> None:
+    async def _ask(self, candidate: Candidate, stranded: bool) -> None:
         peer, search = candidate.peer_id, self.search
         patience = max(search.gathering.close_at - self._loop.time(), 0.0)
         offer = self.offer
         progress = self._control.progress
         speeds = (offer.bandwidth, offer.measured)
-        joining = Joining(patience, progress, *speeds, offer.auxiliary, offer.gathered)
+        joining = Joining(patience, progress, stranded, *speeds, offer.auxiliary, offer.gathered)
         self._post.learn(candidate)
         try:
             answer = await self._post.join(peer, Join(search.me, joining, offer.terms, offer.since))

@@ -122,7 +122,7 @@ def test_few_that_can_be_dialed_among_many_that_cannot(seed: int, size: int | No
 
 @pytest.mark.parametrize("seed", range(4))
 def test_small_groups_merge_before_they_begin(seed: int) -> None:
-    """Halves that know nothing of each other until late: leaders of too few ask those before them."""
+    """Halves that know nothing of each other until late: leaders with room take in those who are stranded."""
     table = gather_around(seed, 3, target_group_size=16, min_group_size=4)
     table.sit(3, at=2.0)
     table.sit(4, at=2.5)
