@@ -1,8 +1,8 @@
 """One peer of a round in a process of its own, which tells how much memory the round took at its peak.
 
-    python -m tests.averaging.memory_process MIB PREFIX CODEC [ADDRESS ...]
+    python -m tests.averaging.memory_process MIB PREFIX CODEC ROUNDS [ADDRESS ...]
 
-Prints its address, averages three times, prints a line of JSON and waits for the end of its standard input.
+Prints its address, averages ROUNDS times, prints a line of JSON and waits for the end of its standard input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def main() -> None:
-    size, prefix, codec, *contacts = sys.argv[1:]
+    size, prefix, codec, rounds, *contacts = sys.argv[1:]
     torch.set_num_threads(1)
     with swarmcli.DHT(contacts, start=True, host="127.0.0.1") as dht:
         print(dht.get_visible_addresses()[0], flush=True)
@@ -29,7 +29,7 @@ def main() -> None:
         _average([torch.ones(1000)], 1, dht, f"{prefix}-first", codec)  # loads what is loaded once
         before = _resident()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        members = _average(tensors, 3, dht, prefix, codec)
+        members = _average(tensors, int(rounds), dht, prefix, codec)
         print(json.dumps({"peak": _peak() - before, "members": members}), flush=True)
         sys.stdin.read()
 
