@@ -168,7 +168,7 @@ class Endpoint:
             raise CallTimeout(f"no stream to {peer.short} for {method} within {timeout:g} s") from None
         try:
             yield stream
-        except BaseException:
+        except BaseException:  # a cancellation too must give the stream's slots back, here and at the peer
             channel.reset("cancelled by the caller")
             raise
         failure = stream.unseen_failure()

@@ -74,13 +74,13 @@ class StreamPool:
             await streams.slots.acquire()
             try:
                 channel = await self._opener(peer, streams)
-            except BaseException:
+            except BaseException:  # a cancellation too: no channel is there yet whose end would release the slot
                 streams.slots.release()
                 raise
             streams.using[channel] = None  # from here on the slot is the channel's: its end releases it
             try:
                 return channel, await channel.open(method, request)
-            except BaseException:
+            except BaseException:  # a cancellation too, or the slot would be taken until the peer hangs up
                 channel.reset("the stream was given up while it was opened")
                 raise
         finally:
