@@ -13,21 +13,21 @@ from typing import Any, Literal, overload
 
 import torch
 
-from swarmcli.averaging.allreduce.layout import Layout
-from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.checks import check_flags, check_numbers, check_tensors
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
-from swarmcli.averaging.phases.program import RoundProgram
+from swarmcli.averaging.round.layout import Layout
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.averaging.shell import CoreRunner
-from swarmcli.averaging.state.snapshot import copies_of
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht import DHT
 from swarmcli.errors import AveragingError, StateDownloadError
 from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import SwarmFuture, offload
+from swarmcli.state.snapshot import copies_of
 
 logger = logging.getLogger(__name__)
 

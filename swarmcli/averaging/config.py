@@ -6,8 +6,8 @@ import logging
 import math
 from dataclasses import dataclass, field
 
-from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.checks import check_numbers, check_text
+from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.compression import CompressionBase, NoCompression
 
 REQUEST_TIMEOUT = 3.0  # seconds

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from swarmcli.averaging.allreduce.reducer import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.checks import check_numbers
-from swarmcli.averaging.group import MAX_GATHERED_BYTES, MAX_TAG_BYTES, Group
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.matchmaking.meeting import check_terms
+from swarmcli.averaging.round.reducer import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.clock import Clock
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.loop_thread import SwarmFuture
 
 T = TypeVar("T")

@@ -12,24 +12,20 @@ from typing import Any, TypeAlias
 import msgspec
 import torch
 
-from swarmcli.averaging.allreduce.allreduce import Allreduce
-from swarmcli.averaging.allreduce.layout import Layout, compression_term
-from swarmcli.averaging.allreduce.leaving import decline, note_absence
-from swarmcli.averaging.allreduce.results import AllreduceResult
-from swarmcli.averaging.allreduce.service import AllreduceService
+from swarmcli.averaging.archive.archive import RoundArchive
 from swarmcli.averaging.chronicle import Chronicle
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl, encode_gathered
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
-from swarmcli.averaging.phases.desk import StepDesk
-from swarmcli.averaging.phases.phased import PhasedAllreduce
-from swarmcli.averaging.phases.program import RoundProgram
-from swarmcli.averaging.state.archive import RoundArchive
-from swarmcli.averaging.state.download import DownloadedState
-from swarmcli.averaging.state.sharing import StateOffer, StateSharing
-from swarmcli.averaging.state.snapshot import Snapshot, copies_of
-from swarmcli.averaging.tasks import on_executor
+from swarmcli.averaging.round.allreduce import Allreduce
+from swarmcli.averaging.round.desk import StepDesk
+from swarmcli.averaging.round.layout import Layout, compression_term
+from swarmcli.averaging.round.leaving import decline, note_absence
+from swarmcli.averaging.round.phased import PhasedAllreduce
+from swarmcli.averaging.round.program import RoundProgram
+from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import CompressionBase, CompressionInfo
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
@@ -37,6 +33,10 @@ from swarmcli.events import PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
+from swarmcli.state.download import DownloadedState
+from swarmcli.state.sharing import StateOffer, StateSharing
+from swarmcli.state.snapshot import Snapshot, copies_of
+from swarmcli.tasks import on_executor
 
 GetState: TypeAlias = Callable[[], Awaitable[tuple[Any, Sequence[torch.Tensor]]]]
 

@@ -13,15 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from swarmcli.network.addresses import check_addresses
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_TAG_BYTES
 
 GROUP_ID_BYTES = 32
 NONCE_BYTES = 16
 MAX_MEMBERS = 4096
-MAX_TAG_BYTES = 256
 MAX_GATHERED_BYTES = 16 << 10  # of one member
-MAX_ADDRESSES = 8
-MAX_ADDRESS_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +123,6 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.body.members)
-
-
-def check_addresses(addresses: Sequence[str]) -> None:
-    """Raises ValueError if a peer claims more or longer addresses than it may."""
-    if len(addresses) > MAX_ADDRESSES or any(len(address) > MAX_ADDRESS_LENGTH for address in addresses):
-        raise ValueError(f"a peer has at most {MAX_ADDRESSES} addresses of {MAX_ADDRESS_LENGTH} characters")
 
 
 def _canonical(body: GroupBody) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, NoDonorReachable
 from swarmcli.events import Event, Noticed
 from swarmcli.network.addresses import parse_address
-from swarmcli.optim.membership.report import Role
+from swarmcli.optim.peers.report import Role
 from swarmcli.recipe import Recipe
 from swarmcli.roles.dashboard import dashboard
 from swarmcli.roles.home import Home

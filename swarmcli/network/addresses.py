@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -140,3 +141,9 @@ def _ipv6(text: str, host: str) -> str:
 
 def _bounded(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(address for address in addresses if len(address) <= MAX_ADDRESS)[:MAX_ADDRESSES]
+
+
+def check_addresses(addresses: Sequence[str]) -> None:
+    """Raises ValueError if a peer claims more or longer addresses than it may."""
+    if len(addresses) > MAX_ADDRESSES or any(len(address) > MAX_ADDRESS for address in addresses):
+        raise ValueError(f"a peer has at most {MAX_ADDRESSES} addresses of {MAX_ADDRESS} characters")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MAX_ADDRESSES = 8  # that a peer may name for itself
 MAX_ADDRESS = 512  # characters
+MAX_TAG_BYTES = 256  # of what a group or a state says about itself
 DIAL_STAGGER = 0.25  # seconds between the starts of two attempts at one peer (RFC 8305, section 5)
 
 

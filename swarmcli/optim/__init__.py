@@ -8,10 +8,10 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.grad_scaler import GradScaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
-from swarmcli.optim.membership.report import PeerDescription, PeerReport
 from swarmcli.optim.optimizer import Optimizer
-from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress
-from swarmcli.optim.progress.progress_tracker import ProgressTracker
+from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
+from swarmcli.optim.peers.progress_tracker import ProgressTracker
+from swarmcli.optim.peers.report import PeerDescription, PeerReport
 
 __all__ = [
     "AuxiliaryCore",

@@ -11,12 +11,12 @@ import torch
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import Committed, Outcome, StandingGroup, Undecided
-from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Claim, Standing, best
-from swarmcli.optim.membership.presence import Presence
-from swarmcli.optim.membership.report import PeerMetrics, PeerReport, describe
 from swarmcli.optim.modes.base import Mode
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.progress.tracker import ProgressTrackerCore
+from swarmcli.optim.peers.lineage import LINEAGE_BYTES, Claim, Standing, best
+from swarmcli.optim.peers.presence import Presence
+from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
+from swarmcli.optim.peers.tracker import ProgressTrackerCore
 from swarmcli.optim.state.rounds import Occasion, StateRounds, state_config
 from swarmcli.optim.state.volumes import Slot
 

@@ -18,8 +18,8 @@ from swarmcli.averaging.checks import as_count, check_flags, check_numbers, chec
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.optim.epoch.wait import Timing
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
-from swarmcli.optim.membership.report import PeerDescription
-from swarmcli.optim.progress.progress import RefreshOptions
+from swarmcli.optim.peers.progress import RefreshOptions
+from swarmcli.optim.peers.report import PeerDescription
 from swarmcli.optim.state.placement import InPlace, Offloaded, ParameterPlacement
 from swarmcli.optim.state.training_state import (
     OptimizerFactory,

@@ -19,15 +19,15 @@ from swarmcli.optim.config import PeerContext, SiteHooks, Trained
 from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, EpochEnd
 from swarmcli.optim.epoch.group import StandingGroup
 from swarmcli.optim.epoch.wait import CrowdedEpochRule, EndUnderWay, EpochRule, LastMoment, Resume, Timing
-from swarmcli.optim.membership.following import STRANDED_AFTER, LineageFollower
-from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.membership.presence import Presence
-from swarmcli.optim.membership.replaying import Replayer
-from swarmcli.optim.membership.report import PeerMetrics, PeerReport, Phase, Role, describe
-from swarmcli.optim.membership.state_exchange import StateExchange
 from swarmcli.optim.modes.base import Mode
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.progress.tracker import ProgressTrackerCore
+from swarmcli.optim.peers.following import STRANDED_AFTER, LineageFollower
+from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.peers.presence import Presence
+from swarmcli.optim.peers.replaying import Replayer
+from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, Role, describe
+from swarmcli.optim.peers.state_exchange import StateExchange
+from swarmcli.optim.peers.tracker import ProgressTrackerCore
 from swarmcli.optim.state.keeper import StateKeeper
 
 

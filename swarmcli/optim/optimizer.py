@@ -29,10 +29,10 @@ from swarmcli.optim.config import (
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
-from swarmcli.optim.membership.report import PeerDescription, PeerReport
 from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import StateOptions
-from swarmcli.optim.progress.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
+from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
+from swarmcli.optim.peers.report import PeerDescription, PeerReport
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 from swarmcli.optim.state.volumes import state_slots
 

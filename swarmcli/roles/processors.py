@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from swarmcli.averaging.threads import count_threads_by
-from swarmcli.optim.membership.report import Role
+from swarmcli.optim.peers.report import Role
 from swarmcli.recipe import Recipe
 from swarmcli.roles.local_peers import LocalPeer, LocalPeers
+from swarmcli.threads import count_threads_by
 
 LOOK_SECONDS = 1.0  # between two looks at who is there; one takes about 0.1 ms for each peer
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from coordinator_web.source import LivePeer, LiveStatus, State
 from swarmcli.events import EpochAdvanced, Event
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.progress.progress import seconds_until
+from swarmcli.optim.peers.progress import seconds_until
 
 if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerReport

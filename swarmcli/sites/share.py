@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 
-from swarmcli.averaging.state.snapshot import TensorEntry, copied
 from swarmcli.compression.base import tensor_memory
 from swarmcli.network import wire
 from swarmcli.optim.state.statistics import by_place, read_place
@@ -20,6 +19,7 @@ from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptim
 from swarmcli.sites.commands import Command
 from swarmcli.sites.links import receive_numbers, send_bytes, send_numbers
 from swarmcli.sites.site import Site
+from swarmcli.state.snapshot import TensorEntry, copied
 
 SMALL = 1 << 10  # bytes; statistics up to this size, such as counts of steps, come with the outline
 Span = tuple[str, int, int]  # a place, where the piece begins, where it ends

@@ -21,9 +21,6 @@ from typing import Any
 
 import torch
 
-from swarmcli.averaging.state.distant import PIECE, AnyTensor, DistantTensor, fill, pieces
-from swarmcli.averaging.state.snapshot import TensorEntry
-from swarmcli.averaging.state.unnamed_file import usual_directory
 from swarmcli.compression import TensorDescriptor
 from swarmcli.compression.base import read_numbers, tensor_memory
 from swarmcli.errors import SiteError
@@ -45,6 +42,9 @@ from swarmcli.sites.share import (
     StageStatistics,
 )
 from swarmcli.sites.site import Site
+from swarmcli.state.distant import PIECE, AnyTensor, DistantTensor, fill, pieces
+from swarmcli.state.snapshot import TensorEntry
+from swarmcli.state.unnamed_file import usual_directory
 
 logger = logging.getLogger(__name__)
 

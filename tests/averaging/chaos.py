@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmcli.averaging.agreement.ballots import majority
-from swarmcli.averaging.allreduce.leaving import decline
-from swarmcli.averaging.allreduce.patience import AllreduceOptions
-from swarmcli.averaging.allreduce.results import AllreduceResult
+from swarmcli.averaging.consensus.ballots import majority
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.leaving import decline
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, PeerID
 from tests.averaging.rounds import Kind, Outcome, Swarm

@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from typing import Any, TypeAlias
 
-from swarmcli.averaging.agreement.ballots import (
+from swarmcli.averaging.consensus.ballots import (
     LEADER,
     Acceptor,
     Blocked,
@@ -35,7 +35,7 @@ from swarmcli.averaging.agreement.ballots import (
     blocking,
     majority,
 )
-from swarmcli.averaging.agreement.outcome import Aborted, Again, Committed
+from swarmcli.averaging.consensus.outcome import Aborted, Again, Committed
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.agreement.agreement import Agreement
-from swarmcli.averaging.agreement.mates import Mates
-from swarmcli.averaging.agreement.votes import RoundVotes
-from swarmcli.averaging.allreduce.copying import Copier
-from swarmcli.averaging.allreduce.patience import AllreduceOptions
-from swarmcli.averaging.allreduce.results import AllreduceResult
+from swarmcli.averaging.consensus.agreement import Agreement
+from swarmcli.averaging.consensus.mates import Mates
+from swarmcli.averaging.consensus.votes import RoundVotes
+from swarmcli.averaging.round.copying import Copier
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm

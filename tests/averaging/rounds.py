@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from swarmcli.averaging.allreduce.allreduce import Allreduce
-from swarmcli.averaging.allreduce.partition import reducing_shares
-from swarmcli.averaging.allreduce.patience import AllreduceOptions
-from swarmcli.averaging.allreduce.results import AllreduceResult
-from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.round.allreduce import Allreduce
+from swarmcli.averaging.round.partition import reducing_shares
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import Event
 from swarmcli.network import Endpoint, Identity, PeerID

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from swarmcli.averaging.state.donor import StateDonor
-from swarmcli.averaging.state.download import DownloadedState, download_state
-from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
 from swarmcli.events import Event, Events
 from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.state.donor import StateDonor
+from swarmcli.state.download import DownloadedState, download_state
+from swarmcli.state.snapshot import PinnedState, Snapshot
 from swarmcli.testing import MemoryNetwork
 
 CHUNK = 4096  # bytes, where a test asks for small chunks

@@ -6,15 +6,15 @@ import asyncio
 
 import torch
 
-from swarmcli.averaging.allreduce.allreduce import Allreduce
-from swarmcli.averaging.allreduce.partition import reducing_shares
-from swarmcli.averaging.allreduce.service import AllreduceService
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.state.donor import StateDonor
-from swarmcli.averaging.state.download import download_state
-from swarmcli.averaging.state.snapshot import Snapshot
+from swarmcli.averaging.round.allreduce import Allreduce
+from swarmcli.averaging.round.partition import reducing_shares
+from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
+from swarmcli.state.donor import StateDonor
+from swarmcli.state.download import download_state
+from swarmcli.state.snapshot import Snapshot
 
 
 def make_endpoint(*, listening: bool = True) -> Endpoint:

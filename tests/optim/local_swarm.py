@@ -11,9 +11,9 @@ import torch
 
 from swarmcli.optim.config import OptimizerConfig, PeerContext, SiteHooks, Trained, averager_config
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.membership.report import PeerDescription, Role
 from swarmcli.optim.modes.base import StateOptions
 from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.peers.report import PeerDescription, Role
 from swarmcli.optim.state.placement import Offloaded
 from swarmcli.optim.state.replica import Companions
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, loss_of, make_model, momentum

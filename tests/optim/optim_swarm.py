@@ -16,8 +16,8 @@ from swarmcli.network.identity import Identity
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.membership.report import PeerDescription, Role
 from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.peers.report import PeerDescription, Role
 from swarmcli.testing.memory_network import MemoryNetwork
 
 FEATURES = 6

@@ -6,9 +6,9 @@ from swarmcli.compression import Float16Compression
 from swarmcli.events import RoundFinished
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, averager_config
-from swarmcli.optim.membership.report import PeerDescription
 from swarmcli.optim.modes.base import Mode, StateOptions
 from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.peers.report import PeerDescription
 from swarmcli.optim.state.rounds import LONGEST_WAIT
 from swarmcli.optim.state.volumes import state_slots
 from swarmcli.testing import virtual_time

@@ -14,8 +14,8 @@ from swarmcli.events import RoundsReplayed
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.membership.report import PeerDescription
 from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
+from swarmcli.optim.peers.report import PeerDescription
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, record, together, until
 

@@ -8,12 +8,12 @@ import psutil
 import pytest
 import torch
 
-from swarmcli.averaging.threads import on_all_threads
-from swarmcli.optim.membership.report import Role
+from swarmcli.optim.peers.report import Role
 from swarmcli.roles import processors
 from swarmcli.roles.local_peers import VARIABLE, LocalPeer, LocalPeers
 from swarmcli.roles.processors import ProcessorShare, sharing_processors
-from tests.averaging.test_threads import in_a_thread
+from swarmcli.threads import on_all_threads
+from tests.test_threads import in_a_thread
 from tests.training.small_tasks import small
 
 

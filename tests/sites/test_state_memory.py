@@ -14,13 +14,13 @@ import psutil
 import pytest
 import torch
 
-from swarmcli.averaging.state.distant import loaded
-from swarmcli.averaging.state.donor import StateDonor
-from swarmcli.averaging.state.download import DownloadedState, download_state
-from swarmcli.averaging.state.snapshot import Snapshot
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim.state.training_state import TrainingState, read_standing
+from swarmcli.state.distant import loaded
+from swarmcli.state.donor import StateDonor
+from swarmcli.state.download import DownloadedState, download_state
+from swarmcli.state.snapshot import Snapshot
 from tests.sharding.processes import Worlds
 from tests.sites.site_state import advance, plain_state, site_state
 from tests.sites.test_state_sharing import peers

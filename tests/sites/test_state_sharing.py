@@ -15,8 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from swarmcli.averaging.state.distant import DistantTensor, loaded
-from swarmcli.averaging.state.snapshot import PinnedState
 from swarmcli.compression import Float16Compression
 from swarmcli.dht import DHT
 from swarmcli.errors import StateDownloadError
@@ -24,13 +22,15 @@ from swarmcli.events import Event, Events, Noticed, PeerRefused, StateDownloaded
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim import Optimizer
-from swarmcli.optim.membership.lineage import hash_tensors
-from swarmcli.optim.membership.state_exchange import StateExchange
+from swarmcli.optim.peers.lineage import hash_tensors
+from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.placement import InPlace
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites.links import receive_numbers
 from swarmcli.sites.share import ReadPinned, ShareOfStatistics
+from swarmcli.state.distant import DistantTensor, loaded
+from swarmcli.state.snapshot import PinnedState
 from tests.sharding.processes import Worlds
 from tests.sites.site_state import advance, plain_state, site_state
 from tests.sites.site_training import OPTIMIZERS, TIGHT, Plan, in_thread, model, schedule, site_rank, train, weights

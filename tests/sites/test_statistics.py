@@ -9,12 +9,12 @@ import signal
 import pytest
 import torch
 
-from swarmcli.averaging.state.distant import DistantTensor, loaded, pieces
 from swarmcli.compression import TensorDescriptor
 from swarmcli.errors import SiteError
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites import share as share_module
 from swarmcli.sites import statistics as statistics_module
+from swarmcli.state.distant import DistantTensor, loaded, pieces
 from tests.sharding.processes import Worlds
 from tests.sites.site_state import OPTIMIZERS, advance, plain_state, site_state
 

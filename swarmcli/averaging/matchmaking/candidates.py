@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from swarmcli.averaging.config import check_group_bits
-from swarmcli.averaging.group import MAX_TAG_BYTES, check_addresses
+from swarmcli.network.addresses import check_addresses
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_TAG_BYTES
 
 LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
 SEARCH_BYTES = 16

@@ -11,9 +11,9 @@ from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import Committed, Failed, Outcome, StandingGroup, Undecided
 from swarmcli.optim.epoch.wait import LAST_CALL, EpochRule, Resume, Timing
 from swarmcli.optim.epoch.work import EpochWork
-from swarmcli.optim.membership.lineage import solitary_round_id
-from swarmcli.optim.membership.presence import Presence
-from swarmcli.optim.membership.report import PeerMetrics
+from swarmcli.optim.peers.lineage import solitary_round_id
+from swarmcli.optim.peers.presence import Presence
+from swarmcli.optim.peers.report import PeerMetrics
 
 if TYPE_CHECKING:
     from swarmcli.optim.state.keeper import StateKeeper

@@ -15,7 +15,7 @@ from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, Round
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.membership.lineage import MAX_COUNT, Standing
+from swarmcli.optim.peers.lineage import MAX_COUNT, Standing
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore, RoundResult, StepControl

@@ -14,12 +14,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.progress.progress import LocalTrainingProgress, seconds_until
+from swarmcli.optim.peers.progress import LocalTrainingProgress, seconds_until
 
 if TYPE_CHECKING:
     from swarmcli.clock import Clock
-    from swarmcli.optim.membership.lineage import Standing
-    from swarmcli.optim.progress.tracker import ProgressTrackerCore
+    from swarmcli.optim.peers.lineage import Standing
+    from swarmcli.optim.peers.tracker import ProgressTrackerCore
 
 HALF = 0.5  # of a batch
 CALM = 30.0  # seconds without more peers than one group may hold, after which one group ends the epochs again

@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore
     from swarmcli.optim.epoch.group import Committed
-    from swarmcli.optim.membership.lineage import Standing
+    from swarmcli.optim.peers.lineage import Standing
     from swarmcli.optim.state.replica import Replica
 
 

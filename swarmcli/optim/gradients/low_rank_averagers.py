@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from swarmcli.averaging import AveragerCore, AveragingStage, RoundResult, StepControl
-from swarmcli.averaging.state.snapshot import copied
 from swarmcli.network.loop_thread import offload
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.low_rank_methods import LowRankMethod, PowerEFMethod, PowerSGDMethod, Rank
+from swarmcli.state.snapshot import copied
 
 logger = logging.getLogger(__name__)
 

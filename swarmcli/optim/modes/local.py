@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swarmcli.optim.config import PeerContext, SiteHooks, Trained
     from swarmcli.optim.epoch.group import Committed
     from swarmcli.optim.epoch.work import EpochWork
-    from swarmcli.optim.membership.lineage import Standing
+    from swarmcli.optim.peers.lineage import Standing
 
 ROUND_TENSOR = torch.zeros(1)  # what rounds average: one number stands for the gradients that nobody averages
 

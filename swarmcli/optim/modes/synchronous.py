@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
-from swarmcli.averaging.threads import on_one_thread
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, sum_type
 from swarmcli.optim.modes.base import GivenUp, Mode
 from swarmcli.optim.state.replica import Replica
+from swarmcli.tasks import OFFLOAD_FROM, on_executor
+from swarmcli.threads import on_one_thread
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swarmcli.optim.config import PeerContext, SiteHooks, Trained
     from swarmcli.optim.epoch.group import Committed
     from swarmcli.optim.epoch.work import EpochWork
-    from swarmcli.optim.membership.lineage import Standing
+    from swarmcli.optim.peers.lineage import Standing
 
 # Bytes. The trainer waits in every step: adding so much takes 2 ms, less than a busy machine needs to hand it to
 # another thread and back.

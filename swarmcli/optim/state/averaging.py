@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swarmcli.averaging.tasks import forgetful, on_executor
 from swarmcli.errors import SwarmError
 from swarmcli.events import Noticed
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.rounds import Occasion, StateRounds
 from swarmcli.optim.state.volumes import VOLUME_BYTES, Volume, state_slots
+from swarmcli.tasks import forgetful, on_executor
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from swarmcli.averaging.tasks import OFFLOAD_FROM, on_executor
-from swarmcli.averaging.threads import on_all_threads, on_one_thread
 from swarmcli.network.loop_thread import offload
-from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.peers.lineage import Standing
 from swarmcli.optim.state.placement import ParameterPlacement
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
+from swarmcli.tasks import OFFLOAD_FROM, on_executor
+from swarmcli.threads import on_all_threads, on_one_thread
 
 T = TypeVar("T")
 

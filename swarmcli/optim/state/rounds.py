@@ -23,11 +23,11 @@ import torch
 from swarmcli.averaging import AveragerCore, AveragingStage, RoundRequest
 from swarmcli.averaging.control import encode_gathered
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.tasks import on_executor
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.state.volumes import VOLUME_BYTES, Slot, Volume, cut
+from swarmcli.tasks import on_executor
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig, RoundResult, StepControl

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from swarmcli.averaging.state.distant import AnyTensor, loaded
 from swarmcli.optim.state.plain_values import to_plain
+from swarmcli.state.distant import AnyTensor, loaded
 
 MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
 T = TypeVar("T")

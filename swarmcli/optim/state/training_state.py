@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import torch
 
-from swarmcli.averaging.state.distant import AnyTensor, fill
-from swarmcli.averaging.state.snapshot import copied
-from swarmcli.optim.membership.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors, is_count
+from swarmcli.optim.peers.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors, is_count
 from swarmcli.optim.state.plain_values import fit, to_plain
 from swarmcli.optim.state.statistics import by_parameter, read_place, statistics_of
+from swarmcli.state.distant import AnyTensor, fill
+from swarmcli.state.snapshot import copied
 
 logger = logging.getLogger(__name__)
 

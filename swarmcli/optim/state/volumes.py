@@ -18,9 +18,9 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from swarmcli.averaging.allreduce.lending import fresh_memory
 from swarmcli.compression import CompressionInfo, TensorDescriptor, TensorRole
 from swarmcli.errors import OptimizerError
+from swarmcli.memory import fresh_memory
 from swarmcli.optim.state.statistics import statistics_of
 
 VOLUME_BYTES = 64 << 20  # a constant of the protocol: peers that cut otherwise cannot average with each other

@@ -16,8 +16,8 @@ from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.end import EpochEnd
 from swarmcli.optim.epoch.group import Committed, Failed, Outcome, Undecided
 from swarmcli.optim.epoch.wait import EpochRule, Timing
-from swarmcli.optim.membership.lineage import Standing
-from swarmcli.optim.membership.report import PeerMetrics
+from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.testing import virtual_time
 
 OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)

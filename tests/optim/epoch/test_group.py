@@ -8,7 +8,7 @@ from swarmcli.averaging import AveragerCore
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import OptimizerConfig, averager_config
 from swarmcli.optim.epoch.group import Committed, Failed, StandingGroup
-from swarmcli.optim.membership.lineage import Standing
+from swarmcli.optim.peers.lineage import Standing
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm
 

@@ -10,8 +10,8 @@ import torch
 from swarmcli.events import RoundFinished, StateDownloaded
 from swarmcli.optim.epoch.group import Told, are_apart, are_several
 from swarmcli.optim.epoch.wait import CALM, LEFT_BEHIND, CrowdedEpochRule
-from swarmcli.optim.membership.lineage import Standing
 from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.peers.lineage import Standing
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
 from tests.suites import soak

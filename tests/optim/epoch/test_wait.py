@@ -18,7 +18,7 @@ from swarmcli.optim.epoch.wait import (
     Resume,
     seconds_left_to_others,
 )
-from swarmcli.optim.progress.progress import LocalTrainingProgress
+from swarmcli.optim.peers.progress import LocalTrainingProgress
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.averaging.allreduce.allreduce import Allreduce
-from swarmcli.averaging.allreduce.patience import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
+from swarmcli.averaging.round.allreduce import Allreduce
+from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.compression import Float16Compression
 from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results
-from tests.averaging.phases.programs import strike_in_step
+from tests.averaging.round.programs import strike_in_step
 from tests.optim.gradients.low_rank_peers import Gradients, conclude, equal, join, round_of
 
 MODES = [PowerSGD(averager_rank=2, min_compression_ratio=0.1), PowerEF(averager_rank=2, min_compression_ratio=0.1)]

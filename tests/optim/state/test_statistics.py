@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.averaging.state.slots import FileSlots
-from swarmcli.averaging.state.snapshot import PinnedState, Snapshot
 from swarmcli.optim.state.placement import InPlace
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, read_place, statistics_of
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.optim.state.volumes import statistic_slots
+from swarmcli.state.slots import FileSlots
+from swarmcli.state.snapshot import PinnedState, Snapshot
 from tests.optim.state.test_training_state import OPTIMIZERS, SCHEDULERS, advance, make_state
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from swarmcli.averaging.allreduce import lending
+from swarmcli import memory as lending
 from swarmcli.optim.state import volumes
 
 

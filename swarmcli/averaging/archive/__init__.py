@@ -1,0 +1,1 @@
+"""The averages of past rounds: kept, served, and fetched by those who missed them."""

@@ -1,0 +1,136 @@
+"""Keeps the averages of the last committed rounds for those who missed them, on disk and out of memory.
+
+Each round lies in a temporary file that has no name any more, so a process that is killed leaves nothing. Files are
+written by the executor, once the round has ended, and used again for later rounds; what is asked for is mapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from swarmcli.averaging.archive.kept_round import (
+    RoundRecord,
+    fetch_round,
+    replay_prefix,
+    version_of_group,
+    version_of_tag,
+)
+from swarmcli.averaging.archive.stored_round import StoredRound
+from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.events import Noticed
+from swarmcli.network import Endpoint
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.state.donor import StateDonor
+from swarmcli.state.snapshot import Snapshot
+from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
+from swarmcli.tasks import forget
+
+_PATIENCE = 2.0  # seconds for which a round waits until the one before has been written
+_MOST_FETCHES = 8  # at a time: they are small beside downloads of a state
+
+
+class RoundArchive:
+    """The last `keep` rounds that one averager committed."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str, keep: int = 2, directory: Path | None = None) -> None:
+        """`directory` is for the files; None: the usual one."""
+        self._endpoint, self._prefix, self._keep = endpoint, prefix, keep
+        self.fetch = partial(fetch_round, endpoint, prefix)  # of those who keep what this peer has missed
+        self._directory = directory or usual_directory()
+        self._donor = StateDonor(endpoint, replay_prefix(prefix), self._provide, max_downloads=_MOST_FETCHES)
+        self._tasks = TaskOwner()
+        self._rounds: deque[StoredRound] = deque()  # oldest first
+        self._spare: list[UnnamedFile] = []
+        self._writing: UnnamedFile | None = None
+        self._said = False  # that rounds are not kept
+
+    def start(self) -> None:
+        """Begins to serve. Raises ValueError if the endpoint has an archive of this prefix already."""
+        self._donor.start()
+
+    async def close(self) -> None:
+        """Serves no more, and lets go of the files. Idempotent; leaves no task."""
+        self._donor.close()
+        await self._tasks.close()
+        for file in [*(stored.file for stored in self._rounds), *self._spare]:
+            file.close()
+        self._rounds.clear()
+        self._spare.clear()
+
+    def keep(self, group_id: bytes, tag: bytes, result: AllreduceResult) -> None:
+        """Keeps a committed round that has averages, in the background: the result's memory is used until `written`.
+
+        A round that cannot be written, for want of space above all, is not kept; the first time that is told.
+        """
+        try:
+            record = RoundRecord.of(group_id, tag, result)
+        except ValueError as error:
+            self._tell(str(error))
+        else:
+            self._tasks.spawn(self._store(record, result.averages))
+
+    async def keep_alone(self, round_id: bytes, tag: bytes, averages: Sequence[torch.Tensor], weight: float) -> None:
+        """The same for a round that this peer made by itself; returns when the tensors may change again."""
+        await self._store(RoundRecord.alone(round_id, tag, self._endpoint.peer_id, weight), averages)
+
+    async def written(self) -> None:
+        """Returns once nothing is being written, and so no memory of a result is held here.
+
+        A disk that takes much longer than a round costs nobody's time: what it is writing is given up.
+        """
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._tasks.join()
+        except TimeoutError:
+            if self._writing is not None:
+                self._writing.give_up()
+            await self._tasks.join()
+
+    @property
+    def group_ids(self) -> tuple[bytes, ...]:
+        """Of the rounds that are kept, oldest first."""
+        return tuple(stored.record.group_id for stored in self._rounds)
+
+    async def _store(self, record: RoundRecord, averages: Sequence[torch.Tensor]) -> None:
+        file: UnnamedFile | None = None
+        try:
+            file = self._writing = self._spare.pop() if self._spare else UnnamedFile(self._directory)
+            self._rounds.append(await StoredRound.write(record, averages, file))
+            file = None
+        except OSError as error:
+            self._tell(str(error))
+            forget(error)  # or it would keep the averages in memory
+            if file is not None and file.renew():
+                self._spare.append(file)  # what has been written once is written faster the next time
+                file = None
+        finally:
+            self._writing = None
+            if file is not None:
+                file.close()
+        while len(self._rounds) > self._keep:
+            self._recycle(self._rounds.popleft().file)
+
+    def _recycle(self, file: UnnamedFile) -> None:
+        if file.in_use:
+            file.close()  # the mapping of whoever is still being served outlives that
+        else:
+            self._spare.append(file)
+
+    def _tell(self, reason: str) -> None:
+        if not self._said:
+            self._said = True
+            text = f"the averages of {self._prefix!r} are not kept for those who miss a round: {reason}"
+            self._endpoint.events.emit(Noticed("warning", text))
+
+    async def _provide(self, version: bytes) -> Snapshot | None:
+        await self.written()  # who has just committed a round is asked for it at once
+        for stored in reversed(self._rounds):
+            if version in (version_of_group(stored.record.group_id), version_of_tag(stored.record.tag)):
+                return stored.snapshot(version)
+        return None

@@ -1,0 +1,201 @@
+"""The averages of a committed round as they are kept, served and fetched by those who missed it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import torch
+
+from swarmcli.averaging.round.layout import Layout, Plan
+from swarmcli.averaging.round.reducer import MAX_WEIGHT, MIN_WEIGHT, Average, digest_of
+from swarmcli.averaging.round.results import AllreduceResult, digest_of_parts
+from swarmcli.averaging.round.vector import Inputs
+from swarmcli.compression import NoCompression
+from swarmcli.errors import StateDownloadError
+from swarmcli.events import PeerRefused
+from swarmcli.network import Endpoint, PeerID, wire
+from swarmcli.network.limits import MAX_TAG_BYTES
+from swarmcli.state.download import download_state
+from swarmcli.state.snapshot import StateOutline
+from swarmcli.tasks import on_executor
+
+_HASH = 32
+Senders = tuple[int, ...]
+Weights = tuple[float, ...]
+
+
+class RoundRecord(msgspec.Struct, frozen=True):
+    """What goes with the averages of a round, as metadata of a state.
+
+    runs     (parts, senders, weights): so many parts, one behind the other, hold the tensors of these members
+    digests  32 bytes for each part, as its reducer sent it
+    """
+
+    group_id: Annotated[bytes, msgspec.Meta(max_length=_HASH)]
+    tag: Annotated[bytes, msgspec.Meta(max_length=MAX_TAG_BYTES)]
+    digest: Annotated[bytes, msgspec.Meta(max_length=_HASH)]
+    contributors: tuple[PeerID, ...]
+    weights: Weights
+    runs: tuple[tuple[int, Senders, Weights], ...]
+    digests: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.contributors) != len(self.weights) or not self.contributors:
+            raise ValueError(f"{len(self.weights)} weights for {len(self.contributors)} contributors")
+        if not all(MIN_WEIGHT <= weight <= MAX_WEIGHT for weight in self.weights):
+            raise ValueError("a contributor with an impossible weight")
+        if any(count < 1 or len(senders) != len(weights) for count, senders, weights in self.runs):
+            raise ValueError("parts with unlike numbers of senders and weights")
+        if sum(count for count, _, _ in self.runs) * _HASH != len(self.digests):
+            raise ValueError("digests of other parts than those that are named")
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self.weights)
+
+    @property
+    def samples(self) -> int:
+        """The total weight, where weights are numbers of samples."""
+        return round(self.total_weight)
+
+    @classmethod
+    def alone(cls, round_id: bytes, tag: bytes, peer: PeerID, weight: float) -> RoundRecord:
+        """Of a round that a peer made by itself: there are no parts, and nobody voted."""
+        return cls(round_id, tag, digest_of_parts(b""), (peer,), (weight,), (), b"")
+
+    @classmethod
+    def of(cls, group_id: bytes, tag: bytes, result: AllreduceResult) -> RoundRecord:
+        digests = b"".join(average.digest for average in result.parts)
+        peers, weights = tuple(result.weights), tuple(result.weights.values())
+        return cls(group_id, tag, result.digest, peers, weights, tuple(_runs(result.parts)), digests)
+
+
+@dataclass(frozen=True)
+class KeptRound:
+    """A committed round that came from others. `averages` have the shapes of the tensors that are averaged."""
+
+    record: RoundRecord
+    averages: list[torch.Tensor]
+
+    @property
+    def group_id(self) -> bytes:
+        return self.record.group_id
+
+    def parts(self, plan: Plan) -> list[Average]:
+        """What a member of the round, whose plan this is, would hold. Raises ValueError if they do not fit each other.
+
+        Their digests are those that the members voted on, and the averages are what these name.
+        """
+        averages, number = [], 0
+        if len(self.record.digests) != len(plan.parts) * _HASH:
+            raise ValueError(f"a round of {len(self.record.digests) // _HASH} parts, this one has {len(plan.parts)}")
+        for count, senders, weights in self.record.runs:
+            for part in plan.parts[number : number + count]:
+                digest = self.record.digests[part.index * _HASH : (part.index + 1) * _HASH]
+                averages.append(Average(part, senders, weights, None, digest))
+            number += count
+        self._check_content(averages)
+        return averages
+
+    def _check_content(self, averages: Sequence[Average]) -> None:
+        values = Inputs(self.averages)
+        for average in averages:
+            message = NoCompression().compress(values.part(average.part)) if average.senders else None
+            if digest_of(average.part.index, average.senders, average.weights, message) != average.digest:
+                raise ValueError(f"part {average.part.index} is not what the digest of the round names")
+
+
+def replay_prefix(prefix: str) -> str:
+    """Under which the kept rounds of an averager are shared."""
+    return f"{prefix}.replays"
+
+
+def version_of_group(group_id: bytes) -> bytes:
+    """Under which a certain round is asked for."""
+    return b"group " + group_id
+
+
+def version_of_tag(tag: bytes) -> bytes:
+    """Under which the newest round of a tag is asked for."""
+    return b"tag " + hashlib.sha256(tag).digest()
+
+
+async def fetch_round(
+    endpoint: Endpoint,
+    prefix: str,
+    donors: Sequence[PeerID],
+    layout: Layout,
+    *,
+    group_id: bytes = b"",
+    tag: bytes = b"",
+    plan: Plan | None = None,
+    digest: bytes | None = None,
+    timeout: float,
+) -> KeptRound:
+    """Fetches the round `group_id`, or if that is empty the newest of `tag`, from those who keep it, best first.
+
+    `layout` is that of the tensors here. With `plan` and `digest`, what comes is also checked to be the result that
+    the group committed. Raises StateDownloadError when nobody gives it within `timeout` seconds.
+    """
+    version = version_of_group(group_id) if group_id else version_of_tag(tag)
+    deadline = asyncio.get_running_loop().time() + timeout
+    left, attempts = list(donors), {}
+    while True:
+        state = await download_state(
+            endpoint,
+            replay_prefix(prefix),
+            left,
+            version=version,
+            timeout=deadline - asyncio.get_running_loop().time(),
+            max_bytes=2 * layout.nbytes + (1 << 20),
+            check=lambda outline: _check_outline(outline, layout, group_id, tag, digest),
+        )
+        kept = KeptRound(_read_record(state.metadata), list(state.tensors.values()))
+        try:
+            if plan is not None:
+                await on_executor(layout.nbytes, kept.parts, plan)
+            return kept
+        except ValueError as error:
+            for donor in state.donors:
+                attempts[donor.text] = str(error)
+                endpoint.events.emit(PeerRefused(donor.text, str(error), "averages"))
+            left = [donor for donor in left if donor not in state.donors]
+            if not left:
+                raise StateDownloadError(f"the averages that came are false: {error}", attempts) from None
+
+
+def _check_outline(outline: StateOutline, layout: Layout, group_id: bytes, tag: bytes, digest: bytes | None) -> None:
+    """Before memory is allocated. Raises ValueError."""
+    record = _read_record(outline.metadata)
+    if tuple(outline.descriptors.values()) != layout.descriptors:
+        raise ValueError("averages of other shapes or types than the tensors here")
+    if (record.group_id != group_id) if group_id else (record.tag != tag):
+        raise ValueError("the averages of another round than the one that was asked for")
+    if digest_of_parts(record.digests) != record.digest:
+        raise ValueError("parts that do not belong to the digest of the round")
+    if digest is not None and record.digest != digest:
+        raise ValueError("another result than the one that the group committed")
+
+
+def _read_record(metadata: object) -> RoundRecord:
+    if not isinstance(metadata, bytes):
+        raise ValueError("averages without their record")
+    try:
+        return wire.decode(RoundRecord, metadata)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"unreadable record of a round: {error}") from None
+
+
+def _runs(parts: Sequence[Average]) -> Iterator[tuple[int, Senders, Weights]]:
+    begin = 0
+    for end in range(1, len(parts) + 1):
+        first = parts[begin]
+        if end == len(parts) or (parts[end].senders, parts[end].weights) != (first.senders, first.weights):
+            yield end - begin, first.senders, first.weights
+            begin = end

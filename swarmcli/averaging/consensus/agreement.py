@@ -1,0 +1,295 @@
+"""How one member comes to know the outcome of its round: it votes, follows a leader, and leads when it has to.
+
+Every follower asks the leader for the outcome when its round begins, and the answer is the decision itself. So a
+decision costs one message to each, and either end notices at once when the other is gone. Who loses its leader follows
+the next in rank that is alive, or leads itself if there is none before it: it proposes in ballots above zero. Nobody
+promises anything to a proposer while it follows one of a lower rank, so proposers seldom compete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from swarmcli.averaging.consensus.attendance import Attendance, Crier
+from swarmcli.averaging.consensus.ballot_messages import (
+    OutcomeAnswer,
+    OutcomeQuestion,
+    VoteMessage,
+)
+from swarmcli.averaging.consensus.ballot_zero import BallotZero
+from swarmcli.averaging.consensus.mates import Mates
+from swarmcli.averaging.consensus.outcome import Decision
+from swarmcli.averaging.consensus.proposing import Parts, Proposer
+from swarmcli.averaging.consensus.votes import RoundVotes
+from swarmcli.averaging.round.messages import Noted
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.errors import NetworkError
+from swarmcli.tasks import beside
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one proposer, doubled each time
+_ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one may come to its end
+_SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one …
+_SEARCH_ALONE = 6.0  # … or, if all others are plainly gone
+_LONGEST_SEARCH = 120.0  # seconds for all ballots of one that finds a quorum, but comes to no result with it
+_GRACE = 10.0  # seconds to agree on giving up, once the deadline has passed: at most, and not more than the deadline
+_GRACE_TRIPS = 10.0  # … and so many round trips
+
+
+class Agreement:
+    """One member's part in agreeing on the outcome of one round."""
+
+    def __init__(
+        self,
+        mates: Mates,
+        votes: RoundVotes,
+        parts: Parts,
+        options: AllreduceOptions,
+        absent: Callable[[int, str], None],
+        lost: frozenset[int],
+        spent: set[int],
+    ) -> None:
+        """`absent` is told what the others are told: who need not be waited for, and why. `lost`: who is not expected
+        to take part. `spent`: whom this member does not follow, since they are lost or out of its reach; grows."""
+        self._mates, self._votes, self._options = mates, votes, options
+        self._proposer = Proposer(mates, votes, parts)
+        self._attendance = Attendance(mates, self._lose, options.to_begin)
+        self._crier, self._absent = Crier(mates), absent
+        self._lost, self._spent = lost, spent
+        self._zero = BallotZero(mates, votes) if mates.me == 0 else None
+        self._following = self._candidates()[0]
+        self._gathered, self._settled = asyncio.Event(), asyncio.Event()
+        self._give_up = ""  # why the round is to be given up
+        self._hurry = asyncio.Event()  # set with it
+
+    # What happens here
+
+    async def run(self) -> Decision | None:
+        """Takes part until the outcome is known, or (None) known to stay unknown here."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(work) for work in (self._pursue(), self._watch_time())]
+                await self._settled.wait()
+                for helper in helpers:
+                    helper.cancel()
+            return self._votes.decision
+        finally:
+            # Round and agreement would keep each other alive, and with them all results, until the collector comes.
+            self._absent = _tell_nobody
+            del self._proposer
+
+    async def report(self, digest: bytes | None, reason: str = "") -> None:
+        """This member's own exchange has come to its end: with a result, or (None) with what is wrong.
+
+        An auxiliary has neither; it waits until a result is named to it. Never fails: whoever cannot hear it will
+        notice that by itself.
+        """
+        vote = VoteMessage(self._mates.group.group_id, digest, reason)
+        self._gathered.set()
+        if digest is not None and not self._votes.acceptor.accept_zero(digest):
+            return  # a ballot above zero is under way, which will ask
+        if digest is None and not reason:
+            return
+        if self._zero is not None:
+            self.hear(0, vote)
+        elif self._following == 0:
+            async with beside(self._vote(vote)) as voting, beside(self._settled.wait()) as settled:
+                await asyncio.wait([voting, settled], return_when=asyncio.FIRST_COMPLETED)
+
+    def stop(self) -> None:
+        """This member takes no further part."""
+        self._settled.set()
+
+    # What comes from others
+
+    def hear(self, voter: int, vote: VoteMessage) -> None:
+        """A vote has arrived at the leader."""
+        if self._zero is None or self._votes.decision is not None:
+            return
+        self._zero.hear(voter, vote)
+        if vote.digest is None and voter != 0:
+            self._announce(voter, vote.reason)
+        self._check_zero()
+
+    async def word(self, asker: int) -> Decision | None:
+        """Answers another member: waits until the outcome is known, or (None) known to stay unknown here."""
+        self._attendance.begun[asker].set()
+        self._attendance.strangers.discard(asker)
+        try:
+            await self._settled.wait()
+        except asyncio.CancelledError:
+            self._lose(asker, "its connection to the leader ended")
+            raise
+        return self._votes.decision
+
+    def follows(self, asker: int) -> int | None:
+        """Whom this member follows, if that one goes before the asker: then nothing is promised to the asker."""
+        ranks = self._mates.ranks
+        return self._following if ranks[self._following] < ranks[asker] and not self._settled.is_set() else None
+
+    async def gathered(self) -> None:
+        """Waits until this member's own exchange has come to its end, or the outcome is known."""
+        await _first(self._gathered, self._settled)
+
+    def learn(self, decision: Decision) -> None:
+        self._votes.learn(decision)
+        self._settled.set()
+
+    # Following
+
+    async def _vote(self, vote: VoteMessage) -> None:
+        try:
+            await self._mates.ask(0, "vote", vote, Noted, self._options.for_reducer)
+        except NetworkError:
+            return  # the question that waits at the leader ends the same way, and says what follows
+
+    async def _pursue(self) -> None:
+        """Follows the first in rank, then each next one that is alive; after those that go before, leads."""
+        while not self._settled.is_set():
+            if self._following == self._mates.me:
+                await self._lead()
+                return
+            decision = await self._ask(self._following)
+            if decision is not None:
+                self.learn(decision)
+                return
+            self._spent.add(self._following)
+            candidates = self._candidates()
+            self._following = candidates[0]
+            self._following = await self._first_alive(candidates)
+
+    async def _ask(self, member: int) -> Decision | None:
+        """None: it does not know and never will, or cannot be reached."""
+        question = OutcomeQuestion(self._mates.group.group_id)
+        try:
+            return (await self._mates.ask(member, "outcome", question, OutcomeAnswer)).decision
+        except NetworkError:
+            return None
+
+    def _candidates(self) -> list[int]:
+        """Who may lead, by rank, up to this member."""
+        ranks, me = self._mates.ranks, self._mates.me
+        return [member for member in ranks if ranks[member] < ranks[me] and member not in self._spent] + [me]
+
+    async def _first_alive(self, candidates: list[int]) -> int:
+        """The first that takes part in the round, this member at the latest; those that do not are spent."""
+        async with asyncio.TaskGroup() as tasks:
+            looks = {member: tasks.create_task(self._takes_part(member)) for member in candidates[:-1]}
+            for member, look in looks.items():
+                if await look:
+                    for other in looks.values():
+                        other.cancel()
+                    return member
+                self._spent.add(member)
+        return self._mates.me
+
+    async def _takes_part(self, member: int) -> bool:
+        answer = await self._mates.presence(member)
+        if answer is not None and answer.decision is not None:
+            self.learn(answer.decision)
+        return answer is not None and answer.standing == "running"
+
+    # Leading
+
+    async def _lead(self) -> None:
+        for member in self._spent:
+            self._attendance.begun[member].set()
+            self._lose(member, "it was lost")
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [tasks.create_task(self._crier.run()), tasks.create_task(self._attendance.run())]
+            if self._zero is not None:
+                helpers.append(tasks.create_task(self._zero.ask_auxiliaries(self._check_zero)))
+                if self._mates.me in self._lost:
+                    self._zero.failed.set()  # the others follow another one, which the first ballot shows
+                await _first(self._zero.failed, self._hurry, self._settled)
+            else:
+                helpers += [tasks.create_task(self._listen(member)) for member in self._mates.others]
+            # What a member reports must not change any more: averages that still arrive would lie in the same memory
+            # as those that another try reduces.
+            await _first(self._gathered, self._hurry, self._settled)
+            if not self._settled.is_set():
+                await self._propose_until_settled()
+            for helper in helpers:
+                helper.cancel()
+
+    async def _listen(self, member: int) -> None:
+        """Another member may know the outcome, or come to know it from one that cannot be reached from here."""
+        decision = await self._ask(member)
+        if decision is not None:
+            self.learn(decision)
+
+    async def _propose_until_settled(self) -> None:
+        """Ballot after ballot, until one decides or there has been no quorum for long."""
+        loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
+        begun = quorum = loop.time()
+        while not self._settled.is_set():
+            decision = await self._proposer.attempt(self._give_up, self._attendance.strangers)
+            decision = decision or await self._word_of_another_leader()
+            quorum = loop.time() if self._proposer.had_quorum else quorum  # a ballot may fail, and take long for it
+            search = _SEARCH_ALONE if self._proposer.deserted else _SEARCH
+            if decision is not None:
+                self.learn(decision)
+            elif loop.time() > min(quorum + search, begun + _LONGEST_SEARCH):
+                self.stop()
+            else:
+                wait = pause * (1 + self._mates.endpoint.random.random())
+                await asyncio.sleep(wait + _ROUND_TRIPS * self._mates.slowest_round_trip)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _word_of_another_leader(self) -> Decision | None:
+        """Where others follow one that goes before, and it can be reached by now, this member follows it too."""
+        leader = self._proposer.follows
+        if leader is None or leader == self._mates.me or not await self._takes_part(leader):
+            return self._votes.decision
+        self._following = leader
+        decision = await self._ask(leader)
+        self._following = self._mates.me
+        return decision
+
+    def _lose(self, member: int, reason: str) -> None:
+        """A member is out of this leader's reach."""
+        if self._following != self._mates.me or self._settled.is_set():
+            return
+        if self._zero is not None:
+            self._zero.lose(member)
+        self._announce(member, reason)
+        self._check_zero()
+
+    def _announce(self, member: int, reason: str) -> None:
+        self._crier.tell(member, reason)
+        self._absent(member, reason)
+
+    def _check_zero(self) -> None:
+        if self._zero is not None and self._zero.decision is not None:
+            self.learn(self._zero.decision)
+
+    # Time
+
+    async def _watch_time(self) -> None:
+        """The leader has the round given up at its deadline, or when votes stay out long after its own."""
+        leads, patience, limit = self._zero is not None, self._options.for_reducer, self._options.allreduce_timeout
+        grace = min(_GRACE, limit or _GRACE) + _GRACE_TRIPS * self._mates.slowest_round_trip
+        try:
+            async with asyncio.timeout(limit if limit is None or leads else limit + grace):
+                await self._gathered.wait()
+                await asyncio.sleep(patience if leads else 2 * patience + grace)
+            self._give_up = f"not all members have voted within {patience:.0f} s after the leader"
+        except TimeoutError:
+            self._give_up = f"the round took longer than its {limit:g} s"
+        self._hurry.set()
+        if leads:
+            await asyncio.sleep(grace)
+        self.stop()
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Waits until one of them is set."""
+    async with asyncio.TaskGroup() as tasks:
+        waits = [tasks.create_task(event.wait()) for event in events]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+
+def _tell_nobody(member: int, reason: str) -> None:
+    """Stands in when the round is over."""

@@ -1,0 +1,228 @@
+"""A ballot above zero at its proposer: what it asks the others, and what it makes of their answers.
+
+    Prepare ─▶ what a majority has accepted, and which averages they hold
+    Propose ─▶ the result that may have been chosen; if none can have been, one that a majority holds, or that the group
+               tries again with what is held, or that the round is given up; a majority that accepts decides
+
+`ballots.py` says what may be proposed. Whoever is asked to accept a result and does not hold it copies it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from swarmcli.averaging.consensus.ballot_messages import (
+    Prepare,
+    PrepareAnswer,
+    Propose,
+    ProposeAnswer,
+    Report,
+)
+from swarmcli.averaging.consensus.ballots import Bound, Free, Proposal, Refusal, Value, Waiting, ballot_after, majority
+from swarmcli.averaging.consensus.mates import Mates
+from swarmcli.averaging.consensus.outcome import Aborted, Again, Committed, Decision
+from swarmcli.averaging.consensus.votes import RoundVotes
+from swarmcli.averaging.round.messages import MAX_WORDS
+from swarmcli.errors import NetworkError
+
+_STRAGGLERS = 10.0  # seconds for a member that is connected and still receives averages, once a majority has promised
+_UNREACHED = 1.0  # the same for members without a connection
+_HASTE, _ROUND_TRIPS = 0.05, 4.0  # seconds and round trips, where the round is past its deadline
+_AT_ONCE = 0.5  # seconds in which a dialed port refuses; one that is cut off or frozen says nothing
+
+
+class Parts(Protocol):
+    """What is asked about the parts of the round, whose averages are at this member or not."""
+
+    def report(self) -> Report: ...
+    def holds(self, digest: bytes) -> bool:
+        """Whether the whole result of this digest is here."""
+
+    async def obtain(self, digest: bytes) -> None:
+        """Tries to come to hold this result, by copies of what others hold."""
+
+    def again(self, reports: Mapping[int, Report]) -> Again | None:
+        """How those who report can try again; None: they cannot."""
+
+
+class Proposer:
+    """All ballots of one member in one round."""
+
+    def __init__(self, mates: Mates, votes: RoundVotes, parts: Parts) -> None:
+        self.follows: int | None = None  # a member of a lower rank that leads, as others see it
+        self.had_quorum = False  # in the last ballot a majority promised
+        self.deserted = False  # in the last ballot nobody could be reached, and that was plain at once
+        self._mates, self._votes, self._parts = mates, votes, parts
+        self._highest = 0  # ballot that was used here or heard of
+        self._among: set[int] = set()  # who is asked in the present ballot
+        self._hasty = False
+
+    async def attempt(self, give_up: str = "", without: Collection[int] = ()) -> Decision | None:
+        """One ballot. `give_up`: why the round is to be given up, if it is. `without`: members that are known not to
+        take part. Returns the decision if there is one."""
+        seen = max(self._highest, self._votes.acceptor.promised)
+        self._highest = ballot_after(seen, self._mates.me, len(self._mates))
+        proposal = Proposal(self._highest, len(self._mates))
+        for member in without:
+            proposal.lose(member)
+        self._among = set(self._mates.others) - set(without)
+        self._hasty = bool(give_up)
+        began = asyncio.get_running_loop().time()
+        known, promised = await self._prepare(proposal)
+        at_once = asyncio.get_running_loop().time() - began < _AT_ONCE + _ROUND_TRIPS * self._mates.slowest_round_trip
+        self.deserted = at_once and not any(map(self._mates.is_connected, self._mates.others))
+        self.had_quorum = len(promised) >= majority(len(self._mates))
+        if known is not None:
+            return known
+        value = self._value(proposal, promised, give_up)
+        return None if value is None else await self._propose(proposal, value)
+
+    # Phase 1
+
+    async def _prepare(self, proposal: Proposal) -> tuple[Decision | None, dict[int, PrepareAnswer]]:
+        """The decision, if somebody knows it; and what those say who promised. To give up, enough for that will do."""
+        self.follows = None
+        prepare = Prepare(self._mates.group.group_id, proposal.ballot)
+        promised: dict[int, PrepareAnswer] = {}
+        own = self._votes.prepare(proposal.ballot)
+        self._note(proposal, self._mates.me, own, promised)
+
+        def hear(member: int, answer: PrepareAnswer | None) -> Decision | None:
+            if answer is not None and answer.decision is not None:
+                return answer.decision
+            self._note(proposal, member, answer, promised)
+            return None
+
+        def enough() -> bool:
+            return not isinstance(proposal.state, Waiting) or (self._hasty and proposal.may_abort)
+
+        known = await self._ask_all("prepare", prepare, PrepareAnswer, hear, enough)
+        if self._mates.me in promised:
+            promised[self._mates.me] = msgspec.structs.replace(own, report=self._parts.report())
+        return known, promised
+
+    def _note(
+        self, proposal: Proposal, member: int, answer: PrepareAnswer | None, promised: dict[int, PrepareAnswer]
+    ) -> None:
+        try:
+            word = None if answer is None else answer.answer()
+        except ValueError:
+            word = None  # no honest acceptor says that
+        if answer is None or word is None:
+            proposal.lose(member)
+        elif isinstance(word, Refusal):
+            proposal.refuse(member, word)
+            self._highest = max(self._highest, min(word.promised, self._highest + len(self._mates) ** 2))
+            self.follows = answer.follows if answer.follows is not None else self.follows
+        else:
+            proposal.promise(member, word)
+            promised[member] = answer
+
+    # Between the phases
+
+    def _value(self, proposal: Proposal, promised: dict[int, PrepareAnswer], give_up: str) -> Value | None:
+        """What to propose; None: nothing, in this ballot."""
+        reports = {member: answer.report for member, answer in promised.items() if answer.report is not None}
+        match proposal.state:
+            case Bound(value):
+                return value
+            case Free():
+                hope = None if give_up else self._held(reports, promised) or self._parts.again(reports)
+                return hope or self._aborted(reports, give_up or "those who are left cannot try again")
+        if proposal.may_abort and self.follows is None:
+            return self._aborted(reports, give_up or "too few members are left to commit a result")
+        return None
+
+    def _held(self, reports: Mapping[int, Report], promised: Collection[int]) -> Committed | None:
+        """The result that a majority can accept at once, if there is one: those who hold it, and the auxiliaries.
+
+        One that fewer hold is not proposed. Whoever accepts it binds all later ballots to it, and whether the others
+        can copy it is not known: its only holder may be lost meanwhile, or lie.
+        """
+        counts = Counter(report.digest for report in reports.values() if report.digest is not None)
+        for digest, holders in counts.most_common(1):
+            if holders + len(self._mates.auxiliaries.intersection(promised)) >= majority(len(self._mates)):
+                return Committed(digest)
+        return None
+
+    def _aborted(self, reports: Mapping[int, Report], why: str) -> Aborted:
+        """Names the reasons of all, and those whose fault it seems to be: who is silent is suspected too."""
+        members = set(range(len(self._mates)))
+        suspects = (members - reports.keys()) | {member for report in reports.values() for member in report.failed}
+        words = "; ".join(filter(None, dict.fromkeys([why, *(report.reason for report in reports.values())])))
+        return Aborted(words[:MAX_WORDS], tuple(sorted(suspects & members)))
+
+    # Phase 2
+
+    async def _propose(self, proposal: Proposal, value: Value) -> Decision | None:
+        proposal.propose(value)
+        message = Propose(self._mates.group.group_id, proposal.ballot, value)
+        if isinstance(value, Committed):
+            await self._parts.obtain(value.digest)
+        own = self._votes.accept(proposal.ballot, value, self._parts.holds)
+
+        def hear(member: int, answer: ProposeAnswer | None) -> Decision | None:
+            if answer is not None and answer.decision is not None:
+                return answer.decision
+            if answer is not None and answer.accepted:
+                return proposal.accepted(member)
+            if answer is None:
+                proposal.lose(member)
+            else:
+                self._highest = max(self._highest, min(answer.promised, self._highest + len(self._mates) ** 2))
+                proposal.refuse(member, Refusal(answer.promised))
+            return None
+
+        decision = hear(self._mates.me, own)
+        if decision is None:
+            decision = await self._ask_all(
+                "propose", message, ProposeAnswer, hear, lambda: not isinstance(proposal.state, Waiting)
+            )
+        return decision
+
+    # Asking
+
+    async def _ask_all(
+        self,
+        name: str,
+        request: Any,
+        answer_type: type[Any],
+        hear: Callable[[int, Any], Decision | None],
+        enough: Callable[[], bool],
+    ) -> Decision | None:
+        """Asks the others at the same time, and tells `hear` of each answer (None: it cannot be reached) until that
+        returns a decision, which is returned. Once there are `enough`, stragglers get a moment and no more."""
+
+        async def ask(member: int) -> tuple[int, Any]:
+            try:
+                return member, await self._mates.ask(member, name, request, answer_type)
+            except NetworkError:
+                return member, None
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = {tasks.create_task(ask(member)): member for member in sorted(self._among)}
+            waiting = set(asked)
+            try:
+                while waiting:
+                    patience = None
+                    if enough():
+                        connected = any(self._mates.is_connected(asked[task]) for task in waiting)
+                        patience = _STRAGGLERS if connected else _UNREACHED
+                        if self._hasty:
+                            patience = min(patience, _HASTE + _ROUND_TRIPS * self._mates.slowest_round_trip)
+                    done, waiting = await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                    for task in sorted(done, key=lambda each: asked[each]):
+                        decision = hear(*task.result())
+                        if decision is not None:
+                            return decision
+                    if not done:
+                        break
+            finally:
+                for task in waiting:
+                    task.cancel()
+        return None

@@ -1,0 +1,235 @@
+"""One try at a round: what is missing is exchanged, and the group agrees on what came of it.
+
+    own parts ─────────────────▶ own reducer ───▶ averages ──▶ everyone
+    parts of others' shares ───▶ their reducers ─▶ averages ──▶ here        all at the same time, part by part
+    everything is here ──▶ vote with its digest ──▶ the leader's decision
+
+Where reducers are lost the group decides to try again (`Again`): the next try has an id, votes and an exchange of its
+own, and all that is held after the one before is copied instead of being sent and added again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+
+from swarmcli.averaging.consensus.agreement import Agreement
+from swarmcli.averaging.consensus.ballot_messages import PrepareAnswer, Report, VoteMessage
+from swarmcli.averaging.consensus.ballots import majority
+from swarmcli.averaging.consensus.mates import Mates
+from swarmcli.averaging.consensus.outcome import Again, Committed, Decision
+from swarmcli.averaging.consensus.votes import RoundVotes
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.copying import Copier
+from swarmcli.averaging.round.exchange import Exchange, Gathered
+from swarmcli.averaging.round.holdings import NOTHING, Holdings, common_digests, digest_at, unless_missing
+from swarmcli.averaging.round.messages import OpenExchange
+from swarmcli.averaging.round.partition import reducers_among
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.sending import Contribution
+from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.round.vector import Results
+from swarmcli.errors import CallRefused
+from swarmcli.events import PeerRefused
+from swarmcli.network import Stream
+from swarmcli.tasks import beside, forgetful
+
+_STALLED = 5.0  # seconds without a byte, after which a member that knows of a commit waits for nobody in particular
+
+
+class Attempt:
+    """One try at one member. Made and run once."""
+
+    def __init__(
+        self,
+        service: AllreduceService,
+        group: Group,
+        holdings: Holdings,
+        mine: Contribution | None,
+        results: Results | None,
+        options: AllreduceOptions,
+        again: Again | None,
+        spent: set[int],
+        last: bool,
+    ) -> None:
+        """`holdings`: what is here of the result, by the plan of the round. `mine`, `results`: None for an auxiliary.
+        `again`: what the try before has ended with; None: this is the first. `spent`: whom this member could not reach
+        in the tries before; grows. `last`: no other one may follow."""
+        self.group, self.holdings = group, holdings
+        self._service, self._options, self._again, self._last = service, options, again, last
+        self.mates = mates = Mates(service, group)
+        self.exchange: Exchange
+        senders = set(range(len(group))) - mates.auxiliaries
+        plan = holdings.plan
+        if again is not None:
+            senders &= set(again.members)
+            missing = [part.index for part in plan.parts if digest_at(again.held, part.index) == NOTHING]
+            plan = plan.only(missing, again.reducers)
+            holdings.drop(missing)  # their memory is written from here on
+        self._lost = frozenset(range(len(group))) - set(range(len(group)) if again is None else again.members)
+        self._spent = spent
+        spent |= self._lost - {mates.me}
+        self.exchange = Exchange(mates, plan, senders, mine if mates.me in senders else None, results, options)
+        self.copier = None if results is None else Copier(mates, holdings, results, options)
+        self.trouble = Gathered()  # its failures: why averages are missing here
+        self._one_copies = asyncio.Lock()
+        self._votes: RoundVotes
+        self._agreement: Agreement
+
+    async def run(self) -> Decision | None:
+        """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""
+        with self._service.hosting(self) as self._votes:
+            self._agreement = Agreement(
+                self.mates, self._votes, self, self._options, self.exchange.absent, self._lost, self._spent
+            )
+            decision: Decision | None = None
+            try:
+                decision = await self._decide()
+                return decision
+            finally:
+                self._agreement.stop()
+                self.exchange.leave()
+                for index, reason in self.exchange.receiver.refused.items():
+                    self.mates.endpoint.events.emit(PeerRefused(self.mates.peer(index).text, reason, "tensors"))
+                if not isinstance(decision, Committed):  # otherwise whoever is still being served is served
+                    self.exchange.reducer.abort("the round was given up")
+                del self._agreement
+
+    # What the service hands over
+
+    async def take_stream(self, member: int, request: OpenExchange, stream: Stream) -> None:
+        await self.exchange.take_stream(member, request, stream)
+
+    def take_vote(self, member: int, vote: VoteMessage) -> None:
+        if self.mates.me != 0:
+            raise CallRefused("not leading", "votes go to the leader")
+        if vote.digest is not None and member in self.mates.auxiliaries:
+            raise CallRefused("vote", "an auxiliary accepts what is named to it")
+        self._agreement.hear(member, vote)
+
+    def take_absence(self, teller: int, member: int, reason: str) -> None:
+        if self._agreement.follows(teller) is not None:
+            raise CallRefused("not leading", "only the leader says who is absent")
+        self.exchange.absent(member, reason)
+
+    async def tell_outcome(self, member: int) -> Decision | None:
+        return await self._agreement.word(member)
+
+    async def prepare(self, member: int, ballot: int) -> PrepareAnswer:
+        """Promises once nothing more comes by itself; or says whom this member follows instead."""
+        agreement, votes = self._agreement, self._votes
+        if agreement.follows(member) is None:
+            await agreement.gathered()
+        leader = agreement.follows(member)
+        if leader is not None and votes.decision is None:
+            return PrepareAnswer(promised=votes.acceptor.promised, follows=leader)
+        answer = votes.prepare(ballot)
+        if not answer.granted or votes.over:
+            return answer
+        return msgspec.structs.replace(answer, report=self.report())
+
+    # What the agreement asks about the parts
+
+    def report(self) -> Report:
+        held = self.holdings
+        digest = None if self.mates.auxiliary else held.digest
+        return Report(digest, held.plan.fingerprint, held.digests, self.trouble.reason, self.trouble.suspects)
+
+    def holds(self, digest: bytes) -> bool:
+        return self.holdings.digest == digest
+
+    async def obtain(self, digest: bytes) -> None:
+        if self.copier is None:
+            return
+        # Until then the exchange writes to the same memory: a copy would be overwritten under the digest that it was
+        # checked against, and nobody would notice.
+        await self._agreement.gathered()
+        async with self._one_copies:
+            await self.copier.obtain(digest)
+
+    def again(self, reports: Mapping[int, Report]) -> Again | None:
+        mates, plan = self.mates, self.holdings.plan
+        reports = {member: report for member, report in reports.items() if report.plan == plan.fingerprint}
+        failed = {member for report in reports.values() for member in report.failed}
+        # Of two that cannot reach each other both are named, and others reduce. If all are named, all may be right.
+        able = sorted(reports.keys() - failed) or sorted(reports)
+        senders = sorted(reports.keys() - mates.auxiliaries)
+        tables = {member: report.digests for member, report in reports.items()}
+        held = common_digests([tables[member] for member in able], len(plan.parts))
+        if self._again is not None:  # what somebody could not copy in this try is held by nobody, whoever claims it
+            held = unless_missing(held, self._again.held, [tables[member] for member in senders])
+        reducers = reducers_among(mates.group.members, able, senders)
+        if self._last or not senders or not reducers or len(reports) < majority(len(mates)):
+            return None
+        return Again(tuple(sorted(reports)), reducers, held)
+
+    # The try
+
+    @forgetful
+    async def _decide(self) -> Decision | None:
+        async with (
+            beside(self._agreement.run()) as agreeing,
+            beside(self.exchange.run()) as reducing,
+            beside(self._take_part()) as taking_part,
+        ):
+            decision = await agreeing
+            if isinstance(decision, Committed):
+                await self._finish(taking_part, reducing)
+        if not isinstance(decision, Committed) or not self.holds(decision.digest):
+            # What follows writes to the memory of the results: another try, or copies of what is missing.
+            await self.exchange.end()
+        return decision
+
+    async def _take_part(self) -> None:
+        """Exchanges everything, and tells what came of it."""
+        try:
+            async with asyncio.timeout(self._options.allreduce_timeout):
+                self._take_up(await self._gather())
+        except TimeoutError:
+            await self.exchange.end()
+            self.trouble = Gathered(complaint=f"not done within {self._options.allreduce_timeout} s")
+        digest = None if self.mates.auxiliary else self.holdings.digest
+        await self._agreement.report(digest, self.trouble.reason)
+
+    async def _gather(self) -> Gathered:
+        """Averages of what is missing from reducers; of what others hold, copies of it."""
+        if self._again is None or self.copier is None or self.mates.me in self._lost:
+            return await self.exchange.gather()
+        count, me = len(self.mates), self.mates.me
+        sources = sorted(set(self._again.members) - {me}, key=lambda member: (member - me) % count)
+        async with beside(self.copier.copy(self._again.held, sources)) as copying:
+            got = await self.exchange.gather()
+            got.failures |= await copying
+        if lacking := self.holdings.lacking(self._again.held):
+            got.complaint = f"nobody gave a copy of {len(lacking)} averages"
+        return got
+
+    def _take_up(self, got: Gathered) -> None:
+        """Parts of nobody are no averages, unless all are."""
+        some = [average for average in got.averages if average.senders]
+        if some and len(some) < len(got.averages):
+            for average in got.averages:
+                if not average.senders:
+                    got.failures.setdefault(
+                        average.part.reducer, f"nobody's tensors arrived for part {average.part.index}"
+                    )
+            got.averages = some
+        self.holdings.put(got.averages)
+        self.trouble = Gathered(failures=got.failures, complaint=got.complaint)
+
+    async def _finish(self, *exchanging: asyncio.Task[None]) -> None:
+        """After a commit: waits for what is still exchanged, as long as anything arrives.
+
+        Whoever goes on waiting for a member that is silent finds that the others have let go of what they hold.
+        """
+        arrived, unfinished = -1, set(exchanging)
+        while unfinished and arrived != self.exchange.bytes_received:
+            arrived = self.exchange.bytes_received
+            _, unfinished = await asyncio.wait(unfinished, timeout=_STALLED)
+        for task in unfinished:
+            task.cancel()  # or what still arrives could be written over what is copied
+        await asyncio.wait(exchanging)  # cancelled arithmetic goes on until it is done
+        for task in set(exchanging) - unfinished:
+            task.result()

@@ -1,0 +1,253 @@
+"""The parts that one member reduces: who has delivered what, the sums, and the averages. No network in here.
+
+Sums are kept in float32 (float64 for float64 tensors), where possible in the memory that the average will have.
+Everyone gets the encoded average, this member included, so all hold the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import struct
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from swarmcli.averaging.round.aggregator import FREE_WEIGHT, PartAggregator, WeightedMean, sum_type
+from swarmcli.averaging.round.layout import Part, Plan
+from swarmcli.averaging.round.vector import Inputs, Results
+from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
+from swarmcli.compression.base import all_finite
+from swarmcli.errors import CompressionError, InputRefused, RoundFailed
+from swarmcli.tasks import Bell, forgetful, on_executor
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
+
+_MAX_AHEAD = 64 << 20  # bytes of sums that lie beside the results, while the slowest sender catches up
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """The outcome of one part.
+
+    senders, weights   member indices and their weights, those whose part arrived whole
+    message            the encoded average, at its reducer; None if the weights of all senders are zero
+    digest             32 bytes over senders, weights and the average as it is after decoding
+    """
+
+    part: Part
+    senders: tuple[int, ...]
+    weights: tuple[float, ...]
+    message: TensorMessage | None
+    digest: bytes
+
+
+@dataclass(slots=True)
+class _Sender:
+    weight: float | None = None  # None until it said so
+    delivered: int = 0  # its parts arrive in order, so their number says which
+    left_out: str | None = None  # why
+
+    def settled(self, position: int) -> bool:
+        """Whether nothing more can come from it for this part."""
+        return self.left_out is not None or self.weight == 0 or self.delivered > position
+
+
+class Reducer:
+    """Adds up what the senders deliver, part by part in order, and yields each part's average when all are in."""
+
+    def __init__(self, plan: Plan, me: int, senders: Iterable[int], inputs: Inputs | None, results: Results | None):
+        """`senders`: member indices, this one too if it sends. `inputs` and `results`: None for an auxiliary."""
+        self.parts = plan.by_reducer.get(me, ())
+        self._inputs, self._results, self._me = inputs, results, me
+        self._senders = {sender: _Sender() for sender in senders}
+        self._sums: dict[int, PartAggregator] = {}
+        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._averages: list[Average] = []
+        self._failure: str | None = None
+        self._bell = Bell()
+
+    @property
+    def left_out(self) -> dict[int, str]:
+        """Member index → why its tensors are missing from some part on."""
+        return {index: sender.left_out for index, sender in self._senders.items() if sender.left_out is not None}
+
+    def begin(self, sender: int, weight: float) -> None:
+        """A sender names its weight; one of zero delivers nothing. Raises InputRefused."""
+        if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+            raise InputRefused(f"its weight is {weight}; expected 0, or {MIN_WEIGHT} to {MAX_WEIGHT}")
+        if self._senders[sender].weight is not None:
+            raise InputRefused("it began twice")
+        self._senders[sender].weight = weight
+        if sender == self._me:
+            self._senders[sender].delivered = len(self.parts)
+        self._bell.ring()
+
+    @forgetful
+    async def add(self, sender: int, message: TensorMessage) -> None:
+        """The next part of a sender has arrived; returns when its memory may be used again.
+
+        Raises InputRefused if it cannot be averaged; nothing of it is in the sum then. A sender far ahead of the
+        others waits here, if sums need memory of their own.
+        """
+        state = self._senders[sender]
+        position = state.delivered
+        if not state.weight or position >= len(self.parts):
+            raise InputRefused("it sent a part that the plan does not provide for")
+        while position - len(self._averages) >= self._window(position):
+            await self._wait()
+        async with self._locks[position]:  # two senders deliver the same part at the same time, from two threads
+            if self._failure is not None:  # while this sender waited; what it adds would be a sum of its own
+                raise RoundFailed(self._failure)
+            if state.left_out is not None:
+                raise InputRefused(f"it was left out before: {state.left_out}")
+            try:
+                await on_executor(self.parts[position].descriptor.nbytes, self._add, position, state, message)
+            finally:
+                self._bell.ring()
+
+    def leave_out(self, sender: int, reason: str) -> None:
+        """Nothing more is expected from a sender; parts that it has delivered count. The first reason stays."""
+        state = self._senders[sender]
+        if state.left_out is None and not state.settled(len(self.parts) - 1):
+            state.left_out = reason
+            self._bell.ring()
+
+    def abort(self, reason: str) -> None:
+        """Ends the work and lets go of all sums and averages: whoever waits here gets RoundFailed."""
+        if self._failure is None:
+            self._failure = reason
+            self._sums.clear()
+            self._averages.clear()
+            self._bell.ring()
+
+    async def close(self, reason: str) -> None:
+        """Aborts, and returns once no sum is being written any more."""
+        self.abort(reason)
+        for lock in list(self._locks.values()):
+            async with lock:
+                pass
+
+    async def average(self, position: int) -> Average:
+        """Waits for the average of `parts[position]`. Raises what the work was aborted with."""
+        while len(self._averages) <= position:
+            await self._wait()
+        return self._averages[position]
+
+    @forgetful
+    async def run(self) -> None:
+        """Forms the averages in order. Raises RoundFailed, also to all who wait, if one cannot be represented."""
+        try:
+            for position, part in enumerate(self.parts):
+                # Settled stays settled, so once this loop ends nobody adds to this part but who holds its lock.
+                while not all(sender.settled(position) for sender in self._senders.values()):
+                    await self._wait()
+                async with self._locks[position]:  # a sender that was left out may still be adding
+                    average = await on_executor(part.descriptor.nbytes, self._finish, position)
+                del self._locks[position]
+                self._averages.append(average)
+                self._bell.ring()
+        except RoundFailed as error:
+            self.abort(error.reason)
+            raise
+
+    async def _wait(self) -> None:
+        if self._failure is not None:
+            raise RoundFailed(self._failure)
+        await self._bell.wait()
+
+    def _window(self, position: int) -> float:
+        """How many parts a sender may be ahead of the last average."""
+        part = self.parts[position]
+        if self._in_place(part):
+            return math.inf
+        return max(1, _MAX_AHEAD // (part.descriptor.numel * sum_type(part.segment.dtype).itemsize))
+
+    def _in_place(self, part: Part) -> bool:
+        return self._results is not None and part.segment.dtype is sum_type(part.segment.dtype)
+
+    def _add(self, position: int, state: _Sender, message: TensorMessage) -> None:
+        part = self.parts[position]
+        try:
+            if message.header.descriptor() != part.descriptor:
+                raise InputRefused(f"part {part.index} has another shape or type than planned")
+            values = part.codec.extract(message)
+        except CompressionError as error:
+            raise InputRefused(f"part {part.index} cannot be decoded: {error}") from error
+        if not all_finite(values):
+            raise InputRefused(f"part {part.index} holds NaN or infinity")
+        if reason := beyond_sums([values], state.weight or 0.0):
+            raise InputRefused(f"part {part.index} holds {reason}")
+        self._sum(position).add(values, state.weight or 0.0)
+        # Here and not after the await: what is in the sum is counted, even if the caller is cancelled meanwhile.
+        state.delivered += 1
+
+    def _sum(self, position: int) -> PartAggregator:
+        """Of a part; it begins where the average will lie, if that has the type of sums."""
+        if position not in self._sums:
+            part = self.parts[position]
+            if self._results is not None and self._in_place(part):
+                memory = self._results.part(part)
+            else:
+                memory = torch.empty(part.descriptor.numel, dtype=sum_type(part.segment.dtype))
+            self._sums[position] = WeightedMean(memory, len(self._senders))
+        return self._sums[position]
+
+    def _finish(self, position: int) -> Average:
+        part = self.parts[position]
+        own = self._senders.get(self._me)
+        if own is not None and own.weight and self._inputs is not None:
+            self._sum(position).add(self._inputs.part(part), own.weight)
+        included = {
+            index: sender.weight
+            for index, sender in sorted(self._senders.items())
+            if sender.weight and sender.delivered > position
+        }
+        message = self._encode(position) if included else None
+        senders, weights = tuple(included), tuple(included.values())
+        values = None if self._results is None else self._results.part(part)
+        content = None if message is None else plain(part.codec, message, values)
+        return Average(part, senders, weights, message, digest_of(part.index, senders, weights, content))
+
+    def _encode(self, position: int) -> TensorMessage:
+        part = self.parts[position]
+        message = part.codec.compress(self._sums.pop(position).finish().to(part.segment.dtype))
+        if self._results is not None and not all_finite(part.codec.extract(message, out=self._results.part(part))):
+            raise RoundFailed(f"the average of part {part.index} is beyond the range of codec {part.codec.name}")
+        return message
+
+
+def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor | None = None) -> TensorMessage:
+    """The same average without its codec. `values`: as it is after decoding, if that is at hand."""
+    if isinstance(codec, NoCompression):
+        return message
+    return NoCompression().compress(codec.extract(message) if values is None else values)
+
+
+def digest_of(part: int, senders: tuple[int, ...], weights: tuple[float, ...], message: TensorMessage | None) -> bytes:
+    """SHA-256 over one part's average after decoding (`message` is of NoCompression): so whoever holds it can prove it.
+
+    What a codec sends may have more than one form for the same values, and receivers do not keep it.
+    """
+    digest = hashlib.sha256(b"swarm average" + struct.pack(f">QQ{len(senders)}Q", part, len(senders), *senders))
+    digest.update(struct.pack(f">{len(weights)}d", *weights))
+    for piece in message.payload if message is not None else ():
+        digest.update(piece)
+    return digest.digest()
+
+
+def beyond_sums(values: Iterable[torch.Tensor], weight: float) -> str:
+    """What of finite values, with this weight, is too large for a sum with those of others; "" if nothing is.
+
+    Everyone comes to the same answer, whatever weights the others have: so it names the sender, not whom it meets.
+    """
+    if weight <= FREE_WEIGHT:
+        return ""
+    for tensor in values:
+        largest = tensor.abs().max().item() if tensor.numel() else 0.0
+        if largest > torch.finfo(sum_type(tensor.dtype)).max * (FREE_WEIGHT / weight):
+            return f"values up to {largest:.3g} with the weight {weight:.3g}, which would overflow a sum"
+    return ""

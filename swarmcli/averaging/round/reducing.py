@@ -1,0 +1,161 @@
+"""The reducer's side of its streams with the members: parts come in, averages go out, both at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from swarmcli.averaging.round.layout import Plan
+from swarmcli.averaging.round.messages import MAX_WORDS, AverageHeader, Farewell, PartHeader, SenderTerms
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.reducer import Reducer
+from swarmcli.compression import TensorMessage
+from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
+from swarmcli.network import PeerID, Stream
+from swarmcli.tasks import beside, forgetful, unless_silent
+
+
+class PartReceiver:
+    """Serves the members of one round, each on its own stream."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        reducer: Reducer,
+        members: Sequence[int],
+        options: AllreduceOptions,
+        round_trip: Callable[[PeerID], float | None],
+    ) -> None:
+        """`members`: indices of those who send and receive, without this one. `round_trip`: seconds, if known."""
+        self.members = tuple(members)
+        self._plan, self._options = plan, options
+        self._reducer, self._round_trip = reducer, round_trip
+        self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
+        self._notes: dict[int, str] = {}
+        self.refused: dict[int, str] = {}  # who sent what cannot be averaged
+
+    @property
+    def left_out(self) -> dict[int, str]:
+        """Member index → why its tensors are not in all averages of this reducer."""
+        return {**self._notes, **self._reducer.left_out}
+
+    async def run(self) -> None:
+        """Forms the averages; members that do not begin in time are left out. Raises RoundFailed."""
+        async with beside(self._watch_beginnings()):
+            await self._reducer.run()
+
+    def absent(self, member: int, reason: str) -> None:
+        """Someone has lost a member; if it has not come here either, it will not."""
+        waiting = self._waiting.get(member)
+        if waiting is not None and not waiting.is_set():
+            self._reducer.leave_out(member, reason)
+
+    @forgetful
+    async def serve(self, member: int, stream: Stream) -> None:
+        """Takes a member's parts and sends it all averages.
+
+        Raises CallRefused for a second stream of a member, for one with another plan, and when the round has failed;
+        NetworkError or TimeoutError when the member falls away. It is left out from there on.
+        """
+        waiting = self._waiting.get(member)
+        if waiting is None or waiting.is_set():
+            raise CallRefused("twice", "this member has a stream of this round already, or needs none")
+        waiting.set()
+        try:
+            terms = await self._agree(member, stream)
+            # Averages go out while parts still come in, and go on when the parts have ended badly: a member that is
+            # left out still gets the result.
+            async with beside(self._collect(member, terms, stream)):
+                await self._distribute(stream)
+        except RoundFailed as error:
+            raise CallRefused("failed", error.reason) from error
+        finally:
+            self._reducer.leave_out(member, "its connection ended")
+
+    async def finish(self, stream: Stream) -> None:
+        """Ends a stream that was opened at this end, once the member has read what was sent."""
+        await stream.finish()
+        with suppress(EndOfStream):
+            async with asyncio.timeout(self._options.for_reducer):
+                while True:
+                    await stream.receive(PartHeader)  # of a sender that was left out and has not noticed yet
+
+    async def _watch_beginnings(self) -> None:
+        try:
+            async with asyncio.timeout(self._options.to_begin):
+                for waiting in self._waiting.values():
+                    await waiting.wait()
+        except TimeoutError:
+            for member in self._waiting:
+                self.absent(member, f"it did not begin within {self._options.to_begin:.0f} s")
+
+    async def _agree(self, member: int, stream: Stream) -> SenderTerms:
+        """A member's first message. Whoever has another plan could read averages wrongly, so it gets none."""
+        async with asyncio.timeout(self._options.to_begin):
+            terms, _ = await stream.receive(SenderTerms)
+        if terms.plan != self._plan.fingerprint:
+            reason = "its tensors, shares or options differ from the group's"
+            self._refuse(member, reason)
+            raise CallRefused("plan", reason)
+        return terms
+
+    def _refuse(self, member: int, reason: str) -> None:
+        self.refused[member] = reason
+        self._reducer.leave_out(member, reason)
+
+    @forgetful
+    async def _collect(self, member: int, terms: SenderTerms, stream: Stream) -> None:
+        try:
+            await self._take_parts(member, terms, stream)
+        except (InputRefused, ProtocolViolation) as error:
+            self._refuse(member, str(error)[:MAX_WORDS])
+        except TimeoutError:
+            self._reducer.leave_out(member, "it fell silent")
+        except NetworkError as error:
+            self._reducer.leave_out(member, f"its connection ended: {error}"[:MAX_WORDS])
+
+    @forgetful
+    async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
+        if member in self._reducer.left_out:
+            return  # it comes too late
+        self._reducer.begin(member, terms.weight)
+        if terms.note:
+            self._notes[member] = terms.note
+        silence = self._options.for_silence(self._round_trip(stream.peer))
+        positions = range(len(self._reducer.parts) if terms.weight > 0 else 0)
+        # One piece of memory for all parts of this member: `add` returns when it is free again. Its size comes from the
+        # plan, never from what the member says.
+        scratch = memoryview(bytearray(max(map(self._payload_bound, positions), default=0)))
+        for position in positions:
+            async with unless_silent(stream, silence):
+                header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
+            await self._reducer.add(member, TensorMessage(header.tensor, (payload,)))
+        with suppress(EndOfStream):
+            await stream.receive(PartHeader, _one_part_too_many)
+
+    def _memory_for(self, position: int, scratch: memoryview) -> Callable[[PartHeader, int], memoryview]:
+        def into(header: PartHeader, size: int) -> memoryview:
+            if size > self._payload_bound(position):
+                raise ProtocolViolation(f"part {self._reducer.parts[position].index} has {size} bytes")
+            return scratch[:size]
+
+        return into
+
+    def _payload_bound(self, position: int) -> int:
+        return self._reducer.parts[position].payload_bound
+
+    async def _distribute(self, stream: Stream) -> None:
+        for position in range(len(self._reducer.parts)):
+            average = await self._reducer.average(position)
+            message = average.message
+            tensor = None if message is None else message.header
+            header = AverageHeader(tensor, average.senders, average.weights, average.digest)
+            async with asyncio.timeout(self._options.for_reducer):
+                await stream.send(header, () if message is None else message.payload)
+        async with asyncio.timeout(self._options.for_reducer):
+            await stream.send(Farewell(self.left_out))
+
+
+def _one_part_too_many(header: PartHeader, size: int) -> memoryview:
+    raise InputRefused("it sent more parts than the plan provides for")

@@ -1,0 +1,257 @@
+"""Where the rounds of one averager meet the network: its methods, arrivals before their round, late questions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from swarmcli.averaging.archive.archive import RoundArchive
+from swarmcli.averaging.consensus.ballot_messages import (
+    HoldingsAnswer,
+    HoldingsQuestion,
+    OutcomeAnswer,
+    OutcomeQuestion,
+    Prepare,
+    PrepareAnswer,
+    PresenceAnswer,
+    PresenceQuestion,
+    Propose,
+    ProposeAnswer,
+    Standing,
+    VoteMessage,
+)
+from swarmcli.averaging.consensus.ballots import ZERO
+from swarmcli.averaging.consensus.outcome import Committed, Decision
+from swarmcli.averaging.consensus.votes import RoundVotes, holds_nothing
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.copying import give_copies
+from swarmcli.averaging.round.holdings import Holdings
+from swarmcli.averaging.round.messages import AbsenceNotice, CopyRequest, Noted, OpenExchange
+from swarmcli.errors import CallRefused, RoundFailed
+from swarmcli.memory import RoundMemory
+from swarmcli.network import Endpoint, PeerID, Stream
+from swarmcli.tasks import Bell
+
+_CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "holdings")
+_STREAMS = ("exchange", "copy")
+MOST_TRIES = 4  # at one round, after which it is given up
+_EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
+_REMEMBERED = 256  # rounds whose votes and outcomes are kept, for those who ask late
+_KEPT = 20.0  # seconds that averages which were committed are given away; their file serves longer
+
+
+class Round(Protocol):
+    """What the service needs of a round that runs here."""
+
+    group: Group
+    holdings: Holdings
+
+    async def take_stream(self, member: int, request: OpenExchange, stream: Stream) -> None: ...
+    def take_vote(self, member: int, vote: VoteMessage) -> None: ...
+    def take_absence(self, teller: int, member: int, reason: str) -> None: ...
+    async def tell_outcome(self, member: int) -> Decision | None: ...
+    async def prepare(self, member: int, ballot: int) -> PrepareAnswer: ...
+    def holds(self, digest: bytes) -> bool: ...
+    async def obtain(self, digest: bytes) -> None: ...
+
+
+def tries(group: Group) -> list[Group]:
+    """The groups of all tries at a round; that of the first is the round's own."""
+    return [group, *(group.derived(f"try {number}") for number in range(1, MOST_TRIES))]
+
+
+class AllreduceService:
+    """Serves the rounds of one averager. All peers that average with each other use the same prefix."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str, archive: RoundArchive | None = None) -> None:
+        """`archive`: where a member that was late may get what its group committed."""
+        self.endpoint = endpoint
+        self.archive = archive
+        self.memory = RoundMemory()
+        self._prefix = prefix
+        self._rounds: dict[bytes, Round] = {}
+        self._expected: dict[bytes, Group] = {}
+        self._votes: OrderedDict[bytes, RoundVotes] = OrderedDict()  # of rounds that are or were here
+        self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by step
+        self._forget: asyncio.TimerHandle | None = None
+        self._news = Bell()
+        self._closed = False
+
+    def start(self) -> None:
+        """Begins to answer. Raises ValueError if another service of this endpoint has the same prefix."""
+        serve, method = self.endpoint.serve, self.method
+        self.endpoint.serve_stream(method("exchange"), OpenExchange, self._exchange)
+        self.endpoint.serve_stream(method("copy"), CopyRequest, self._copy)
+        serve(method("vote"), VoteMessage, self._vote)
+        serve(method("outcome"), OutcomeQuestion, self._outcome)
+        serve(method("absence"), AbsenceNotice, self._absence)
+        serve(method("presence"), PresenceQuestion, self._presence)
+        serve(method("prepare"), Prepare, self._prepare)
+        serve(method("propose"), Propose, self._propose)
+        serve(method("holdings"), HoldingsQuestion, self._holdings)
+
+    def close(self) -> None:
+        """Answers nobody any more; whoever waits for a round that has not begun is refused. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.endpoint.withdraw(*(self.method(name) for name in (*_CALLS, *_STREAMS)))
+            self.release()
+            self.memory.forget()
+            self._news.ring()
+
+    def method(self, name: str) -> str:
+        """The full name of a method on the wire."""
+        return f"allreduce.{name}.{self._prefix}"
+
+    # Rounds that come and go
+
+    @contextmanager
+    def expecting(self, *groups: Group) -> Iterator[None]:
+        """While the block runs, the others are told that this member will take part, however long it computes."""
+        self._expected.update((group.group_id, group) for group in groups)
+        try:
+            yield
+        finally:
+            for group in groups:
+                del self._expected[group.group_id]
+
+    @contextmanager
+    def hosting(self, round_: Round) -> Iterator[RoundVotes]:
+        """While the block runs, the round gets what arrives for it. Raises RoundFailed if it has been here before: then
+        its leader has sent an old group again, and nobody may vote twice."""
+        group_id = round_.group.group_id
+        if group_id in self._votes:
+            raise RoundFailed("its group has had a round before", [round_.group.leader])
+        votes = self._votes_for(round_.group)
+        self._rounds[group_id] = round_
+        self._news.ring()
+        try:
+            yield votes
+        finally:
+            del self._rounds[group_id]
+            votes.over = True
+            self._news.ring()
+
+    def part(self, *groups: Group) -> None:
+        """This member will not take part in rounds that it was expected in. It still promises, so that the others need
+        not wait for its silence."""
+        for group in groups:
+            self._votes_for(group).over = True
+        self._news.ring()
+
+    def keep(self, group_id: bytes, holdings: Holdings) -> None:
+        """Averages that were committed, for members that lack some; until the next round, and not for long."""
+        self._kept[group_id] = holdings
+        if self._forget is not None:
+            self._forget.cancel()
+        self._forget = asyncio.get_running_loop().call_later(_KEPT, self.release)
+
+    def release(self) -> None:
+        """Lets go of the averages that are kept."""
+        self._kept.clear()
+        if self._forget is not None:
+            self._forget.cancel()
+            self._forget = None
+
+    async def take_vote(self, peer: PeerID, message: VoteMessage) -> None:
+        """A member's vote, once the round has begun here. Raises CallRefused if it does not, or is over."""
+        round_, member = await self._running(peer, message.group_id)
+        round_.take_vote(member, message)
+
+    # What arrives
+
+    async def _exchange(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
+        round_, member = await self._running(peer, request.group_id)
+        await round_.take_stream(member, request, stream)
+
+    async def _copy(self, peer: PeerID, request: CopyRequest, stream: Stream) -> None:
+        holdings = await self._held_for(peer, request.group_id)
+        if holdings is None:
+            raise CallRefused("over", "the averages of this round are not here any more")
+        await give_copies(holdings, request, stream)
+
+    async def _vote(self, peer: PeerID, message: VoteMessage) -> Noted:
+        await self.take_vote(peer, message)
+        return Noted()
+
+    async def _absence(self, peer: PeerID, notice: AbsenceNotice) -> Noted:
+        round_, teller = await self._running(peer, notice.group_id)
+        round_.take_absence(teller, notice.member, notice.reason)
+        return Noted()
+
+    async def _outcome(self, peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
+        votes = await self._begun(question.group_id)
+        member, round_ = votes.member(peer), self._rounds.get(question.group_id)
+        if votes.decision is None and round_ is not None:
+            await round_.tell_outcome(member)
+        return OutcomeAnswer(votes.decision)
+
+    async def _presence(self, peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
+        votes, group_id = self._votes.get(question.group_id), question.group_id
+        if votes is None:
+            group = self._expected.get(group_id)
+            return PresenceAnswer("expected" if group is not None and peer in group else "unknown")
+        votes.member(peer)
+        standing: Standing = "over" if votes.over else "running"
+        return PresenceAnswer(standing, votes.decision)
+
+    async def _prepare(self, peer: PeerID, message: Prepare) -> PrepareAnswer:
+        votes = await self._begun(message.group_id)
+        votes.check_proposer(peer, message.ballot)
+        round_ = self._rounds.get(message.group_id)
+        if round_ is not None and votes.decision is None:
+            return await round_.prepare(votes.member(peer), message.ballot)
+        return votes.prepare(message.ballot)
+
+    async def _propose(self, peer: PeerID, message: Propose) -> ProposeAnswer:
+        votes = await self._begun(message.group_id)
+        votes.check_proposer(peer, message.ballot)
+        round_, value = self._rounds.get(message.group_id), message.value
+        if round_ is not None and isinstance(value, Committed) and message.ballot == votes.acceptor.promised > ZERO:
+            await round_.obtain(value.digest)
+        return votes.accept(message.ballot, value, round_.holds if round_ else holds_nothing)
+
+    async def _holdings(self, peer: PeerID, question: HoldingsQuestion) -> HoldingsAnswer:
+        holdings = await self._held_for(peer, question.group_id)
+        same = holdings is not None and holdings.plan.fingerprint == question.plan
+        return HoldingsAnswer(holdings.digests if holdings is not None and same else b"")
+
+    # Finding the round
+
+    async def _running(self, peer: PeerID, group_id: bytes) -> tuple[Round, int]:
+        """The round that runs here, and who asks. Raises CallRefused."""
+        votes = await self._begun(group_id)
+        member = votes.member(peer)
+        if group_id not in self._rounds:
+            raise CallRefused("over", "this round is over here")
+        return self._rounds[group_id], member
+
+    async def _held_for(self, peer: PeerID, group_id: bytes) -> Holdings | None:
+        (await self._begun(group_id)).member(peer)
+        if group_id in self._rounds:
+            return self._rounds[group_id].holdings
+        return self._kept.get(group_id)
+
+    async def _begun(self, group_id: bytes) -> RoundVotes:
+        """This member's votes in a round; waits for the round to begin. Raises CallRefused if it does not."""
+        try:
+            async with asyncio.timeout(_EARLY):
+                while group_id not in self._votes:
+                    if self._closed:
+                        raise CallRefused("over", "this averager is closed")
+                    await self._news.wait()
+        except TimeoutError:
+            raise CallRefused("unknown", "this round has not begun here") from None
+        return self._votes[group_id]
+
+    def _votes_for(self, group: Group) -> RoundVotes:
+        """Kept until so many others have come that nobody asks any more; what is forgotten is never answered again."""
+        votes = self._votes.setdefault(group.group_id, RoundVotes(group, group.index_of(self.endpoint.peer_id)))
+        for group_id in [each for each in self._votes if each not in self._rounds and each != group.group_id]:
+            if len(self._votes) <= _REMEMBERED:
+                break
+            del self._votes[group_id]
+        return votes

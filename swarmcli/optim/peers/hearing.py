@@ -1,0 +1,244 @@
+"""When each peer of a run was last heard of: on a connection, from somebody who has one, or by its own report.
+
+connected with it          every second or so of silence is asked about, so a peer that lives is heard of at least
+                           every two seconds, and one that was killed or stopped is known within five
+not connected with it      peers in client mode cannot dial each other: whoever listens, and so is connected with
+                           both (a monitor, an auxiliary), is asked whom it hears
+nobody can tell            its report, which it renews every ten seconds
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from swarmcli.errors import CallError, NetworkError
+from swarmcli.events import PeerSilent
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PEER_ID_BYTES, PeerID
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.peers.report import PeerReport
+
+LOOK_PERIOD = 0.5  # seconds between two looks at the connections
+LATEST_LOOK = 2 * LOOK_PERIOD
+ASK_PERIOD = 1.5  # seconds between two questions to witnesses, and between two attempts to connect
+ANSWER_TIMEOUT = 3.0
+# Seconds without a byte on a connection that stands. A process that was stopped has to be known within five: looks
+# count up to half a second late, and screens draw up to half a second later. A healthy peer may be silent for 1.5 s
+# until it is asked; 4 s leave its loop 2.5 s to come to the answer, on a machine that is busy with other things.
+STOPPED = 4.0
+SILENT = 4.5  # seconds without a word of a peer that is connected with us or with a witness
+REPORT_SILENT = 15.0  # the same where only its reports tell: they come every ten seconds, and are read every three
+MOST_WATCHED = 32  # peers with whom a connection is kept and watched
+MOST_ASKED = 64  # peers in one question
+WITNESSES = 3
+UNHEARD = -1.0
+DIALS_AT_ONCE = 4
+DIAL_AGAIN = 5.0  # seconds
+
+
+class HeardRequest(msgspec.Struct, frozen=True):
+    """Which of these peers do you hear?"""
+
+    peers: list[bytes]
+
+
+class HeardReply(msgspec.Struct, frozen=True):
+    """For each, in the same order, the seconds since; UNHEARD: there is no connection."""
+
+    ages: list[float]
+
+
+class Hearing:
+    """Moments, by loop time, that never fall; those of peers without a report are forgotten. Reads from any thread."""
+
+    def __init__(self, endpoint: Endpoint, run_id: str, reports: Callable[[], Mapping[PeerID, PeerReport]]) -> None:
+        """`reports`: the last one of every other peer of the run."""
+        self._endpoint = endpoint
+        self._method = f"{run_id}.heard"
+        self._reports = reports
+        self._heard: dict[PeerID, float] = {}
+        self._received: dict[PeerID, tuple[int, int]] = {}  # bytes by the last look, and the looks since they grew
+        self._looked = 0.0  # loop time of the last look
+        self._told: set[PeerID] = set()  # of whom a connection told, here or at a witness, since their last report
+        self._watches: dict[PeerID, asyncio.Future[str]] = {}
+        self._dialed: dict[PeerID, float] = {}  # when, last
+        self._silent: set[PeerID] = set()  # of whom listeners were told that they do not answer
+        self._tasks = TaskOwner()
+        self._time: Callable[[], float] = float
+
+    async def start(self) -> None:
+        self._time = asyncio.get_running_loop().time
+        self._looked = self._time()
+        self._endpoint.serve(self._method, HeardRequest, self._answer)
+        self._tasks.spawn(self._keep_looking())
+        self._tasks.spawn(self._keep_asking())
+
+    async def close(self) -> None:
+        """Idempotent; leaves no task."""
+        self._endpoint.withdraw(self._method)
+        await self._tasks.close()
+        for watch in self._watches.values():
+            watch.cancel()
+        self._watches.clear()
+
+    def age(self, peer: PeerID) -> float:
+        """Seconds since this peer was last heard of; infinite if it never was."""
+        heard = self._heard.get(peer)
+        if heard is None:
+            return float("inf")
+        # A loop that was held up has not listened meanwhile: its own pause is nobody's silence.
+        return max(0.0, min(self._time(), self._looked + LATEST_LOOK) - heard)
+
+    def answers(self, peer: PeerID) -> bool:
+        """Whether it can be taken for alive: false within five seconds where a connection tells."""
+        if self._endpoint.is_connected(peer):
+            return self.age(peer) < STOPPED
+        return self.age(peer) < (SILENT if peer in self._told else REPORT_SILENT)
+
+    def is_certain(self, peer: PeerID) -> bool:
+        """Whether more than a report, which a dead peer leaves behind, tells of it."""
+        return peer in self._told
+
+    def note_report(self, peer: PeerID, report: PeerReport) -> None:
+        """A report that was not known yet. Who renews it lives, whatever became of a connection."""
+        self._time = asyncio.get_running_loop().time
+        age = max(0.0, self._endpoint.clock.now() - report.time)
+        if self._endpoint.is_connected(peer):
+            self._told.add(peer)
+        elif age < self.age(peer) - LOOK_PERIOD:
+            self._told.discard(peer)  # it was made after the last word on the connection: not read late
+        self._note(peer, age)
+
+    async def find_living(self, peers: Iterable[PeerID]) -> set[PeerID]:
+        """Which of these peers, who gave this one no answer, live nevertheless: by what witnesses say now.
+
+        Without a witness the reports decide, but not of a peer with whom the connection has ended.
+        """
+        asked = [peer for peer in peers if not self._endpoint.is_connected(peer)]
+        heard = await self._ask_witnesses(asked)
+        if heard is None:
+            return {peer for peer in asked if peer not in self._told and self.answers(peer)}
+        return {peer for peer in asked if heard.get(peer, SILENT) < SILENT}
+
+    def _note(self, peer: PeerID, age: float) -> None:
+        self._heard[peer] = max(self._heard.get(peer, float("-inf")), self._time() - age)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            self._look()
+            await asyncio.sleep(LOOK_PERIOD)
+
+    def _look(self) -> None:
+        self._looked = self._time()
+        reports = self._reports()
+        for peer, report in reports.items():
+            silence = self._silence(peer)
+            if silence is not None:
+                self._told.add(peer)
+                self._note(peer, silence)
+                self._watch(peer)
+            self._tell(peer, report)
+        for peer in self._heard.keys() - reports.keys():
+            self._forget(peer)
+
+    def _silence(self, peer: PeerID) -> float | None:
+        """Seconds without a byte from this peer; None without a connection. Looks are counted, not time: a machine that
+        slept or was too busy to look has not been waiting."""
+        received = self._endpoint.received(peer)
+        if received is None:
+            self._received.pop(peer, None)
+            return None
+        before, looks = self._received.get(peer, (-1, 0))
+        looks = 0 if received > before else looks + 1
+        self._received[peer] = received, looks
+        return looks * LOOK_PERIOD
+
+    def _watch(self, peer: PeerID) -> None:
+        watch = self._watches.get(peer)
+        if watch is None and len(self._watches) < MOST_WATCHED:
+            watch = self._watches[peer] = self._endpoint.lost(peer)
+        if watch is not None and watch.done():
+            del self._watches[peer]  # the connection is another one by now, which the next look will watch
+
+    def _tell(self, peer: PeerID, report: PeerReport) -> None:
+        answers = self.answers(peer)
+        if answers == (peer in self._silent):
+            (self._silent.discard if answers else self._silent.add)(peer)
+            self._endpoint.events.emit(PeerSilent(peer.text, report.name, report.role, answers=answers))
+
+    def _forget(self, peer: PeerID) -> None:
+        if watch := self._watches.pop(peer, None):
+            watch.cancel()
+        del self._heard[peer]
+        self._received.pop(peer, None)
+        self._dialed.pop(peer, None)
+        self._told.discard(peer)
+        self._silent.discard(peer)
+
+    async def _keep_asking(self) -> None:
+        while True:
+            missing = [peer for peer in self._reports() if not self._endpoint.is_connected(peer)]
+            self._dial(missing)
+            await self._ask_witnesses(missing)
+            await asyncio.sleep(ASK_PERIOD)
+
+    def _dial(self, missing: Sequence[PeerID]) -> None:
+        """A peer that nobody can dial is reached by those with whom it keeps a connection."""
+        now, reports = self._time(), self._reports()
+        due = [
+            peer
+            for peer in self._in_order(missing)
+            if not reports[peer].client_mode and now >= self._dialed.get(peer, float("-inf")) + DIAL_AGAIN
+        ]
+        room = MOST_WATCHED - (len(reports) - len(missing))
+        for peer in due[: max(0, min(DIALS_AT_ONCE, room))]:
+            self._dialed[peer] = now
+            self._tasks.spawn(self._connect(peer))
+
+    async def _connect(self, peer: PeerID) -> None:
+        await self._ask(peer, [])
+
+    def _in_order(self, peers: Collection[PeerID]) -> list[PeerID]:
+        """First those whom most others are likely to be connected with."""
+        reports = self._reports()
+        known = [(peer, reports[peer]) for peer in peers if peer in reports]
+        known.sort(key=lambda each: (each[1].client_mode, each[1].role == "trainer", each[0]))
+        return [peer for peer, _ in known]
+
+    async def _ask_witnesses(self, peers: Sequence[PeerID]) -> dict[PeerID, float] | None:
+        """The shortest age of each peer that somebody hears; None if nobody could be asked."""
+        connected = [peer for peer in self._reports() if self._endpoint.is_connected(peer)]
+        witnesses = [peer for peer in self._in_order(connected) if peer not in peers][:WITNESSES]
+        asked = list(peers)[:MOST_ASKED]
+        if not asked or not witnesses:
+            return None
+        answers = await asyncio.gather(*(self._ask(witness, asked) for witness in witnesses))
+        if all(answer is None for answer in answers):
+            return None
+        heard: dict[PeerID, float] = {}
+        for ages in answers:
+            for peer, age in zip(asked, ages or (), strict=False):
+                if age >= 0:  # neither UNHEARD nor NaN
+                    heard[peer] = min(age, heard.get(peer, age))
+        for peer, age in heard.items():
+            self._told.add(peer)
+            self._note(peer, age)
+        return heard
+
+    async def _ask(self, witness: PeerID, peers: Sequence[PeerID]) -> list[float] | None:
+        request = HeardRequest([bytes(peer) for peer in peers])
+        try:
+            reply = await self._endpoint.call(witness, self._method, request, HeardReply, timeout=ANSWER_TIMEOUT)
+        except (CallError, NetworkError):
+            return None
+        return reply.ages if len(reply.ages) == len(peers) else None
+
+    async def _answer(self, peer: PeerID, request: HeardRequest) -> HeardReply:
+        asked = [PeerID(each) for each in request.peers[:MOST_ASKED] if len(each) == PEER_ID_BYTES]
+        # Who is connected has just come where no look has counted yet: its report is read only every few seconds.
+        ages = [self.age(each) if each in self._received else 0.0 for each in asked]
+        connected = [self._endpoint.is_connected(each) for each in asked]
+        return HeardReply([age if here else UNHEARD for age, here in zip(ages, connected, strict=True)])

@@ -1,0 +1,467 @@
+"""Presence: what this peer tells the run about itself, and what it knows of the others.
+
+Records under `{run_id}_peers` are seconds old. Where that matters (am I behind? am I alone?) the peers themselves
+are asked, by the call `{run_id}.standing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from swarmcli.dht.schema import SchemaValidator
+from swarmcli.errors import NetworkError, SwarmError
+from swarmcli.events import EpochReported, Gone, PeerSeen
+from swarmcli.network.addresses import PeerInfo
+from swarmcli.network.identity import PeerID
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.peers.board import Board
+from swarmcli.optim.peers.doubts import Doubts
+from swarmcli.optim.peers.hearing import Hearing
+from swarmcli.optim.peers.lineage import LINEAGE_BYTES, Claim, History, Standing, is_count, lineage_to_follow
+from swarmcli.optim.peers.report import PeerKeys, PeerReport, Phase, is_settled
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHTNode
+
+ASKED_AT_ONCE = 16  # one answer usually settles the question
+RENEWAL = 10.0  # seconds after which a report that has not changed is said again: whom nobody hears lives by it
+APART = 10.0  # seconds for which a peer holds another lineage before people are told: most come back at once
+Surroundings = Literal[
+    "alone",  # nobody on this lineage can be reached
+    "company",  # somebody trains on it
+    "followed",  # nobody does yet, but somebody one epoch behind may be about to take in the same round as this peer
+    "behind",  # somebody trains on a lineage that beats it
+]
+logger = logging.getLogger(__name__)
+
+
+class StandingRequest(msgspec.Struct, frozen=True):
+    """Which lineage do you hold, and have you decided on it?"""
+
+
+class StandingReply(msgspec.Struct, frozen=True):
+    epoch: int
+    samples: int
+    lineage: bytes
+    phase: Phase
+    terms: str
+    keeps: bool = False
+    leaving: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether others may leave to this peer what it holds."""
+        return self.claim.settled and self.phase != "assisting" and not self.leaving
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(Standing(self.epoch, self.samples, self.lineage), settled=is_settled(self.phase))
+
+
+class Presence:
+    """Publishes this peer's report when it changes and every RENEWAL seconds; reads the others' in the background.
+
+    `describe` makes the report. PeerSeen is emitted for every other peer that appears, changes or leaves.
+    """
+
+    def __init__(
+        self,
+        node: DHTNode,
+        run_id: str,
+        describe: Callable[[], PeerReport],
+        *,
+        expiration: float = 60.0,
+        refresh_period: float = 3.0,
+        answer_timeout: float = 3.0,
+    ) -> None:
+        self._node = node
+        self._endpoint = node.endpoint
+        self._describe = describe
+        self._refresh_period = refresh_period
+        self._answer_timeout = answer_timeout
+        self._method = f"{run_id}.standing"
+        self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
+        self._present = False  # the others have been told of this peer
+        self._changed = asyncio.Event()
+        self._tasks = TaskOwner()
+        self._claims: list[Claim] | None = None  # as of the last look; None: to be told anew
+        self._at_work: list[PeerID] | None = None  # as of the last look; None: to be told anew
+        self._doubts = Doubts()
+        self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
+        self.others: dict[PeerID, PeerReport] = {}  # as of the last look
+        self._missing: dict[PeerID, PeerReport] = {}  # the last of each peer without one, until people are told
+        self.out_of_reach: dict[PeerID, PeerReport] = {}  # who lived, but could not be asked, at the last survey
+        self.hearing = Hearing(node.endpoint, run_id, lambda: self.others)
+        self._history = History()
+        self._time: Callable[[], float] = float  # the loop's, for threads that have none
+        self._set_apart: set[PeerID] = set()
+        self._apart_since: dict[PeerID, float] = {}  # loop time since when a peer's reports tell of another lineage
+        node.add_validators([SchemaValidator(PeerKeys, prefix=run_id)])
+
+    async def start(self) -> None:
+        """Declares this peer first and then looks who else is there: of two that start at once, one sees the other."""
+        self._time = asyncio.get_running_loop().time
+        self._endpoint.serve(self._method, StandingRequest, self._answer)
+        self._note_standing()
+        self._present = True
+        await self._publish()
+        await self.refresh()
+        await self.hearing.start()
+        self._tasks.spawn(self._keep_publishing())
+        self._tasks.spawn(self._keep_reading())
+
+    async def shutdown(self) -> None:
+        """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
+        self._endpoint.withdraw(self._method)
+        await self.hearing.close()
+        await self._tasks.close()
+        if self._present:
+            self._present = False
+            await self._publish("left")
+
+    def announce(self, *, anew: bool = False) -> None:
+        """The report has changed: it goes out soon. `anew`: this peer has taken over another lineage."""
+        self._note_standing(anew=anew)
+        self._changed.set()
+
+    async def refresh(self) -> Mapping[PeerID, PeerReport]:
+        """Looks who is there now. If the DHT cannot be read, what was known stays."""
+        try:
+            records = await self._board.refresh()
+        except SwarmError as error:
+            logger.warning("the peers' reports were not read: %s", error)
+            return self.others
+        records.pop(self._node.peer_id, None)
+        before, self.others = self.others, {p: r for p, r in records.items() if r.phase != "left"}
+        self._claims = self._at_work = None
+        for peer, report in self.others.items():
+            self._endpoint.learn(PeerInfo(peer, tuple(report.addresses)))
+            if before.get(peer) != report:
+                self.hearing.note_report(peer, report)
+                self._tell(peer, report, before.get(peer))
+        self._missing |= {peer: before[peer] for peer in before.keys() - self.others.keys()}
+        self._tell_of_missing(records)
+        self._note_lineages()
+        return self.others
+
+    def _tell(self, peer: PeerID, report: PeerReport, before: PeerReport | None, gone: Gone = "") -> None:
+        """Emits what this report says and the one before did not."""
+        known = before.recent if before is not None else []
+        for ended in report.recent if report.role == "trainer" else ():
+            if ended not in known:
+                self._endpoint.events.emit(
+                    EpochReported(peer.text, ended.epoch, ended.loss, ended.samples, report.samples_per_second)
+                )
+        self._endpoint.events.emit(_seen(peer, report, gone))
+
+    def _tell_of_missing(self, records: Mapping[PeerID, PeerReport]) -> None:
+        """Who said goodbye has left. Whose report expired is lost, unless a process of it is connected: that one was
+        started anew, and reports once it has loaded its model."""
+        for peer, last in list(self._missing.items()):
+            if peer not in records and self._endpoint.is_connected(peer):
+                continue
+            del self._missing[peer]
+            if peer not in records:
+                self._tell(peer, last, last, "lost")
+            elif peer not in self.others:
+                self._tell(peer, records[peer], last, "left")
+
+    def claims(self) -> list[Claim]:
+        """The lineages that others hold, by their last reports; those that are in doubt are left out."""
+        if self._claims is None:
+            self._claims = [self.others[peer].claim for peer in self._credible(self.holders())]
+        return self._claims
+
+    def latest_epoch(self) -> int:
+        """Of those who train, or of this peer if nobody else does. What progress reports say beyond it leads nobody
+        on."""
+        epochs = [claim.standing.epoch for claim in self.claims() if claim.settled]
+        return max(epochs) if epochs else self._describe().epoch
+
+    def at_work(self) -> list[PeerID]:
+        """Those who take part in rounds of this run, by their last reports; also those who are about to."""
+        if self._at_work is None:  # asked in every step
+            terms = self._describe().terms
+            alike = ((peer, report) for peer, report in self.others.items() if report.terms == terms)
+            self._at_work = [peer for peer, report in alike if report.phase != "lingering"]
+        return self._at_work
+
+    def anyone_computes(self, members: Iterable[PeerID]) -> bool:
+        """Whether a trainer is there that answers; by the reports, which are read every few seconds, or because one of
+        the `members` of this peer's group, which forms at once, is somebody without a report so far."""
+        trainers = [peer for peer in self.at_work() if self.others[peer].role == "trainer"]
+        return any(self.hearing.answers(peer) and self.others[peer].phase != "stranded" for peer in trainers) or any(
+            peer not in self.others and peer != self._node.peer_id for peer in members
+        )
+
+    async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, StandingReply]:
+        """What these peers say right now; who does not answer is missing."""
+        asked = list(peers)
+        answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
+        return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
+
+    async def find(
+        self, peers: Iterable[PeerID], fits: Callable[[StandingReply], bool]
+    ) -> tuple[PeerID, StandingReply] | None:
+        """Whoever answers first of those that fit; None if none of them does within the time that an answer may take.
+
+        Only the first few are asked, all at once: of those who are gone none holds up the answer of another.
+        """
+        asked = {asyncio.ensure_future(self._ask(peer)): peer for peer in list(peers)[:ASKED_AT_ONCE]}
+        waiting = set(asked)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    answer = each.result()
+                    if answer is not None and fits(answer):
+                        return asked[each], answer
+            return None
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def survey(self) -> dict[PeerID, Claim]:
+        """Asks the holders of the leading lineages, a few at a time, until some of them answer.
+
+        So records of peers that are gone, and claims that nobody stands by, count for nothing. Whoever reported more
+        than it now says is not asked for a while, unless nobody else is left. Where nobody answers who has settled,
+        `out_of_reach` are those who live all the same.
+        """
+        await self.refresh()
+        self.out_of_reach = {}
+        holders = self._credible(self.holders()) or self.holders()
+        claimed = {peer: self.others[peer].claim.standing for peer in holders}
+        holders.sort(key=lambda peer: claimed[peer].order, reverse=True)
+        for begin in range(0, len(holders), ASKED_AT_ONCE):
+            asked = holders[begin : begin + ASKED_AT_ONCE]
+            answers = {peer: answer.claim for peer, answer in (await self.ask(asked)).items()}
+            self._claims = None
+            if not any(claim.settled for claim in answers.values()):
+                living = await self.hearing.find_living(peer for peer in asked if peer not in answers)
+                self.out_of_reach = {peer: self.others[peer] for peer in living if peer in self.others}
+            for peer in asked:
+                answered = peer in answers and not claimed[peer].beats(answers[peer].standing)
+                if not answered and peer not in self.out_of_reach:
+                    self._doubts.add(peer, asyncio.get_running_loop().time())
+            if answers:
+                return answers
+        return {}
+
+    async def surroundings(self, standing: Standing) -> Surroundings:
+        """Who is there for a peer at `standing` to average with.
+
+        What matters is where a peer stands now: its report may be some epochs old.
+        """
+        reports = {peer: self.others[peer] for peer in self.holders() if self._endpoint.is_connected(peer)}
+        if _judge(standing, [(r.claim, r.phase) for r in reports.values()]) == "company":
+            return "company"
+        await self.refresh()
+        asked = self.by_convenience(self.holders())[:ASKED_AT_ONCE]
+        answers = await self.ask(asked)
+        judged = _judge(standing, [(answer.claim, answer.phase) for answer in answers.values()])
+        if judged == "alone":
+            # Two peers that cannot dial each other meet at somebody whom both can, an auxiliary for example, who
+            # needs a moment to find their lineage.
+            mates = [p for p in asked if p not in answers and self.others[p].claim.standing.lineage == standing.lineage]
+            return "followed" if await self.hearing.find_living(mates) else "alone"
+        return judged
+
+    def leads_out_of_reach(self, own: Claim) -> dict[PeerID, PeerReport]:
+        """Of those who live but could not be asked: who holds a lineage that this peer should be on by the rule.
+
+        Compared is where this peer stood when the report was made. So of two that part, one goes on and one waits,
+        however quickly their epochs pass and however late each reads of the other.
+        """
+        return {peer: report for peer, report in self.out_of_reach.items() if self._is_led_by(report, own)}
+
+    def lives_for_certain(self, peer: PeerID, seconds: float) -> bool:
+        """Whether it is heard of, or has renewed its report within the last so many seconds."""
+        report = self.others.get(peer)
+        renewed = report is not None and self._endpoint.clock.now() - report.time < seconds
+        return self.hearing.is_certain(peer) or renewed
+
+    def may_be_led_out_of_reach(self) -> bool:
+        """Whether, by the last reports, somebody leads who holds another lineage and cannot be called by this peer."""
+        if not self._apart_since:
+            return False
+        own = self._describe().claim
+        return any(
+            peer in self._apart_since
+            and not self._endpoint.can_reach(peer)
+            and self.hearing.answers(peer)
+            and self._is_led_by(self.others[peer], own)
+            for peer in self._credible(self.holders())
+        )
+
+    def _is_led_by(self, report: PeerReport, own: Claim) -> bool:
+        claim = report.claim
+        if not claim.settled or claim.standing in self._history:
+            return False
+        then = self._history.at(report.time) or own.standing
+        return lineage_to_follow(Claim(then, own.settled), [claim]) != then
+
+    def set_apart(self, peers: Iterable[PeerID]) -> None:
+        """They lead, and this peer goes on without them: for a while, longer each time, their reports count for
+        nothing but the alarm."""
+        self._set_apart = set(peers)
+        self.doubt(self._set_apart)
+
+    def apart(self) -> dict[PeerID, PeerReport]:
+        """Who lives and trains another model of this run than this peer, or waits since it cannot reach this one's.
+
+        Of those who train on, only after a while: who has missed a round usually comes back at once. For any thread.
+        """
+        now, since = self._time(), self._apart_since
+        return {
+            peer: report
+            for peer, report in dict(self.others).items()
+            if self.hearing.answers(peer)
+            and (
+                report.phase == "stranded"
+                or now - since.get(peer, now) >= APART
+                or (peer in self._set_apart and report.claim.standing not in self._history)
+            )
+        }
+
+    async def anyone_behind(self, epoch: int) -> bool:
+        """Whether a peer that holds a state and can be reached has not come to this epoch yet."""
+        await self.refresh()
+        behind = [peer for peer in self.holders() if self.others[peer].epoch < epoch]
+        answers = await self.ask(behind[:ASKED_AT_ONCE])
+        return any(answer.epoch < epoch for answer in answers.values())
+
+    def distrust(self, lineage: bytes, seconds: float) -> None:
+        """For so long, whoever claims to hold this lineage is taken for a peer that holds nothing; who reported to
+        hold it is in doubt."""
+        now = asyncio.get_running_loop().time()
+        for peer, report in self.others.items():
+            if bytes.fromhex(report.lineage) == lineage:
+                self._doubts.add(peer, now)
+        self._distrusted = {each: until for each, until in self._distrusted.items() if until > now}
+        self._distrusted[lineage] = now + seconds
+        self._claims = None
+
+    def doubt(self, peers: Iterable[PeerID]) -> None:
+        """They did not stand by what they reported: for a while, longer each time, it counts for nothing."""
+        now = asyncio.get_running_loop().time()
+        for peer in peers:
+            self._doubts.add(peer, now)
+
+    def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
+        """In the order in which they are best asked for a state: near ones first, and those with time to answer."""
+
+        def cost(peer: PeerID) -> tuple[bool, bool, float]:
+            report, round_trip = self.others.get(peer), self._endpoint.round_trip(peer)
+            busy = report is None or report.phase == "training"
+            return not self._endpoint.is_connected(peer), busy, round_trip if round_trip is not None else 1.0
+
+        return sorted(peers, key=cost)
+
+    def _note_standing(self, *, anew: bool = False) -> None:
+        self._history.note(self._describe().claim.standing, self._endpoint.clock.now(), anew=anew)
+
+    def _note_lineages(self) -> None:
+        """Since when whose reports tell of another lineage than this peer's at the same epoch."""
+        now, before = asyncio.get_running_loop().time(), self._apart_since
+        self._apart_since = {
+            peer: before.get(peer, now)
+            for peer, report in self.others.items()
+            if report.holds_state and report.claim.settled and self._history.differs(report.claim.standing)
+        }
+
+    def holders(self) -> list[PeerID]:
+        """The peers of this run, and with its fingerprint, that hold a state and are believed to."""
+        terms = self._describe().terms
+        return [
+            peer
+            for peer, report in self.others.items()
+            if report.holds_state and report.terms == terms and self._trusts(bytes.fromhex(report.lineage))
+        ]
+
+    def _credible(self, peers: Iterable[PeerID]) -> list[PeerID]:
+        now = asyncio.get_running_loop().time()
+        return [peer for peer in peers if not self._doubts.rests_on(peer, now)]
+
+    def _trusts(self, lineage: bytes) -> bool:
+        return self._distrusted.get(lineage, 0.0) <= asyncio.get_running_loop().time()
+
+    async def _ask(self, peer: PeerID) -> StandingReply | None:
+        try:
+            reply = await self._endpoint.call(
+                peer, self._method, StandingRequest(), StandingReply, timeout=self._answer_timeout
+            )
+        except NetworkError as error:
+            logger.debug("%s did not say where it stands: %s", peer.short, error)
+            return None
+        malformed = len(reply.lineage) != LINEAGE_BYTES or not is_count(reply.epoch, reply.samples)
+        if malformed or reply.terms != self._describe().terms or not self._trusts(reply.lineage):
+            return None
+        return reply
+
+    async def _answer(self, peer: PeerID, request: StandingRequest) -> StandingReply:
+        report = self._describe()
+        return StandingReply(
+            report.epoch,
+            report.samples_seen,
+            bytes.fromhex(report.lineage),
+            report.phase,
+            report.terms,
+            report.keeps,
+            report.leaving,
+        )
+
+    async def _publish(self, phase: Literal["left"] | None = None) -> None:
+        self._changed.clear()
+        report = self._describe()
+        try:
+            await self._board.publish(report if phase is None else report.model_copy(update={"phase": phase}))
+        except SwarmError as error:
+            logger.warning("this peer's report was not stored: %s", error)
+
+    async def _keep_publishing(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(RENEWAL, self._board.expiration / 2)):
+                    await self._changed.wait()
+            await self._publish()
+
+    async def _keep_reading(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_period)
+            await self.refresh()
+
+
+def _judge(standing: Standing, others: Sequence[tuple[Claim, Phase]]) -> Surroundings:
+    if any(claim.settled and claim.standing.beats(standing) for claim, _ in others):
+        return "behind"
+    # Whoever has not settled yet may take its time with that, or end up elsewhere.
+    if any(
+        claim.standing.lineage == standing.lineage and phase in ("training", "following") for claim, phase in others
+    ):
+        return "company"
+    if any(
+        claim.standing.epoch == standing.epoch - 1 and phase in ("training", "following") for claim, phase in others
+    ):
+        return "followed"
+    return "alone"
+
+
+def _seen(peer: PeerID, report: PeerReport, gone: Gone = "") -> PeerSeen:
+    return PeerSeen(
+        peer=peer.text,
+        name=report.name,
+        role=report.role,
+        epoch=report.epoch,
+        samples=report.samples,
+        samples_per_second=report.samples_per_second,
+        client_mode=report.client_mode,
+        gone=gone,
+    )

@@ -1,0 +1,170 @@
+"""ProgressTracker: how far the swarm has come in this epoch, for programs without coroutines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmcli.averaging.shell import CoreRunner
+from swarmcli.network.identity import Identity
+from swarmcli.optim.peers.board import Kind
+from swarmcli.optim.peers.progress import (
+    GlobalTrainingProgress,
+    LocalTrainingProgress,
+    PerformanceEMA,
+    RefreshOptions,
+)
+from swarmcli.optim.peers.tracker import ProgressTrackerCore
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHT
+
+_SHUTDOWN_TIMEOUT = 5.0  # seconds, most of them for withdrawing the record
+T = TypeVar("T")
+
+
+class ProgressTracker:
+    """The tracker for programs without coroutines: reports and estimates on the DHT's loop thread.
+
+    See ProgressTrackerCore for what each name means. `shutdown` withdraws this peer's record.
+
+    `status_loglevel` is at which level of `logging` the swarm's progress is told after each reading. With
+    `private_key` this peer's record stands under that Ed25519 identity instead of the DHT's: several trackers of one
+    process then count as several peers, and one that moves to another machine keeps its record. `daemon=False` keeps
+    the process alive, when its main thread has ended, until somebody calls `shutdown`. Raises ValueError or TypeError
+    that names an argument that makes no sense.
+    """
+
+    def __init__(
+        self,
+        dht: DHT,
+        prefix: str,
+        target_batch_size: int,
+        *,
+        client_mode: bool | None = None,
+        min_refresh_period: float = 0.5,
+        max_refresh_period: float = 10.0,
+        default_refresh_period: float = 3.0,
+        expected_drift_peers: float = 3.0,
+        expected_drift_rate: float = 0.2,
+        performance_ema_alpha: float = 0.1,
+        metadata_expiration: float = 60.0,
+        status_loglevel: int = logging.DEBUG,
+        private_key: Ed25519PrivateKey | Identity | None = None,
+        daemon: bool = True,
+        start: bool,
+    ) -> None:
+        options = RefreshOptions(
+            min_refresh_period,
+            max_refresh_period,
+            default_refresh_period,
+            expected_drift_peers,
+            expected_drift_rate,
+            metadata_expiration,
+        )
+        self._dht = dht
+        self._core = ProgressTrackerCore(
+            dht.node,
+            prefix,
+            target_batch_size,
+            options=options,
+            performance_ema_alpha=performance_ema_alpha,
+            client_mode=client_mode,
+            status_loglevel=_checked_level(status_loglevel),
+            identity=_identity(private_key),
+        )
+        self._runner: CoreRunner[ProgressTrackerCore] = CoreRunner(
+            f"the tracker of {prefix!r}", _SHUTDOWN_TIMEOUT, daemon=daemon
+        )
+        if start:
+            self.run_in_background()
+
+    def run_in_background(self) -> None:
+        """Begins to report and to read. Raises RuntimeError if it runs already or has been shut down."""
+
+        async def started() -> ProgressTrackerCore:
+            await self._core.start()
+            return self._core
+
+        self._runner.start(started, wait=True, timeout=None)
+
+    def report_local_progress(
+        self, local_epoch: int, samples_accumulated: int, update_global_samples: bool = True
+    ) -> None:
+        """See ProgressTrackerCore."""
+        core = self._core
+        self._call(lambda: core.report_local_progress(local_epoch, samples_accumulated, update_global_samples))
+
+    @contextlib.contextmanager
+    def pause_updates(self) -> Iterator[None]:
+        """See ProgressTrackerCore."""
+        pause = self._core.pause_updates()
+        self._call(pause.__enter__)
+        try:
+            yield
+        finally:
+            self._call(lambda: pause.__exit__(None, None, None))
+
+    def update_epoch(self, new_epoch: int | None = None) -> int:
+        """See ProgressTrackerCore; only inside `pause_updates`."""
+        return self._call(lambda: self._core.update_epoch(new_epoch))
+
+    @property
+    def local_progress(self) -> LocalTrainingProgress:
+        return self._core.local_progress
+
+    @property
+    def global_progress(self) -> GlobalTrainingProgress:
+        return self._core.global_progress
+
+    @property
+    def global_epoch(self) -> int:
+        return self._core.global_epoch
+
+    @property
+    def accumulated_enough_samples(self) -> bool:
+        return self._core.accumulated_enough_samples
+
+    @property
+    def estimated_next_update_time(self) -> float:
+        return self._core.estimated_next_update_time
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        return self._core.ready_to_update_epoch
+
+    @property
+    def dropped_reports(self) -> Mapping[Kind, int]:
+        return self._core.dropped_reports
+
+    @property
+    def performance_ema(self) -> PerformanceEMA:
+        return self._core.performance_ema
+
+    def shutdown(self) -> None:
+        """Ends reports and reads and withdraws this peer's record. Idempotent."""
+        self._runner.shutdown()
+
+    def _call(self, action: Callable[[], T]) -> T:
+        async def on_loop() -> T:
+            return action()
+
+        return cast(T, self._dht.run_coroutine(on_loop()))
+
+
+def _checked_level(level: int) -> int:
+    if isinstance(level, bool) or not isinstance(level, int) or level < 0:
+        raise ValueError(f"status_loglevel={level!r}: expected a level of the logging module, such as logging.INFO")
+    return level
+
+
+def _identity(private_key: Ed25519PrivateKey | Identity | None) -> Identity | None:
+    if private_key is None or isinstance(private_key, Identity):
+        return private_key
+    if not isinstance(private_key, Ed25519PrivateKey):
+        raise TypeError(f"private_key: expected an Ed25519 private key, got {type(private_key).__name__}")
+    return Identity(private_key)

@@ -1,0 +1,243 @@
+"""What a peer counts of itself, and what of it the others read under `{run_id}_peers`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import pydantic
+from pydantic import ConfigDict, Field
+
+from swarmcli.dht import OwnedSubkey
+from swarmcli.events import EpochAdvanced, EpochReported, Events
+from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
+from swarmcli.optim.peers.lineage import Claim, Standing
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHTNode
+
+MAX_REASON = 200  # characters
+MAX_RECENT = 16  # epochs; whoever reads reports now and then still learns of each
+LastOutcome = Literal["", "committed", "alone", "failed", "undecided"]
+Role = Literal["trainer", "auxiliary", "monitor"]
+Phase = Literal[
+    "joining",  # has not decided yet which lineage to train on
+    "stranded",  # waits: nobody whom it can reach holds the state of the lineage that leads
+    "training",
+    "following",  # takes part in every round with weight zero
+    "assisting",  # reduces for others, holds no state
+    "lingering",  # is done, and serves its state to those who are not
+    "left",  # says goodbye: its last report, by which it is no peer of the run any more
+]
+_UNSETTLED = ("joining", "stranded")
+_Name = Annotated[str, Field(max_length=64)]
+_Address = Annotated[str, Field(max_length=MAX_ADDRESS)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+
+
+def is_settled(phase: Phase) -> bool:
+    """Whether a peer has decided on the lineage that it holds."""
+    return phase not in _UNSETTLED
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDescription:
+    """Who a peer says it is. `name` is public; longer ones are cut to 64 characters."""
+
+    role: Role = "trainer"
+    name: str = ""
+    device: str = "cpu"
+
+
+class EpochLoss(NamedTuple):
+    """How an epoch went for one peer. `samples` are all of that peer's since it started."""
+
+    epoch: int
+    loss: float
+    samples: int
+
+
+class PeerMetrics:
+    """What one peer has done so far: counts of samples, losses and outcomes, and the events that tell of its epochs."""
+
+    def __init__(self, peer_id: PeerID, events: Events) -> None:
+        self.samples = 0  # by this peer since it started
+        self.last_loss: float | None = None  # mean of the last epoch that had one
+        self.recent: deque[EpochLoss] = deque(maxlen=MAX_RECENT)  # of the latest epochs that had one, oldest first
+        self.last_outcome: LastOutcome = ""
+        self.last_reason = ""
+        self._peer_id = peer_id
+        self._events = events
+        self._loss_sum = 0.0
+        self._loss_samples = 0
+        self._epoch_began: float | None = None  # loop time, moved on by what was left out
+        self._alone_at: float | None = None  # the last look at which nobody computed; None: somebody did
+
+    def begin(self) -> None:
+        """The present epoch begins for this peer: what it did before was waiting."""
+        self._epoch_began, self._alone_at = _now(), None
+
+    def leave_out(self, seconds: float) -> None:
+        """For so long this peer waited for others: that is no part of the present epoch's length."""
+        if self._epoch_began is not None:
+            self._epoch_began += seconds
+
+    def look(self, *, anyone_computes: bool) -> None:
+        """What a peer that computes nothing itself sees now and then: between two looks at nobody nothing was done.
+
+        Whoever comes between two looks counts from the first of them: an epoch should not seem shorter than it was.
+        """
+        if self._alone_at is not None and not anyone_computes:
+            self.leave_out(_now() - self._alone_at)
+        self._alone_at = None if anyone_computes else _now()
+
+    def note_loss(self, loss: float, samples: int) -> None:
+        """`loss` is the mean over `samples` of the present epoch. One that is not finite is left out."""
+        if math.isfinite(loss) and samples > 0:
+            self._loss_sum += loss * samples
+            self._loss_samples += samples
+
+    def note_outcome(self, outcome: LastOutcome, reason: str = "") -> None:
+        """How the last round ended."""
+        self.last_outcome, self.last_reason = outcome, reason
+
+    def forget_losses(self) -> None:
+        """Those of the present epoch: they are of parameters that have been replaced."""
+        self._loss_sum, self._loss_samples = 0.0, 0
+
+    def end_epoch(
+        self,
+        standing: Standing,
+        *,
+        samples: int = 0,
+        own_samples: int = 0,
+        peers: int = 0,
+        seconds: float = 0.0,
+        rate: float = 0.0,
+    ) -> EpochAdvanced:
+        """Closes the epoch that led this peer to `standing`, with a round of so many samples and peers that took so
+        many seconds, or with another peer's state. Emits the event and returns it; `rate`: of this peer, in samples
+        per second."""
+        loss = self._loss_sum / self._loss_samples if self._loss_samples else None
+        if loss is not None:
+            self.last_loss = loss
+            self.recent.append(EpochLoss(standing.epoch, loss, self.samples))
+            self._events.emit(EpochReported(self._peer_id.text, standing.epoch, loss, self.samples, rate))
+        self.forget_losses()
+        began = self._epoch_began
+        self.begin()
+        advanced = EpochAdvanced(
+            epoch=standing.epoch,
+            lineage=standing.lineage.hex(),
+            samples=samples,
+            own_samples=own_samples,
+            peers=peers,
+            loss=loss,
+            seconds=max(0.0, _now() - began) if began is not None else 0.0,
+            averaging_seconds=seconds,
+        )
+        self._events.emit(advanced)
+        return advanced
+
+
+class ReportedLoss(pydantic.BaseModel):
+    """One epoch of a peer: the mean loss over its samples, and all its samples since it started."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    epoch: _Count
+    loss: _Finite
+    samples: _Count
+
+
+class PeerReport(pydantic.BaseModel):
+    """Signed by the peer it is about. Everything in it is a claim, and its texts are a stranger's."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    terms: str = Field(max_length=64)  # a digest of the fingerprint: peers with another one are of another run
+    role: Role
+    name: _Name
+    device: _Name
+    phase: Phase
+    epoch: _Count
+    lineage: str = Field(pattern=re.compile(r"^[0-9a-f]{64}\Z"))
+    samples_seen: _Count  # in the lineage so far, by everyone
+    samples: _Count  # by this peer since it started
+    samples_per_second: float = Field(ge=0.0, lt=1e12, allow_inf_nan=False)
+    client_mode: bool
+    addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # where it can be dialed, empty in client mode
+    loss: _Finite | None  # mean over this peer's last epoch; None: it computes none, or the loss was not finite
+    recent: list[ReportedLoss] = Field(
+        default_factory=list, max_length=MAX_RECENT
+    )  # of the latest epochs, oldest first
+    drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
+    keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
+    leaving: bool = False  # others must not rely on it to keep what they hold
+    last_outcome: LastOutcome
+    last_reason: str = Field(max_length=MAX_REASON)
+    time: float = Field(ge=0.0, allow_inf_nan=False)  # swarm time
+
+    @property
+    def claim(self) -> Claim:
+        """The lineage that this peer holds. Auxiliaries hold none, they only repeat what they read."""
+        standing = Standing(self.epoch, self.samples_seen, bytes.fromhex(self.lineage))
+        return Claim(standing, settled=is_settled(self.phase))
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether others may ask this peer for the parameters of its lineage."""
+        return self.phase != "assisting"
+
+
+def describe(
+    node: DHTNode,
+    description: PeerDescription,
+    terms: str,
+    metrics: PeerMetrics,
+    phase: Phase,
+    standing: Standing,
+    samples_per_second: float = 0.0,
+    drift: float | None = None,
+    keeps: bool = False,
+    leaving: bool = False,
+) -> PeerReport:
+    """The report of the peer that runs this node."""
+    return PeerReport(
+        terms=terms,
+        role=description.role,
+        name=description.name[:64],
+        device=description.device[:64],
+        phase=phase,
+        epoch=standing.epoch,
+        lineage=standing.lineage.hex(),
+        samples_seen=standing.samples,
+        samples=metrics.samples,
+        samples_per_second=samples_per_second,
+        client_mode=node.client_mode,
+        addresses=[] if node.client_mode else list(node.endpoint.info.addresses)[:MAX_ADDRESSES],
+        loss=metrics.last_loss,
+        recent=[ReportedLoss(**each._asdict()) for each in metrics.recent],
+        drift=drift,
+        keeps=keeps,
+        leaving=leaving,
+        last_outcome=metrics.last_outcome,
+        last_reason=metrics.last_reason[:MAX_REASON],
+        time=node.endpoint.clock.now(),
+    )
+
+
+class PeerKeys(pydantic.BaseModel):
+    """The schema of `{run_id}_peers` for the DHT's validators."""
+
+    peers: dict[OwnedSubkey, PeerReport]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,124 @@
+"""Gives this peer's state to those who need it, and takes over the state of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from swarmcli.compression import CompressionBase, NoCompression, TensorRole
+from swarmcli.errors import CallRefused, SiteError, StateDownloadError
+from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.training_state import CapturedState, read_standing
+from swarmcli.state.donor import StateDonor
+from swarmcli.state.download import DownloadedState, download_state
+from swarmcli.state.snapshot import Snapshot, StateOutline
+
+LOSSY = (
+    "the state came with a lossy codec (load_state_compression of its donor), so this peer's parameters are not those "
+    "of the others in every bit, until the states are averaged"
+)
+
+
+class StateExchange:
+    """Donates the replica's state of the moment, under its lineage, and replaces it by another peer's."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        run_id: str,
+        replica: Replica,
+        courtesy: Callable[[], Awaitable[None]] | None = None,
+        compression: CompressionBase | None = None,
+    ) -> None:
+        """`courtesy` returns when this peer does not need its link for a round.
+
+        `compression` is of the states that this peer hands out. Who downloads one with a lossy codec is told so: its
+        parameters are not those of the others in every bit.
+        """
+        self._codec = compression or NoCompression()
+        self._endpoint = endpoint
+        self._prefix = run_id
+        self._replica = replica
+        self._donor = StateDonor(endpoint, run_id, self._provide, donated=self._donated, courtesy=courtesy)
+
+    def start(self) -> None:
+        """Begins to donate. Raises ValueError if this endpoint does so for the run already."""
+        self._donor.start()
+
+    def close(self) -> None:
+        """Takes no more requests; downloads under way go on. Idempotent."""
+        self._donor.close()
+
+    async def download(self, wanted: Standing, donors: Sequence[PeerID], *, timeout: float, reason: str) -> None:
+        """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
+
+        `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then.
+        """
+        began = asyncio.get_running_loop().time()
+        with self._donor.expecting(wanted.lineage) as lend:  # newcomers often come together
+            state = await download_state(
+                self._endpoint,
+                self._prefix,
+                donors,
+                version=wanted.lineage,
+                timeout=timeout,
+                check=self._check,
+                spool=self._replica.state.statistics.spool,
+            )
+            await self._restore(wanted, state)
+            if state.exact:
+                lend(Snapshot(state.version, state.metadata, state.contents), state.manifest, state.digests)
+            else:
+                self._endpoint.events.emit(Noticed("warning", LOSSY))
+        self._endpoint.events.emit(
+            StateDownloaded(
+                epoch=wanted.epoch,
+                lineage=wanted.lineage.hex(),
+                donors=tuple(donor.text for donor in state.donors),
+                bytes=state.bytes,
+                seconds=asyncio.get_running_loop().time() - began,
+                reason=reason,
+            )
+        )
+
+    def _check(self, outline: StateOutline) -> None:
+        """Before memory is allocated for it. Raises ValueError."""
+        read_standing(outline.metadata)
+        self._replica.state.check_tensors(outline.descriptors)
+
+    async def _restore(self, wanted: Standing, state: DownloadedState) -> None:
+        try:
+            standing = read_standing(state.metadata)
+            if standing != wanted:
+                raise ValueError(f"it was asked for as epoch {wanted.epoch} and says epoch {standing.epoch}")
+            await self._replica.restore(CapturedState(state.metadata, state.contents))
+        except ValueError as error:
+            attempts = {donor.text: f"its state does not fit: {error}" for donor in state.donors}
+            for donor, reason in attempts.items():
+                self._endpoint.events.emit(PeerRefused(donor, reason, "state"))
+            raise StateDownloadError(f"the state that came does not fit: {error}", attempts) from error
+
+    async def _provide(self, version: bytes) -> Snapshot | None:
+        if version != self._replica.standing.lineage:
+            return None
+        try:
+            captured = await self._replica.capture()
+        except SiteError as error:
+            raise CallRefused("gone", f"this peer's state cannot be read: {error}") from error
+        lineage = captured.metadata["lineage"]
+        if lineage != version:
+            return None
+        roles = {name: _role(name) for name in captured.tensors}
+        return Snapshot(version, captured.metadata, captured.tensors, self._codec, roles)
+
+    def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
+        self._endpoint.events.emit(StateDonated(peer.text, snapshot.metadata["epoch"], sent))
+
+
+def _role(name: str) -> TensorRole:
+    kinds = {"parameter": TensorRole.PARAMETER, "statistic": TensorRole.OPTIMIZER, "gradient": TensorRole.GRADIENT}
+    return kinds.get(name.partition("/")[0], TensorRole.UNSPECIFIED)

@@ -1,0 +1,249 @@
+"""Gives this peer's state to others, from a snapshot that does not hold up the training.
+
+A few download at a time, the others wait in line and are told who else has the state by now: those who are done with
+theirs. So many newcomers at once spread over each other, and a donor's link is not cut into ever thinner slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Annotated, ParamSpec, TypeVar
+
+import msgspec
+
+from swarmcli.errors import CallRefused, EndOfStream, SiteError
+from swarmcli.network import Endpoint, PeerID, Stream
+from swarmcli.network.loop_thread import offload
+from swarmcli.state.pins import Lend, Pin, Pins
+from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
+from swarmcli.tasks import Bell, beside
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_CHUNKS_AT_ONCE = 64  # of one request
+MAX_DIGESTS_AT_ONCE = 64
+MAX_NAMED = 8  # other holders of the state in one message
+
+_MAX_IN_LINE = 256
+_SIGN_OF_LIFE = 10.0  # seconds between messages to those in line
+_PATIENCE = 60.0  # seconds for which a downloader may ask nothing, or read nothing
+_COURTESY = 2.0  # seconds for which a chunk waits for this peer's own work at most
+
+Token = Annotated[bytes, msgspec.Meta(max_length=16)]
+
+
+class StateRequest(msgspec.Struct, frozen=True):
+    """Opens a download. `version` is b"" for whatever the donor has."""
+
+    version: Annotated[bytes, msgspec.Meta(max_length=MAX_VERSION)]
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A peer that has downloaded a state, and where it can be dialed."""
+
+    peer_id: PeerID
+    addresses: tuple[str, ...]
+
+
+class InLine(msgspec.Struct, frozen=True, tag=True):
+    """While a downloader waits for its turn, now and then: who has the state as well."""
+
+    others: Annotated[tuple[Holder, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
+
+
+class ManifestHeader(msgspec.Struct, frozen=True, tag=True):
+    """The downloader's turn has come; the manifest is the payload. Questions for digests name the `pin`."""
+
+    pin: Token
+
+
+class ChunkRequest(msgspec.Struct, frozen=True):
+    """Asks for chunks `first` to `first + count - 1`. Several requests may be under way."""
+
+    first: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNKS_AT_ONCE)]
+
+
+class ChunkHeader(msgspec.Struct, frozen=True):
+    """In front of each chunk, in the order in which they were asked for."""
+
+    chunk: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class DigestQuestion(msgspec.Struct, frozen=True):
+    """What are the hashes of these chunks of that snapshot?"""
+
+    pin: Token
+    first: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIGESTS_AT_ONCE)]
+
+
+class DigestAnswer(msgspec.Struct, frozen=True):
+    """32 bytes for each chunk."""
+
+    digests: Annotated[bytes, msgspec.Meta(max_length=32 * MAX_DIGESTS_AT_ONCE)]
+
+
+def state_method(prefix: str) -> str:
+    """The name of the stream method on the wire."""
+    return f"state.{prefix}"
+
+
+def digest_method(prefix: str) -> str:
+    """The name of the call that asks for digests."""
+    return f"state.digests.{prefix}"
+
+
+class StateDonor:
+    """Serves downloads of one prefix. Several of them share one snapshot."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prefix: str,
+        provide: Callable[[bytes], Awaitable[Snapshot | None]],
+        *,
+        max_downloads: int = 4,
+        donated: Callable[[PeerID, Snapshot, int], None] | None = None,
+        courtesy: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`provide(version)` gives a snapshot of that version (b"": of the newest), or None if it is not here.
+        `donated` is called after each download with who got how many bytes of what. `courtesy` returns when this
+        peer does not need its link for itself: before each chunk, it is waited for a moment."""
+        self._endpoint = endpoint
+        self._method, self._digest_method = state_method(prefix), digest_method(prefix)
+        self._donated, self._courtesy = donated, courtesy
+        self._max_downloads = max_downloads
+        self._downloads = 0
+        self._line: deque[object] = deque()
+        self._done: dict[bytes, deque[Holder]] = {}  # version → who downloaded it here and has it as well, newest last
+        self._pins = Pins(provide, endpoint.random)
+        self._news = Bell()
+        self._elsewhere = asyncio.Lock()  # reads of what is elsewhere wait for each other there, so not in the executor
+        self._closed = False
+
+    def start(self) -> None:
+        """Begins to answer. Raises ValueError if this endpoint has a donor of the prefix already."""
+        self._endpoint.serve_stream(self._method, StateRequest, self._serve)
+        self._endpoint.serve(self._digest_method, DigestQuestion, self._tell_digests)
+
+    def close(self) -> None:
+        """Takes no more downloads and lets go of the snapshots; downloads under way go on. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._endpoint.withdraw(self._method, self._digest_method)
+            self._pins.close()
+
+    @contextmanager
+    def expecting(self, version: bytes) -> Iterator[Lend]:
+        """While the block runs, this peer downloads that state itself, and whoever asks for it waits for that.
+
+        The function that it yields takes the state, its manifest and its digests, to be handed on for a while.
+        """
+        with self._pins.expecting(version) as lend:
+            yield lend
+
+    async def _serve(self, peer: PeerID, request: StateRequest, stream: Stream) -> None:
+        asked = asyncio.get_running_loop().time()
+        async with self._turn(request.version, stream), self._pins.use(request.version, asked) as pin:
+            given = await self._give(pin, stream)
+        if given and request.version and (addresses := self._endpoint.addresses_of(peer)):
+            self._done.setdefault(request.version, deque(maxlen=MAX_NAMED)).append(Holder(peer, addresses))
+            self._news.ring()
+        if given and self._donated is not None:
+            self._donated(peer, pin.state.snapshot, given)
+
+    @asynccontextmanager
+    async def _turn(self, version: bytes, stream: Stream) -> AsyncIterator[None]:
+        """Waits in line, in order of arrival. Raises CallRefused if the line is too long."""
+        if len(self._line) >= _MAX_IN_LINE or not self._max_downloads:
+            raise CallRefused("busy", f"{self._downloads + len(self._line)} others are downloading from this peer")
+        ticket = object()
+        self._line.append(ticket)
+        try:
+            await self._wait_in_line(ticket, version, stream)
+        finally:
+            self._line.remove(ticket)
+            self._news.ring()
+        self._downloads += 1
+        try:
+            yield
+        finally:
+            self._downloads -= 1
+            if not self._downloads and not self._line:
+                self._done.clear()
+            self._news.ring()
+
+    async def _wait_in_line(self, ticket: object, version: bytes, stream: Stream) -> None:
+        told: set[Holder] = set()
+        while self._line[0] is not ticket or self._downloads >= self._max_downloads:
+            others = [holder for holder in self._done.get(version, ()) if holder not in told]
+            told.update(others)
+            await stream.send(InLine(tuple(others)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SIGN_OF_LIFE):
+                    await self._news.wait()
+
+    async def _give(self, pin: Pin, stream: Stream) -> int:
+        """Sends what is asked for; returns how many bytes of chunks that were."""
+        given, state = 0, pin.state
+        async with asyncio.timeout(_PATIENCE):
+            await stream.send(ManifestHeader(pin.token), state.manifest)
+        while True:
+            try:
+                async with asyncio.timeout(_PATIENCE):
+                    request, _ = await stream.receive(ChunkRequest)
+            except EndOfStream:
+                return given
+            if request.first + request.count > state.layout.chunks:
+                raise CallRefused("chunk", f"this state has {state.layout.chunks} chunks")
+            async with beside(_hash_ahead(state, request)):
+                for chunk in range(request.first, request.first + request.count):
+                    given += await self._give_chunk(state, chunk, stream)
+
+    async def _give_chunk(self, state: PinnedState, chunk: int, stream: Stream) -> int:
+        if self._courtesy is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_COURTESY):
+                    await self._courtesy()
+        digest, pieces = await self._read(state, chunk)
+        async with asyncio.timeout(_PATIENCE):
+            await stream.send(ChunkHeader(chunk, digest), pieces)
+        return sum(len(piece) for piece in pieces)
+
+    async def _tell_digests(self, peer: PeerID, question: DigestQuestion) -> DigestAnswer:
+        state = self._pins.by_token(question.pin)
+        if question.first + question.count > state.layout.chunks:
+            raise CallRefused("chunk", f"this state has {state.layout.chunks} chunks")
+        if any(map(state.is_distant, range(question.first, question.first + question.count))):
+            return DigestAnswer(await self._from_elsewhere(state.digests, question.first, question.count))
+        return DigestAnswer(await offload(state.digests, question.first, question.count))
+
+    async def _read(self, state: PinnedState, chunk: int) -> tuple[bytes, list[memoryview]]:
+        """Digest and pieces."""
+        if state.is_distant(chunk):
+            return await self._from_elsewhere(state.read, chunk)
+        digest = state.known_digest(chunk)
+        if digest is None:
+            digest = await offload(state.digest, chunk)
+        return digest, state.chunk(chunk)
+
+    async def _from_elsewhere(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Raises CallRefused when it cannot be read any more."""
+        async with self._elsewhere:
+            try:
+                return await offload(read, *args, **kwargs)
+            except (SiteError, OSError) as error:
+                raise CallRefused("gone", f"part of that state cannot be read any more: {error}") from error
+
+
+async def _hash_ahead(state: PinnedState, request: ChunkRequest) -> None:
+    """Hashes the next chunks while the first ones are being encrypted and sent; not those that would be read twice."""
+    for chunk in range(request.first + 1, request.first + request.count):
+        if state.known_digest(chunk) is None and not state.is_distant(chunk):
+            await offload(state.digest, chunk)

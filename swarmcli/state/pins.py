@@ -1,0 +1,125 @@
+"""The snapshots that a donor holds on to: while downloads use them, and a little longer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarmcli.errors import CallRefused
+from swarmcli.network.loop_thread import offload
+from swarmcli.state.snapshot import PinnedState, Snapshot
+
+LINGER = 5.0  # seconds for which a snapshot is kept after its last download: newcomers tend to come together
+MOST_VERSIONS = 2  # in use at once, beside what was lent: each may take as much memory as the state
+
+
+Lend: TypeAlias = Callable[[Snapshot, bytes, Sequence[bytes]], None]  # a state, its manifest, its chunks' digests
+
+
+@dataclass(eq=False)
+class Pin:
+    """A snapshot in use. `token` names it in messages, `version` is what was asked for."""
+
+    state: PinnedState
+    version: bytes
+    token: bytes
+    taken: float  # loop time at which it was asked for: it is not older
+    lent: bool = False  # a download of this peer's own
+    users: int = 0
+
+
+class Pins:
+    """The snapshots of one donor. Of b"", the newest state, several may be in use, for each is soon outdated."""
+
+    def __init__(self, provide: Callable[[bytes], Awaitable[Snapshot | None]], random: random.Random) -> None:
+        self._provide, self._random = provide, random
+        self._pins: dict[bytes, Pin] = {}  # by token, the newest last
+        self._coming: dict[bytes, asyncio.Event] = {}
+        self._pinning = asyncio.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Keeps nothing any more beyond its use. Idempotent."""
+        self._closed = True
+        self._pins.clear()
+
+    def by_token(self, token: bytes) -> PinnedState:
+        """Raises CallRefused if there is no such snapshot any more."""
+        if token not in self._pins:
+            raise CallRefused("version", "this peer has let go of that state")
+        return self._pins[token].state
+
+    @asynccontextmanager
+    async def use(self, version: bytes, since: float) -> AsyncIterator[Pin]:
+        """Holds a snapshot of that version; one of b"" shows the state as it was at `since` (loop time) or later.
+
+        Raises CallRefused if there is none, or there are too many others.
+        """
+        if (coming := self._coming.get(version)) is not None:
+            await coming.wait()
+        async with self._pinning:
+            pin = self._find(version)
+            if pin is None or (not version and pin.taken < since):
+                pin = await self._make(version)
+            pin.users += 1
+        try:
+            yield pin
+        finally:
+            pin.users -= 1
+            self._let_go_later(pin)
+
+    @contextmanager
+    def expecting(self, version: bytes) -> Iterator[Lend]:
+        """Who asks for this version waits until the block ends; what the yielded function gets is then handed on."""
+
+        def lend(snapshot: Snapshot, manifest: bytes, digests: Sequence[bytes]) -> None:
+            state = PinnedState(snapshot, digests)
+            if self._find(version) is None and not self._closed and state.manifest == manifest:
+                self._let_go_later(self._add(version, state, _now(), lent=True))
+
+        coming = self._coming[version] = asyncio.Event()
+        try:
+            yield lend
+        finally:
+            del self._coming[version]
+            coming.set()
+
+    def _find(self, version: bytes) -> Pin | None:
+        """The newest."""
+        return next((pin for pin in reversed(self._pins.values()) if pin.version == version), None)
+
+    async def _make(self, version: bytes) -> Pin:
+        in_use = {pin.version for pin in self._pins.values() if pin.users and not pin.lent} - {version}
+        if len(in_use) >= MOST_VERSIONS:
+            raise CallRefused("busy", f"{len(in_use)} other states are being downloaded from this peer")
+        taken = _now()  # before the state is copied: who asks meanwhile gets a copy of his own
+        snapshot = await self._provide(version)
+        if snapshot is None:
+            raise CallRefused("version", "this peer does not have that state")
+        return self._add(version, await offload(PinnedState, snapshot), taken)
+
+    def _add(self, version: bytes, state: PinnedState, taken: float, *, lent: bool = False) -> Pin:
+        for old in [pin for pin in self._pins.values() if pin.version == version and not pin.users]:
+            del self._pins[old.token]
+        pin = Pin(state, version, self._random.randbytes(16), taken, lent)
+        if not self._closed:
+            self._pins[pin.token] = pin
+        return pin
+
+    def _let_go_later(self, pin: Pin) -> None:
+        if self._find(pin.version) is not pin:
+            self._let_go(pin)  # nobody will ask for it again: there is a newer one
+        elif not pin.users:
+            asyncio.get_running_loop().call_later(LINGER, self._let_go, pin)
+
+    def _let_go(self, pin: Pin) -> None:
+        if not pin.users:
+            self._pins.pop(pin.token, None)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,208 @@
+"""Who gives its state to newcomers, and where to find it: offers under a key of the hash table.
+
+A peer that shares its state serves downloads and repeats its offer; a newcomer reads the offers, prefers the higher
+priority, then the higher epoch, and downloads from several donors at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import groupby
+
+import msgspec
+import psutil
+
+from swarmcli.dht.node import DHTNode
+from swarmcli.dht.records import OwnedSubkey
+from swarmcli.errors import DHTError, NetworkError, StateDownloadError
+from swarmcli.events import StateDonated, StateDownloaded
+from swarmcli.network import wire
+from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_TAG_BYTES
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.state.donor import StateDonor
+from swarmcli.state.download import DownloadedState, download_state
+from swarmcli.state.snapshot import Snapshot
+
+LONGEST_DOWNLOAD = 3600.0  # seconds, where the caller sets no bound
+WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending donor takes to withdraw its offer
+
+logger = logging.getLogger(__name__)
+
+
+class StateOffer(msgspec.Struct, frozen=True):
+    """What a donor says about its state. Decoding raises ValueError for what no honest donor says."""
+
+    priority: float = 0.0  # the higher is asked first
+    epoch: int = -1
+    tag: bytes = b""  # lineage
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.priority) or len(self.tag) > MAX_TAG_BYTES:
+            raise ValueError(f"a priority is finite, and a tag has at most {MAX_TAG_BYTES} bytes")
+
+
+class StateSharing:
+    """The state of one averager, as donor and as newcomer."""
+
+    def __init__(
+        self,
+        node: DHTNode,
+        prefix: str,
+        provide: Callable[[], Awaitable[Snapshot]],
+        *,
+        donates: bool,
+        period: float,
+        courtesy: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`provide` gives the present state; `donates`: whether others may download it, until `share` says otherwise;
+        `period`: seconds between two repetitions of the offer; `courtesy`: see StateDonor."""
+        self.offer = StateOffer()
+        self._node = node
+        self._prefix = prefix
+        self._key = f"{prefix}.state"
+        self._provide = provide
+        self._donates = donates
+        self._period = period
+        self._offered = False  # others may find an offer of this peer
+        self._changed = asyncio.Event()
+        self._tasks = TaskOwner()
+        self._courtesy = courtesy
+        self._donor: StateDonor | None = None  # while others may download
+
+    def start(self) -> None:
+        """Serves downloads and makes the offer known, if this peer donates.
+
+        Raises ValueError if the endpoint shares a state of this prefix already.
+        """
+        self.share(self._donates)
+        self._tasks.spawn(self._keep_offering())
+
+    async def stop(self) -> None:
+        """Takes no more downloads and withdraws the offer."""
+        self.share(False)
+        await self._tasks.close()
+        await self._withdraw()
+
+    def share(self, donates: bool) -> None:
+        """Whether others may download from now on; downloads under way go on."""
+        self._donates = donates
+        self._changed.set()
+        if donates and self._donor is None:
+            donor = StateDonor(
+                self._node.endpoint, self._prefix, self._snapshot, donated=self._donated, courtesy=self._courtesy
+            )
+            donor.start()
+            self._donor = donor
+        elif not donates and self._donor is not None:
+            self._donor.close()
+            self._donor = None
+
+    def declare(self, offer: StateOffer) -> None:
+        """Changes what the offer says, at once."""
+        self.offer = offer
+        self._changed.set()
+
+    async def donors(self) -> list[tuple[PeerID, StateOffer]]:
+        """Everyone else who offers a state, the best first; equals in random order, so that newcomers spread."""
+        found = await self._node.get(self._key, latest=True)
+        entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
+        offers = [(subkey.owner, offer) for subkey, entry in entries if (offer := _offer(subkey, entry.value))]
+        offers = [(peer, offer) for peer, offer in offers if peer != self._node.peer_id]
+        self._node.endpoint.random.shuffle(offers)
+        return sorted(offers, key=lambda item: (-item[1].priority, -item[1].epoch))
+
+    async def download(self, timeout: float | None) -> DownloadedState | None:
+        """The state of the best donors; None if nobody offers any. Raises StateDownloadError.
+
+        Those of the highest priority and epoch are asked together; only if none of them gives it, the next ones are.
+        """
+        began = _now()
+        deadline = began + (LONGEST_DOWNLOAD if timeout is None else timeout)
+        offers = await self.donors()
+        if not offers:
+            return None
+        attempts: dict[str, str] = {}
+        for (_, epoch), equals in groupby(offers, key=lambda item: (item[1].priority, item[1].epoch)):
+            peers = dict(equals)
+            tag = next(iter(peers.values())).tag
+            like = [peer for peer, offer in peers.items() if offer.tag == tag]
+            try:
+                state = await self._download_from(like, tag, max(deadline - _now(), 0.0))
+            except StateDownloadError as error:
+                attempts |= error.attempts
+                continue
+            lineage = peers[state.donors[0]].tag.hex() if state.donors else ""
+            donors = tuple(peer.text for peer in state.donors)
+            event = StateDownloaded(epoch, lineage, donors, state.bytes, _now() - began, "asked for")
+            self._node.endpoint.events.emit(event)
+            return state
+        words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in attempts.items())
+        raise StateDownloadError(f"nobody gave a complete state ({words})", attempts)
+
+    async def _download_from(self, peers: list[PeerID], tag: bytes, timeout: float) -> DownloadedState:
+        """Where states have tags, the one of that tag: donors keep others for a while."""
+        max_bytes = psutil.virtual_memory().total
+        return await download_state(
+            self._node.endpoint, self._prefix, peers, version=_version(tag), timeout=timeout, max_bytes=max_bytes
+        )
+
+    async def _keep_offering(self) -> None:
+        while True:
+            self._changed.clear()
+            if self._donates:
+                await self._make_offer()
+            else:
+                await self._withdraw()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period if self._donates else None):
+                    await self._changed.wait()
+
+    async def _make_offer(self) -> None:
+        expiration = self._node.endpoint.clock.now() + 2 * self._period
+        self._offered = True  # also where storing fails: part of it may have been stored
+        try:
+            await self._node.store(self._key, wire.encode(self.offer), expiration, subkey=self._node.own_subkey())
+        except (NetworkError, DHTError) as error:
+            logger.debug("%s is out of reach: %s", self._key, error)
+
+    async def _withdraw(self) -> None:
+        if not self._offered:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
+                await self._node.withdraw(self._key, self._node.own_subkey())
+            self._offered = False
+        except (NetworkError, DHTError, TimeoutError) as error:
+            logger.debug("the offer of %s stays until it expires: %s", self._key, error)
+
+    async def _snapshot(self, version: bytes) -> Snapshot | None:
+        snapshot = await self._provide()
+        return replace(snapshot, version=version) if version in (b"", _version(self.offer.tag)) else None
+
+    def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
+        self._node.endpoint.events.emit(StateDonated(peer.text, self.offer.epoch, sent))
+
+
+def _version(tag: bytes) -> bytes:
+    """Under which the state of a tag is asked for; b"" where states have none: whichever a donor has."""
+    return hashlib.sha256(b"swarm state" + tag).digest() if tag else b""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _offer(subkey: object, value: object) -> StateOffer | None:
+    if not isinstance(subkey, OwnedSubkey) or not isinstance(value, bytes):
+        return None
+    try:
+        return wire.decode(StateOffer, value)
+    except msgspec.DecodeError:
+        return None

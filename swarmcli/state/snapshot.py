@@ -1,0 +1,310 @@
+"""A state as it travels: named tensors in one flat memory, cut into chunks that can be checked one by one.
+
+    memory   | tensor "a" |pad| tensor "b"           |pad| "c" |        each tensor begins at a multiple of 64 bytes
+    chunks   |   0   |   1   |   2   |   3   |   4   |   5   |         of equal size, but for the last
+
+The donor never builds that memory: it sends the pieces of its tensors, and hashes a chunk when it is first asked for.
+The downloader does, and reads chunks straight into it. The manifest tells both the same layout. Where a codec changes
+the tensors, what lies in memory is what the codec made of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+import torch
+
+from swarmcli.compression import (
+    CompressionBase,
+    CompressionInfo,
+    NoCompression,
+    TensorDescriptor,
+    TensorHeader,
+    TensorMessage,
+    TensorRole,
+    codec_named,
+    extract,
+)
+from swarmcli.compression.base import dtype_name, tensor_memory
+from swarmcli.errors import CompressionError
+from swarmcli.memory import fresh_memory
+from swarmcli.network import wire
+from swarmcli.state.distant import AnyTensor, DistantTensor
+
+MAX_VERSION = 64
+MAX_TENSORS = 1 << 18
+MAX_NAME = 256
+MAX_METADATA = 4 << 20  # bytes
+MAX_MANIFEST = 16 << 20  # bytes
+
+_ALIGNMENT = 64
+_MIN_CHUNK, _USUAL_CHUNK, _MAX_CHUNK = 1 << 16, 1 << 20, 8 << 20  # bytes
+_FEW_CHUNKS = 256  # so many at least, where that leaves them above the least size: little is fetched twice
+_MAX_CHUNKS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state that does not change any more. The tensors may lie on any device, or elsewhere (DistantTensor); they are
+    read while others download.
+
+    version   at most 64 bytes that tell states apart, b"" where nobody asks for a certain one
+    metadata  whatever msgpack carries, at most MAX_METADATA bytes when encoded
+    codec     how the tensors travel; a lossy one gives up that the copy is bit-identical. Distant tensors travel as
+              they are: what a codec makes of one cannot be read in pieces without having all of it
+    roles     what the tensors are, for codecs that care; by name
+    """
+
+    version: bytes
+    metadata: Any
+    tensors: Mapping[str, AnyTensor]
+    codec: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
+    roles: Mapping[str, TensorRole] = field(default_factory=dict)
+
+    def encode(self, name: str) -> tuple[TensorEntry, memoryview | DistantTensor]:
+        """One tensor as it travels: unchanged if it holds NaN or infinity (as masks do) and the codec refuses those."""
+        tensor, role = self.tensors[name], self.roles.get(name, TensorRole.UNSPECIFIED)
+        if isinstance(tensor, DistantTensor):
+            return TensorEntry.of(name, tensor), tensor
+        key = int(name) if name.isdecimal() else name
+        try:
+            message = self.codec.compress(tensor, CompressionInfo.of(tensor, key, role))
+        except CompressionError:
+            message = NoCompression().compress(tensor)
+        header, content = message.header, _joined(message)
+        return TensorEntry(name, header.codec, header.dtype, header.shape, len(content)), content
+
+
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor in a manifest; `nbytes` is what it takes as the codec made it."""
+
+    name: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+    codec: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
+
+    @classmethod
+    def of(cls, name: str, tensor: AnyTensor) -> TensorEntry:
+        """Of one that travels as it is."""
+        return cls(name, NoCompression.name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
+
+    @property
+    def header(self) -> TensorHeader:
+        return TensorHeader(self.codec, self.dtype, self.shape)
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a donor offers."""
+
+    version: Annotated[bytes, msgspec.Meta(max_length=MAX_VERSION)]
+    metadata: Annotated[bytes, msgspec.Meta(max_length=MAX_METADATA)]
+    tensors: Annotated[tuple[TensorEntry, ...], msgspec.Meta(max_length=MAX_TENSORS)]
+    chunk_size: Annotated[int, msgspec.Meta(ge=1, le=_MAX_CHUNK)]
+
+
+@dataclass(frozen=True)
+class StateOutline:
+    """What a manifest promises, before memory is allocated for it."""
+
+    version: bytes
+    metadata: Any
+    descriptors: Mapping[str, TensorDescriptor]
+    nbytes: int  # with the gaps between tensors
+    exact: bool = True  # every bit as the donor has it; a lossy codec gives that up
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """Where tensors and chunks lie in flat memory."""
+
+    entries: tuple[TensorEntry, ...]
+    chunk_size: int
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> ChunkLayout:
+        """Of tensors as they are."""
+        entries = tuple(TensorEntry.of(name, each) for name, each in tensors.items())
+        return cls(entries, _chunk_size(sum(entry.nbytes for entry in entries)))
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor begins, and where the memory ends."""
+        offsets = [0]
+        for entry in self.entries:
+            offsets.append(-(-(offsets[-1] + entry.nbytes) // _ALIGNMENT) * _ALIGNMENT)
+        return tuple(offsets)
+
+    @property
+    def nbytes(self) -> int:
+        return self.offsets[-1]
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.nbytes // self.chunk_size)
+
+    def bounds(self, chunk: int) -> tuple[int, int]:
+        """First byte of a chunk, and the one behind its last."""
+        return chunk * self.chunk_size, min((chunk + 1) * self.chunk_size, self.nbytes)
+
+    def tensors(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors in flat memory (uint8), by name: views of it where nothing has to be decoded.
+
+        Raises CompressionError for what no codec makes.
+        """
+        return {
+            entry.name: extract(TensorMessage(entry.header, (tensor_memory(memory[offset : offset + entry.nbytes]),)))
+            for entry, offset in zip(self.entries, self.offsets, strict=False)
+        }
+
+
+class PinnedState:
+    """A snapshot ready to be given out: laid out, read chunk by chunk without copies, hashed as it is asked for."""
+
+    def __init__(self, snapshot: Snapshot, digests: Sequence[bytes] = ()) -> None:
+        """Encodes the tensors, if the codec changes them. `digests` of all chunks, where they are known already.
+
+        Raises ValueError for a state that cannot travel.
+        """
+        self.snapshot = snapshot
+        encoded = [snapshot.encode(name) for name in snapshot.tensors]
+        self._contents = [content for _, content in encoded]
+        entries = tuple(entry for entry, _ in encoded)
+        self.layout = ChunkLayout(entries, _chunk_size(sum(entry.nbytes for entry in entries)))
+        self.manifest = _encode_manifest(snapshot, self.layout)
+        self._digests: list[bytes | None] = list(digests) or [None] * self.layout.chunks
+
+    def is_distant(self, chunk: int) -> bool:
+        """Whether something of a chunk lies elsewhere, so that reading it blocks; see DistantTensor.read."""
+        begin, end = self.layout.bounds(chunk)
+        first, last = self._tensor_at(begin), bisect_left(self.layout.offsets, end)
+        return any(isinstance(content, DistantTensor) for content in self._contents[first:last])
+
+    def chunk(self, chunk: int) -> list[memoryview]:
+        """The pieces of a chunk, in order."""
+        begin, end = self.layout.bounds(chunk)
+        return list(self._between(begin, end))
+
+    def read(self, chunk: int) -> tuple[bytes, list[memoryview]]:
+        """The digest of a chunk and its pieces, for which it is read only once."""
+        pieces = self.chunk(chunk)
+        known = self._digests[chunk]
+        if known is None:
+            known = self._digests[chunk] = digest_of_chunk(*pieces)
+        return known, pieces
+
+    def known_digest(self, chunk: int) -> bytes | None:
+        """The SHA-256 of a chunk, if it has been computed before."""
+        return self._digests[chunk]
+
+    def digest(self, chunk: int) -> bytes:
+        """The same; computes it the first time, at two gigabytes a second. May be called from several threads."""
+        known = self._digests[chunk]
+        return self.read(chunk)[0] if known is None else known
+
+    def digests(self, first: int, count: int) -> bytes:
+        """Those of several chunks, one behind the other."""
+        return b"".join(self.digest(chunk) for chunk in range(first, first + count))
+
+    def _between(self, begin: int, end: int) -> Iterator[memoryview]:
+        offsets, index = self.layout.offsets, self._tensor_at(begin)
+        while begin < end:
+            stop = min(end, offsets[index + 1])
+            inside = _part(self._contents[index], begin - offsets[index], stop - offsets[index])
+            if inside:
+                yield inside
+            if (gap := stop - begin - len(inside)) > 0:
+                yield memoryview(bytes(gap))
+            index, begin = index + 1, stop
+
+    def _tensor_at(self, place: int) -> int:
+        return bisect_right(self.layout.offsets, place) - 1
+
+
+def read_manifest(data: bytes | memoryview, max_bytes: int) -> tuple[ChunkLayout, StateOutline]:
+    """Decodes and checks a manifest of another peer. Raises ValueError; allocates nothing of what it promises."""
+    try:
+        manifest = wire.decode(Manifest, data)
+        metadata = wire.decode(Any, manifest.metadata)
+        descriptors = {entry.name: _descriptor(entry) for entry in manifest.tensors}
+    except (msgspec.DecodeError, CompressionError) as error:
+        raise ValueError(f"unreadable manifest: {error}") from None
+    if len(descriptors) != len(manifest.tensors):
+        raise ValueError("a manifest that names a tensor twice")
+    layout = ChunkLayout(manifest.tensors, manifest.chunk_size)
+    nbytes = max(layout.nbytes, sum(descriptor.nbytes for descriptor in descriptors.values()))
+    if nbytes > max_bytes:
+        raise ValueError(f"a state of {nbytes} bytes, at most {max_bytes} are accepted")
+    if layout.chunks > _MAX_CHUNKS and layout.chunk_size < _MAX_CHUNK:
+        raise ValueError(f"a state in {layout.chunks} chunks, at most {_MAX_CHUNKS} are accepted")
+    exact = all(entry.codec == NoCompression.name for entry in manifest.tensors)
+    return layout, StateOutline(manifest.version, metadata, descriptors, layout.nbytes, exact)
+
+
+@torch.no_grad()
+def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies in host memory that nobody else changes, as a snapshot needs them."""
+    layout = ChunkLayout.of(tensors)
+    copies = layout.tensors(fresh_memory(layout.nbytes))
+    for name, tensor in tensors.items():
+        copies[name].copy_(tensor)
+    return copies
+
+
+def copies_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The same for tensors without names, in their order."""
+    return list(copied({str(index): tensor for index, tensor in enumerate(tensors)}).values())
+
+
+def digest_of_chunk(*pieces: memoryview) -> bytes:
+    """SHA-256, 32 bytes."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+def _descriptor(entry: TensorEntry) -> TensorDescriptor:
+    """Raises CompressionError for a tensor that does not fit its size."""
+    descriptor = entry.header.descriptor()
+    if entry.nbytes != codec_named(entry.codec).payload_bound(descriptor):
+        raise CompressionError(f"tensor {entry.name[:40]!r} in {entry.nbytes} bytes")
+    return descriptor
+
+
+def _joined(message: TensorMessage) -> memoryview:
+    """A tensor's bytes in one piece; what a codec made of several parts is small."""
+    pieces = [memoryview(piece).cast("B") for piece in message.payload]
+    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+
+def _part(content: memoryview | DistantTensor, begin: int, end: int) -> memoryview:
+    if isinstance(content, memoryview):
+        return content[begin:end]
+    end = min(end, content.nbytes)
+    return content.read(begin, end) if begin < end else memoryview(b"")
+
+
+def _chunk_size(nbytes: int) -> int:
+    """The same for equal states everywhere."""
+    size = _MIN_CHUNK
+    while (size < _USUAL_CHUNK and nbytes > size * _FEW_CHUNKS) or (size < _MAX_CHUNK and nbytes > size * _MAX_CHUNKS):
+        size *= 2
+    return size
+
+
+def _encode_manifest(snapshot: Snapshot, layout: ChunkLayout) -> bytes:
+    metadata = wire.encode(snapshot.metadata)
+    manifest = wire.encode(Manifest(snapshot.version, metadata, layout.entries, layout.chunk_size))
+    if len(snapshot.version) > MAX_VERSION or len(metadata) > MAX_METADATA or len(manifest) > MAX_MANIFEST:
+        raise ValueError(
+            f"a state with {len(metadata)} bytes of metadata and {len(layout.entries)} tensors "
+            "is too large to be described"
+        )
+    return manifest

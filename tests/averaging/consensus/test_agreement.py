@@ -1,0 +1,86 @@
+"""Members die and freeze at each step of a round and of its second try; the others share one outcome."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.errors import RoundUndecided
+from swarmcli.testing import virtual_time
+from tests.averaging.injection import Steps, chosen, play
+from tests.averaging.rounds import Kind, Swarm
+from tests.suites import soak
+
+GROUPS = {
+    "trainers": [Kind(), Kind(weight=2), Kind(), Kind(weight=3), Kind(bandwidth=0)],
+    "auxiliaries": [Kind(), Kind(auxiliary=True), Kind(weight=2), Kind(auxiliary=True), Kind(auxiliary=True)],
+    "behind firewalls": [Kind(), Kind(weight=2), Kind(listening=False), Kind(), Kind(listening=False)],
+}
+
+
+@pytest.mark.parametrize("victim", range(5))
+@pytest.mark.parametrize(
+    ("group", "what"),
+    [
+        ("trainers", "kill"),
+        ("auxiliaries", "kill"),
+        ("behind firewalls", "freeze"),
+        *soak([("trainers", "freeze"), ("auxiliaries", "freeze"), ("behind firewalls", "kill")]),
+    ],
+)
+def test_one_fault_at_each_step(group: str, victim: int, what: str) -> None:
+    kinds, undisturbed = GROUPS[group], Steps()
+    assert all(isinstance(outcome, AllreduceResult) for outcome in play(kinds, undisturbed, []).outcomes)
+    for number in chosen(undisturbed.seen):
+        play(kinds, Steps(at=number), [(what, victim)]).check()
+
+
+@pytest.mark.parametrize("what", ["kill", "freeze"])
+@pytest.mark.parametrize(
+    ("victim", "kinds"), [(0, "trainers"), *soak([(1, "auxiliaries"), (2, "behind firewalls"), (4, "trainers")])]
+)
+def test_a_second_fault_at_each_step_of_a_second_try(victim: int, kinds: str, what: str) -> None:
+    group, disturbed = GROUPS[kinds], Steps()
+    play(group, disturbed, [("kill", 3), (what, victim)], first_at=0.1).check()
+    assert any("prepare" in step for step, _ in disturbed.seen)
+    for number in chosen(disturbed.seen):
+        play(group, Steps(at=number), [("kill", 3), (what, victim)], first_at=0.1).check()
+
+
+@pytest.mark.parametrize("what", ["kill", "freeze"])
+@pytest.mark.parametrize("victim", [1, *soak(range(2, 5))])
+def test_a_second_fault_at_each_step_after_the_leaders_death(victim: int, what: str) -> None:
+    kinds, led = GROUPS["trainers"], Steps()
+    play(kinds, led, [("kill", 0), (what, victim)], first_at=0.1).check()
+    assert any("prepare" in step for step, _ in led.seen)
+    for number in chosen(led.seen):
+        play(kinds, Steps(at=number), [("kill", 0), (what, victim)], first_at=0.1).check()
+
+
+@pytest.mark.parametrize(("cut", "least", "most"), [(False, 0.0, 15.0), (True, 30.0, 70.0)])
+def test_who_is_left_alone_waits_for_those_that_may_come_back_not_for_those_that_are_gone(
+    cut: bool, least: float, most: float
+) -> None:
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm([Kind(), Kind(), Kind()], bandwidth=20_000.0, options=options) as swarm:
+
+            async def leave_alone() -> None:
+                await asyncio.sleep(0.2)
+                for index in (0, 1):
+                    if cut:
+                        swarm.network.cut(swarm.peers[index].peer_id, swarm.peers[2].peer_id)
+                    else:
+                        swarm.kill(index)
+                began = asyncio.get_running_loop().time()
+                await asyncio.wait([swarm.tasks[2]])
+                assert least <= asyncio.get_running_loop().time() - began <= most
+
+            outcomes = await swarm.round(leave_alone)
+            assert isinstance(outcomes[2], RoundUndecided)
+            swarm.check(outcomes)
+
+    virtual_time.run(main(), timeout=2000)

@@ -1,0 +1,129 @@
+"""Proposers among members that lie about what they hold, forge ballots, or answer nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from swarmcli.averaging.consensus.ballot_messages import (
+    Prepare,
+    PrepareAnswer,
+    Propose,
+    ProposeAnswer,
+    Report,
+    VoteMessage,
+)
+from swarmcli.averaging.consensus.ballot_zero import BallotZero
+from swarmcli.averaging.consensus.mates import Mates
+from swarmcli.averaging.consensus.outcome import Committed
+from swarmcli.averaging.consensus.votes import RoundVotes
+from swarmcli.averaging.round.attempt import Attempt
+from swarmcli.averaging.round.holdings import NOTHING
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.errors import CallRefused
+from swarmcli.testing import virtual_time
+from tests.averaging.rounds import Kind, Swarm
+
+
+def claim_everything(report: Report) -> Report:
+    digests = report.digests
+    claimed = [digests[place : place + 32] for place in range(0, len(digests), 32)]
+    return msgspec.structs.replace(report, digests=b"".join(b"?" * 32 if each == NOTHING else each for each in claimed))
+
+
+def lie_about(**fields: object) -> Callable[[PrepareAnswer], PrepareAnswer]:
+    return lambda answer: msgspec.structs.replace(answer, report=msgspec.structs.replace(answer.report, **fields))
+
+
+Lie = Callable[[PrepareAnswer], PrepareAnswer]
+
+LIES: dict[str, Lie] = {
+    "parts that it does not hold": lambda answer: msgspec.structs.replace(
+        answer, report=claim_everything(answer.report)
+    ),
+    "other digests": lie_about(digests=b"!" * 320),
+    "another number of parts": lie_about(digests=bytes(32)),
+    "another plan": lie_about(plan=bytes(32)),
+    "an impossible promise": lambda answer: msgspec.structs.replace(answer, accepted_ballot=99999),
+    "failures of no group": lie_about(failed=(77, 4000)),
+    "that all have failed": lie_about(failed=(0, 1, 2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_a_promise_with_a_false_report_does_not_stop_another_try(lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Attempt.prepare
+
+    async def prepare(self: Attempt, member: int, ballot: int) -> PrepareAnswer:
+        answer = await honest(self, member, ballot)
+        return lie(answer) if self.mates.me == 2 and answer.report is not None else answer
+
+    monkeypatch.setattr(Attempt, "prepare", prepare)
+
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        kinds = [Kind(), Kind(), Kind(bandwidth=0), Kind(), Kind()]
+        async with Swarm(kinds, bandwidth=20_000.0, options=options) as swarm:
+
+            async def kill() -> None:
+                await asyncio.sleep(0.3)
+                swarm.kill(4)
+
+            outcomes = await swarm.round(kill)
+            swarm.check(outcomes)
+            for index in (0, 1, 3):
+                assert isinstance(outcomes[index], AllreduceResult)
+            assert asyncio.get_running_loop().time() < 60
+
+    virtual_time.run(main(), timeout=2000)
+
+
+def test_forged_ballots_change_nothing_however_many_come() -> None:
+    async def main() -> None:
+        async with Swarm([Kind(), Kind(), Kind(delay=30)]) as swarm:
+            target, forger = swarm.peers[0], swarm.peers[1]
+
+            async def refused(name: str, request: object, answer: type, code: str) -> None:
+                with pytest.raises(CallRefused) as caught:
+                    await forger.endpoint.call(target.peer_id, target.service.method(name), request, answer, timeout=5)
+                assert caught.value.code == code
+
+            async def forge() -> None:
+                await asyncio.sleep(1)
+                (group_id,) = target.service._rounds
+                for turn in range(200):
+                    await refused("prepare", Prepare(group_id, 1 + 3 * turn), PrepareAnswer, "ballot")
+                await refused("prepare", Prepare(group_id, 2 + 3 * 100_000), PrepareAnswer, "ballot")
+                await refused("propose", Propose(group_id, 1, Committed(bytes(32))), ProposeAnswer, "ballot")
+                await refused("propose", Propose(group_id, 0, Committed(bytes(32))), ProposeAnswer, "ballot")
+                method = target.service.method("prepare")
+                answer = await forger.endpoint.call(
+                    target.peer_id, method, Prepare(group_id, 2), PrepareAnswer, timeout=5
+                )
+                assert (
+                    not answer.granted and answer.follows == 0
+                )  # the leader leads, so nobody else is promised anything
+                assert target.service._votes[group_id].acceptor.promised == 0
+
+            assert len(swarm.check(await swarm.round(forge))) == 3
+
+    virtual_time.run(main(), timeout=2000)
+
+
+def test_the_leader_counts_no_vote_after_its_promise() -> None:
+    async def main() -> None:
+        async with Swarm([Kind(), Kind(), Kind()]) as swarm:
+            group = swarm.group()
+            mates, votes = Mates(swarm.peers[0].service, group), RoundVotes(group, 0)
+            zero = BallotZero(mates, votes)
+            zero.hear(0, VoteMessage(group.group_id, b"a" * 32))
+            votes.prepare(2)
+            zero.hear(1, VoteMessage(group.group_id, b"a" * 32))
+            zero.hear(2, VoteMessage(group.group_id, b"a" * 32))
+            assert zero.decision is None
+
+    virtual_time.run(main())

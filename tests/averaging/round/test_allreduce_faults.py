@@ -1,0 +1,240 @@
+"""Members die, freeze and are cut off at random moments of a round; whoever commits has the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import weakref
+from collections import Counter
+
+import pytest
+import torch
+
+from swarmcli.averaging.consensus.outcome import Decision
+from swarmcli.averaging.consensus.votes import RoundVotes
+from swarmcli.averaging.round import vector
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.errors import RoundFailed, RoundUndecided
+from swarmcli.testing import virtual_time
+from tests.averaging.rounds import Kind, Outcome, Swarm
+from tests.suites import soak
+
+BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases
+
+
+def random_kinds(random_: random.Random) -> list[Kind]:
+    """A group that has a reducer: the leader listens."""
+    kinds = [Kind(weight=random_.choice([1.0, 2.0, 0.0]), delay=random_.random() * 0.3)]
+    for _ in range(random_.randint(1, 7)):
+        kinds.append(
+            Kind(
+                weight=random_.choice([1.0, 1.0, 3.0, 0.0]),
+                listening=random_.random() < 0.6,
+                auxiliary=random_.random() < 0.25,
+                bandwidth=random_.choice([0.0, 1.0, 1.0, 5.0]),
+                delay=random_.random() * 0.3,
+            )
+        )
+    return kinds
+
+
+async def disturb(swarm: Swarm, random_: random.Random, faults: int) -> None:
+    for _ in range(faults):
+        await asyncio.sleep(random_.random() * 1.2)
+        victim = random_.randrange(len(swarm.peers))
+        match random_.choice(["kill", "freeze", "cut", "isolate"]):
+            case "kill":
+                swarm.kill(victim)
+            case "freeze":
+                swarm.freeze(victim)
+            case "cut":
+                swarm.network.cut(swarm.peers[victim].peer_id, random_.choice(swarm.peers).peer_id)
+            case "isolate":
+                swarm.network.partition([swarm.peers[victim].peer_id])
+    await asyncio.sleep(100)  # whoever was frozen so long finds the others gone on
+    for peer in swarm.peers:
+        swarm.network.thaw(peer.peer_id)
+    swarm.network.heal()
+
+
+def play(seed: int, faults: int) -> list[Outcome | None]:
+    async def main() -> list[Outcome | None]:
+        random_ = random.Random(seed)
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm(random_kinds(random_), seed=seed, bandwidth=BANDWIDTH, options=options) as swarm:
+            outcomes = await swarm.round(lambda: disturb(swarm, random_, faults))
+            swarm.check(outcomes)
+            return outcomes
+
+    return virtual_time.run(main(), seed=seed, timeout=2000)
+
+
+@pytest.mark.parametrize("faults", [1, 2])
+@pytest.mark.parametrize("block", [0, *soak(range(1, 4))])
+def test_one_outcome_whatever_happens(faults: int, block: int) -> None:
+    kinds_of_ends: Counter[str] = Counter()
+    for seed in range(block * 25, block * 25 + 25):
+        kinds_of_ends.update(type(outcome).__name__ for outcome in play(seed, faults))
+    assert kinds_of_ends["AllreduceResult"] > 80 and kinds_of_ends["RoundUndecided"] < 40
+
+
+def disturbed_round(
+    kinds: list[Kind], when: float, what: str, victim: int
+) -> tuple[Swarm, list[Outcome | None], float]:
+    """One round with one fault; the time it took until the last of the others had its outcome."""
+
+    async def main() -> tuple[Swarm, list[Outcome | None], float]:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm(kinds, bandwidth=BANDWIDTH, options=options) as swarm:
+
+            async def fault() -> None:
+                await asyncio.sleep(when)
+                swarm.kill(victim) if what == "kill" else swarm.freeze(victim)
+                others = [task for index, task in enumerate(swarm.tasks) if index != victim]
+                await asyncio.wait(others)
+                ended.append(asyncio.get_running_loop().time())
+                swarm.network.thaw(swarm.peers[victim].peer_id)
+
+            ended: list[float] = []
+            outcomes = await swarm.round(fault)
+            swarm.check(outcomes)
+            return swarm, outcomes, ended[0]
+
+    return virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize("what", ["kill", "freeze"])
+def test_a_sender_that_dies_is_left_out_from_there_on(what: str) -> None:
+    kinds = [Kind(), Kind(), Kind(), Kind(bandwidth=0, weight=2)]
+    swarm, outcomes, took = disturbed_round(kinds, 0.4, what, 3)
+    victim = swarm.peers[3].peer_id
+    for outcome in outcomes[:3]:
+        assert isinstance(outcome, AllreduceResult)
+        assert victim in outcome.left_out and victim not in outcome.contributors
+        assert outcome.parts[0].senders == (0, 1, 2, 3)  # what had arrived still counts
+    assert took < (2 if what == "kill" else 12)
+
+
+@pytest.mark.parametrize("what", ["kill", "freeze"])
+def test_without_a_reducer_the_others_begin_again(what: str) -> None:
+    swarm, outcomes, took = disturbed_round([Kind(), Kind(weight=3), Kind()], 0.3, what, 2)
+    holders = swarm.check(outcomes)
+    assert len(holders) >= 2
+    for outcome in outcomes[:2]:
+        assert isinstance(outcome, AllreduceResult) and not outcome.late
+        assert outcome.contributors == tuple(peer.peer_id for peer in swarm.peers[:2])
+        assert outcome.tries == 2 and {average.part.reducer for average in outcome.parts} <= {0, 1, 2}
+        assert "lost" in outcome.left_out[swarm.peers[2].peer_id]
+    assert took < (3 if what == "kill" else 15)
+
+
+@pytest.mark.parametrize("what", ["kill", "freeze"])
+@pytest.mark.parametrize("reduces", [0.0, 1.0])
+def test_without_the_leader_the_next_in_rank_leads(what: str, reduces: float) -> None:
+    swarm, outcomes, took = disturbed_round([Kind(bandwidth=reduces), Kind(), Kind()], 0.3, what, 0)
+    assert len(swarm.check(outcomes)) >= 2
+    assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[1:])
+    assert took < (3 if what == "kill" else 20)
+
+
+def test_a_member_killed_before_it_begins_is_not_waited_for() -> None:
+    _, outcomes, took = disturbed_round([Kind(), Kind(), Kind(), Kind(bandwidth=0, delay=5)], 1, "kill", 3)
+    assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[:3])
+    assert took < 3
+
+
+def test_whoever_lost_the_leader_asks_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm([Kind(), Kind(), Kind()], bandwidth=BANDWIDTH, options=options) as swarm:
+            learn = RoundVotes.learn
+
+            def cut_at_the_decision(votes: RoundVotes, decision: Decision) -> None:
+                learn(votes, decision)
+                if votes.me == 0:
+                    swarm.network.cut(swarm.peers[0].peer_id, swarm.peers[2].peer_id)
+
+            monkeypatch.setattr(RoundVotes, "learn", cut_at_the_decision)
+            outcomes = await swarm.round()
+            assert len(swarm.check(outcomes)) == 3
+
+    virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize(("halves", "ends"), [((3, 2), ("committed", "undecided")), ((2, 2), ("failed", "failed"))])
+def test_two_halves_of_a_cut_network(halves: tuple[int, int], ends: tuple[str, str]) -> None:
+    """The half with a majority commits; in even halves that have accepted nothing both can give the round up."""
+    names = {AllreduceResult: "committed", RoundFailed: "failed", RoundUndecided: "undecided"}
+
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm([Kind() for _ in range(sum(halves))], bandwidth=BANDWIDTH, options=options) as swarm:
+
+            async def cut() -> None:
+                await asyncio.sleep(0.3)
+                swarm.network.partition([peer.peer_id for peer in swarm.peers[: halves[0]]])
+
+            outcomes = await swarm.round(cut)
+            swarm.check(outcomes)
+            expected = [ends[0]] * halves[0] + [ends[1]] * halves[1]
+            assert [names[type(outcome)] for outcome in outcomes] == expected
+            assert asyncio.get_running_loop().time() < 90
+
+    virtual_time.run(main(), timeout=2000)
+
+
+def test_the_deadline_of_a_round() -> None:
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512, allreduce_timeout=3, sender_timeout=20)
+        async with Swarm([Kind(), Kind(delay=30)], options=options) as swarm:
+            outcomes = await swarm.round()
+            assert isinstance(outcomes[0], RoundFailed) and "3 s" in str(outcomes[0])
+            assert isinstance(outcomes[1], RoundFailed)  # the leader still answers
+
+    virtual_time.run(main(), timeout=2000)
+
+
+class Memory(bytearray):
+    """Memory of which one can see when it is let go."""
+
+
+@pytest.mark.parametrize("what", ["nothing", "kill a sender", "cut off a reducer"])
+def test_memory_goes_with_the_round_and_not_with_the_collector(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[weakref.ref[Memory]] = []
+    ends: list[type] = []
+
+    def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
+        memory = Memory(size)
+        given.append(weakref.ref(memory))
+        return torch.frombuffer(memory, dtype=dtype)
+
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)], bandwidth=BANDWIDTH, options=options) as swarm:
+
+            async def disturb() -> None:
+                await asyncio.sleep(0.3)
+                if what == "kill a sender":
+                    swarm.kill(3)
+                elif what == "cut off a reducer":
+                    swarm.network.partition([swarm.peers[2].peer_id])
+                    await asyncio.sleep(100)
+                    swarm.network.heal()
+
+            outcomes = await swarm.round(disturb)
+            assert len(given) == 4
+            ends.append(type(outcomes[1]))
+            outcomes.clear()
+            swarm.tasks.clear()
+            await asyncio.sleep(100)  # whoever is still being served is served by then
+            assert [memory() is not None for memory in given] == [False] * 4
+            assert ends == [AllreduceResult]
+
+    monkeypatch.setattr(vector.torch, "empty", empty)
+    gc.disable()
+    try:
+        virtual_time.run(main(), timeout=2000)
+    finally:
+        gc.enable()

@@ -1,0 +1,171 @@
+"""What links can carry: seen in rounds, claimed within bounds, and good enough for shares near the optimum."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.bandwidth import (
+    MAX_CLAIM,
+    MOST_ABOVE_MEDIAN,
+    LinkGauge,
+    comparable,
+    fastest_stretch,
+)
+from swarmcli.averaging.round.partition import reducing_shares, slowest_link
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.network.context import Volume
+from swarmcli.testing import virtual_time
+from tests.averaging.averagers import Averagers, all_results
+
+ELEMENTS = 1 << 20
+SMALL_PARTS = AllreduceOptions(part_size_bytes=64 << 10)
+speeds = st.none() | st.floats(0, 1e12)
+
+
+class Cable:
+    """Something that passes bytes at a given speed."""
+
+    def __init__(self) -> None:
+        self.total = Volume()
+
+    async def carry(self, seconds: float, sent: float, received: float) -> None:
+        for _ in range(round(seconds * 100)):
+            await asyncio.sleep(0.01)
+            self.total += Volume(round(sent / 100), round(received / 100))
+
+
+async def watched(*stretches: tuple[float, float, float]) -> float | None:
+    """What a gauge claims after a round of (seconds, bytes per second sent, and received)."""
+    cable = Cable()
+    gauge = LinkGauge(lambda: cable.total)
+    with gauge.watching():
+        for stretch in stretches:
+            await cable.carry(*stretch)
+    return gauge.claim
+
+
+def claim_after(*stretches: tuple[float, float, float]) -> float | None:
+    return virtual_time.run(watched(*stretches))
+
+
+def test_the_fastest_moments_count_in_the_slower_direction() -> None:
+    assert claim_after((10, 1e6, 1e6)) == pytest.approx(1e6, rel=0.2)
+    assert claim_after((3, 2e6, 8e6), (20, 1e5, 1e5)) == pytest.approx(2e6, rel=0.2), "the others were slow at the end"
+    assert claim_after((3, 8e6, 1e5), (3, 1e5, 8e6)) == pytest.approx(8e6, rel=0.2), "not at the same time"
+
+
+def test_rounds_that_show_nothing_leave_nothing_known() -> None:
+    assert claim_after((0.1, 1e6, 1e6)) is None, "too short"
+    assert claim_after((10, 1e6, 0)) is None, "nothing came"
+    assert claim_after((10, 1e10, 1e10)) == MAX_CLAIM
+
+
+def test_a_rise_is_believed_sooner_than_a_fall() -> None:
+    async def main() -> None:
+        cable = Cable()
+        gauge = LinkGauge(lambda: cable.total)
+        claims = []
+        for speed in (1e6, 16e6, 16e6, 1e6, 1e6):
+            with gauge.watching():
+                await cable.carry(2, speed, speed)
+            claims.append(gauge.claim or 0.0)
+        first, risen, higher, fallen, lower = claims
+        assert first < risen < higher and lower < fallen < higher
+        assert risen / first > higher / fallen
+
+    virtual_time.run(main())
+
+
+def test_long_rounds_take_no_more_memory_than_short_ones() -> None:
+    async def main() -> None:
+        cable = Cable()
+        gauge = LinkGauge(lambda: cable.total)
+        with gauge.watching():
+            await cable.carry(600, 1e6, 1e6)
+            assert len(gauge._samples) <= 130
+        assert gauge.claim == pytest.approx(1e6, rel=0.2)
+
+    virtual_time.run(main())
+
+
+def test_a_stretch_is_no_shorter_than_asked_for() -> None:
+    samples = [(0.0, Volume(0, 0)), (1.0, Volume(100, 100)), (1.1, Volume(200, 200)), (3.0, Volume(200, 200))]
+    assert fastest_stretch(samples, 1.0) == pytest.approx(200 / 1.1)
+    assert fastest_stretch(samples, 3.0) == pytest.approx(200 / 3)
+    assert fastest_stretch(samples, 4.0) == 0
+
+
+def test_what_users_gave_goes_before_what_was_measured() -> None:
+    assert comparable([None, 3.0, 1.0], [5e6, 1e6, None]) == [2.0, 3.0, 1.0]
+    assert comparable([0.0, None, None], [4e6, 4e6, None]) == [0.0, 4e6, 4e6]
+    assert comparable([None, None], [None, None]) == [1.0, 1.0]
+    assert comparable([0.0, 0.0], [None, 1e6]) == [0.0, 0.0]
+
+
+def test_links_that_are_nearly_alike_count_as_alike() -> None:
+    assert comparable([None] * 4, [9e6, 10e6, 11e6, 4e6]) == [9.5e6, 9.5e6, 9.5e6, 4e6]
+
+
+def test_a_boaster_is_not_believed() -> None:
+    honest = [1e6] * 5
+    assert comparable([None] * 6, [*honest, 1e9]) == [*honest, MOST_ABOVE_MEDIAN * 1e6]
+    assert comparable([None], [1e15]) == [MAX_CLAIM]
+
+
+@given(st.lists(st.tuples(speeds, speeds), min_size=1, max_size=6))
+def test_every_mixture_gives_finite_bandwidths(group: list[tuple[float | None, float | None]]) -> None:
+    own, measured = zip(*group, strict=True)
+    figures = comparable(own, measured)
+    assert len(figures) == len(group) and all(math.isfinite(figure) and figure >= 0 for figure in figures)
+    assert all(figure == 0 for figure, wish in zip(figures, own, strict=True) if wish == 0)
+
+
+@dataclass(frozen=True)
+class Round:
+    group: Group
+    seconds: float  # of the all-reduce, until the last member has everything
+    optimum: float  # that the linear program allows when every bandwidth is known
+
+
+async def rounds_over(links: Sequence[tuple[float, float]], count: int) -> list[Round]:
+    """Rounds of peers behind links of (bytes per second out, and in)."""
+    async with Averagers(3) as swarm:
+        peers = await swarm.add(len(links), shapes=((ELEMENTS,),), allreduce=SMALL_PARTS)
+        slower = {peer.peer_id: min(link) for peer, link in zip(peers, links, strict=True)}
+        for peer, (uplink, downlink) in zip(peers, links, strict=True):
+            swarm.network.set_bandwidths(peer.peer_id, uplink=uplink, downlink=downlink)
+        rounds = []
+        for _ in range(count):
+            results = await all_results([peer.begin(timeout=300) for peer in peers])
+            seconds = max(result.seconds["running all-reduce"] for result in results)
+            group = results[0].group
+            known = [dataclasses.replace(member, bandwidth=slower[member.peer_id]) for member in group.members]
+            best = slowest_link(known, reducing_shares(known, ELEMENTS)) * ELEMENTS * 4
+            rounds.append(Round(group, seconds, best))
+        return rounds
+
+
+MBIT = 1e6 / 8
+UNEQUAL = [(10 * MBIT, 10 * MBIT), (50 * MBIT, 50 * MBIT), (100 * MBIT, 100 * MBIT)]
+HALVES = [(20 * MBIT, 20 * MBIT)] * 2 + [(100 * MBIT, 100 * MBIT)] * 2
+SLOW_OUT = [(10 * MBIT, 100 * MBIT), (100 * MBIT, 100 * MBIT), (100 * MBIT, 100 * MBIT)]
+
+
+@pytest.mark.parametrize("links", [UNEQUAL, HALVES, SLOW_OUT], ids=["10-50-100", "halves", "slow uplink"])
+def test_shares_come_near_the_optimum_by_what_was_measured(links: list[tuple[float, float]]) -> None:
+    async def main() -> None:
+        first, *_, last = await rounds_over(links, 3)
+        assert len(set(first.group.part_shares)) == 1, "nothing is known at first"
+        assert last.seconds < first.seconds
+        assert last.optimum / last.seconds >= 0.8
+
+    virtual_time.run(main(), timeout=3600)

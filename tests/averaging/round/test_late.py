@@ -1,0 +1,70 @@
+"""Members that thaw after the commit apply it late: from what others hold in memory, or from their files."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmcli.averaging.control import RoundResult
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.errors import RoundUndecided
+from swarmcli.testing import virtual_time
+from tests.averaging.averagers import Averagers, all_outcomes, assert_all_equal
+from tests.averaging.rounds import Kind, Outcome, Swarm
+
+
+@pytest.mark.parametrize("thaws_after", [0.0, 60.0])
+def test_a_frozen_member_thaws_after_the_commit(thaws_after: float) -> None:
+    """After 20 s nobody holds the averages any more, and these swarms have no files."""
+
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm([Kind(), Kind(weight=2), Kind(bandwidth=0)], bandwidth=20_000.0, options=options) as swarm:
+
+            async def freeze() -> None:
+                await asyncio.sleep(0.4)
+                swarm.freeze(2)
+                await asyncio.wait(swarm.tasks[:2])
+                await asyncio.sleep(thaws_after)
+                swarm.network.thaw(swarm.peers[2].peer_id)
+
+            outcomes = await swarm.round(freeze)
+            swarm.check(outcomes)
+            check_late(outcomes[2], late=not thaws_after)
+            assert not any(outcome.late for outcome in outcomes[:2] if isinstance(outcome, AllreduceResult))
+
+    virtual_time.run(main(), timeout=2000)
+
+
+def check_late(outcome: Outcome | None, late: bool) -> None:
+    if late:
+        assert isinstance(outcome, AllreduceResult) and outcome.late
+    else:
+        assert isinstance(outcome, RoundUndecided)
+
+
+def test_a_member_that_was_frozen_for_long_gets_the_round_from_the_files_of_others() -> None:
+    async def main() -> None:
+        async with Averagers(3) as swarm:
+            peers = await swarm.add(4)
+            controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            group = controls[0].group
+            assert group is not None
+            frozen = next(peer for peer in reversed(peers) if peer.peer_id != group.leader)
+            for control in controls:
+                control.allow_allreduce()
+            swarm.network.freeze(frozen.peer_id)
+            left = [peer for peer in peers if peer is not frozen]
+            await all_outcomes([controls[peers.index(peer)] for peer in left])
+            await asyncio.sleep(25)  # what is kept in memory is gone
+            swarm.network.thaw(frozen.peer_id)
+            (late,) = await all_outcomes([controls[peers.index(frozen)]])
+            assert isinstance(late, RoundResult) and late.late
+            assert frozen.rounds[0].reason.endswith("fetched here after the group had committed")
+            assert_all_equal(peers, left[0].values[0])
+            assert [peer.rounds[0].outcome for peer in peers] == ["committed"] * 4
+
+    virtual_time.run(main(), seed=3, timeout=3600)

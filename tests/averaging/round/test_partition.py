@@ -1,0 +1,111 @@
+"""Shares of the reducing work: as good as the best division found by trying, and only where everyone can reach."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from swarmcli.averaging.group import Member
+from swarmcli.averaging.round.partition import can_exchange, reducing_shares, slowest_link
+from swarmcli.errors import NoReducerError
+from swarmcli.network.identity import PeerID
+
+
+def members_of(*kinds: tuple[float, bool, bool]) -> list[Member]:
+    """Members from (bandwidth, listening, auxiliary)."""
+    return [
+        Member(PeerID(bytes([index]) * 32), bandwidth=bandwidth, listening=listening, auxiliary=auxiliary)
+        for index, (bandwidth, listening, auxiliary) in enumerate(kinds)
+    ]
+
+
+kinds = st.tuples(st.sampled_from([0.0, 1.0, 2.0, 5.0, 10.0, 0.1]), st.booleans(), st.booleans())
+
+
+def divisions(count: int, steps: int) -> Iterator[tuple[float, ...]]:
+    """All ways to give out `steps` equal pieces among `count` members."""
+    for bars in itertools.combinations(range(steps + count - 1), count - 1):
+        edges = (-1, *bars, steps + count - 1)
+        yield tuple((right - left - 1) / steps for left, right in itertools.pairwise(edges))
+
+
+def can_reduce(members: Sequence[Member], index: int) -> bool:
+    me = members[index]
+    return me.bandwidth > 0 and all(
+        can_exchange(me, other) for other in members if other is not me and not other.auxiliary
+    )
+
+
+@settings(deadline=None)  # the first example loads the solver
+@given(st.lists(kinds, min_size=1, max_size=4))
+def test_no_division_on_a_grid_is_better(group: list[tuple[float, bool, bool]]) -> None:
+    members = members_of(*group)
+    able = [index for index in range(len(members)) if can_reduce(members, index)]
+    assume(able and not all(member.auxiliary for member in members))
+    shares = reducing_shares(members, 1000)
+    assert sum(shares) == pytest.approx(1) and all(share >= 0 for share in shares)
+    assert all(share == 0 for index, share in enumerate(shares) if index not in able)
+    best = min(
+        slowest_link(members, division)
+        for division in divisions(len(members), 24)
+        if all(share == 0 or index in able for index, share in enumerate(division))
+    )
+    assert slowest_link(members, shares) <= best * 1.002
+
+
+@settings(deadline=None)
+@given(st.lists(kinds, min_size=1, max_size=12))
+def test_whoever_reduces_can_be_reached_by_every_sender(group: list[tuple[float, bool, bool]]) -> None:
+    members = members_of(*group)
+    if not any(can_reduce(members, index) for index in range(len(members))):
+        with pytest.raises(NoReducerError, match="cannot be dialed"):
+            reducing_shares(members, 1000)
+        return
+    for index, share in enumerate(reducing_shares(members, 1000)):
+        assert share == 0 or can_reduce(members, index)
+
+
+def test_equal_members_share_equally() -> None:
+    assert reducing_shares(members_of(*[(3.0, True, False)] * 4), 1000) == (0.25,) * 4
+
+
+def test_the_symmetric_case_agrees_with_the_solver() -> None:
+    equal = reducing_shares(members_of(*[(3.0, True, False)] * 5), 1000)
+    solved = reducing_shares(members_of(*[(3.0, True, False)] * 4, (3.000001, True, False)), 1000)
+    assert solved == pytest.approx(equal, abs=1e-3)
+
+
+def test_two_senders_share_in_proportion_although_any_division_takes_as_long() -> None:
+    assert reducing_shares(members_of((3, True, False), (1, True, False)), 1000) == pytest.approx((0.75, 0.25))
+
+
+def test_a_slow_member_reduces_nothing() -> None:
+    shares = reducing_shares(members_of((10.0, True, False), (10.0, True, False), (0.1, True, False)), 1000)
+    assert shares == pytest.approx((0.5, 0.5, 0.0), abs=1e-6)
+
+
+def test_an_auxiliary_behind_a_firewall_reduces_when_all_senders_listen() -> None:
+    assert reducing_shares(members_of((0.0, True, False), (0.0, True, False), (1.0, False, True)), 99) == (0, 0, 1)
+    with pytest.raises(NoReducerError, match="1 of them cannot"):
+        reducing_shares(members_of((0.0, True, False), (0.0, True, False), (0.0, False, True)), 99)
+    with pytest.raises(NoReducerError, match="3 of them cannot"):
+        reducing_shares(members_of((1.0, False, False), (1.0, False, False), (1.0, False, True)), 99)
+
+
+def test_short_vectors_are_not_scattered() -> None:
+    members = members_of((1.0, True, False), (4.0, True, False), (2.0, True, False), (1.0, True, False))
+    assert reducing_shares(members, 100, min_vector_size=1000) == (0, 1, 0, 0)
+    assert reducing_shares(members, 100, min_vector_size=40) == (0, 1, 0, 0)
+    shares = reducing_shares(members, 100, min_vector_size=15)
+    assert shares == pytest.approx((0, 5 / 6, 1 / 6, 0), abs=1e-3)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=8))
+def test_bandwidths_of_all_magnitudes_are_solved(bandwidths: list[float]) -> None:
+    shares = reducing_shares(members_of(*[(bandwidth, True, False) for bandwidth in bandwidths]), 1000)
+    assert sum(shares) == pytest.approx(1) and min(shares) >= 0

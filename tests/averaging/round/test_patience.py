@@ -1,0 +1,48 @@
+"""The bounds on waiting: what is not given adapts, and what does not fit together is clamped."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from swarmcli.averaging.round.patience import AllreduceOptions
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"part_size_bytes": 0}, "part_size_bytes must be 1 to 8388608, got 0"),
+        ({"part_size_bytes": 1 << 30}, "part_size_bytes"),
+        ({"allreduce_timeout": 0}, "allreduce_timeout must be a positive number of seconds or None, got 0"),
+        ({"sender_timeout": -1}, "sender_timeout"),
+        ({"reducer_timeout": float("nan")}, "reducer_timeout"),
+    ],
+)
+def test_wrong_options_are_named(wrong: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        AllreduceOptions(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        AllreduceOptions(),
+        AllreduceOptions(allreduce_timeout=3),
+        AllreduceOptions(sender_timeout=5),
+        AllreduceOptions(reducer_timeout=5),
+        AllreduceOptions(sender_timeout=5, reducer_timeout=1),
+        AllreduceOptions(sender_timeout=5, reducer_timeout=50, allreduce_timeout=20),
+    ],
+)
+def test_a_reducer_gets_the_time_that_it_gives_its_senders(options: AllreduceOptions) -> None:
+    assert options.to_begin < options.for_reducer
+    assert options.for_silence(None) <= options.to_begin
+    assert options.for_silence(0.5) >= options.for_silence(0.1)
+
+
+def test_what_does_not_fit_together_is_clamped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        options = AllreduceOptions(sender_timeout=5, reducer_timeout=1)
+    assert options.reducer_timeout == 10
+    assert "reducer_timeout 1 s is taken as 10 s" in caplog.text

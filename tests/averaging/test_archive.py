@@ -1,0 +1,351 @@
+"""The averages of committed rounds are kept on disk, served by round and by tag, and never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import threading
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.averaging.archive import archive as archive_module
+from swarmcli.averaging.archive.archive import RoundArchive
+from swarmcli.averaging.archive.kept_round import KeptRound, replay_prefix
+from swarmcli.averaging.round.layout import Layout, Plan
+from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
+from swarmcli.errors import StateDownloadError
+from swarmcli.events import Event, Noticed, PeerRefused
+from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.state import unnamed_file as unnamed_file_module
+from swarmcli.state.snapshot import Snapshot
+from swarmcli.testing import MemoryNetwork, virtual_time
+from tests.averaging.rounds import Kind, Swarm
+
+TAG = b"lineage"
+
+
+class Keepers:
+    """A group that has averaged, each member with an archive; the last member's is empty: it missed the round."""
+
+    def __init__(self, members: int = 3, codec: CompressionBase | None = None, **options: object) -> None:
+        allreduce = AllreduceOptions(compression=codec or NoCompression(), part_size_bytes=1024)
+        self.swarm = Swarm([Kind(weight=1.0 + index) for index in range(members)], seed=7, options=allreduce)
+        self.archives = [RoundArchive(peer.endpoint, "test", **options) for peer in self.swarm.peers]  # type: ignore[arg-type]
+        self.layout = Layout.of(self.swarm.peers[0].tensors, allreduce.compression)
+
+    async def __aenter__(self) -> Keepers:
+        await self.swarm.__aenter__()
+        for archive in self.archives:
+            archive.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for archive in self.archives:
+            await archive.close()
+        await self.swarm.__aexit__(*exception)
+
+    async def round(self, tag: bytes = TAG) -> AllreduceResult:
+        """One more round; all members but the last keep it."""
+        group = self.swarm.group()
+        outcomes = await asyncio.gather(*(self.swarm.take_part(peer, group) for peer in self.swarm.peers))
+        results = [each for each in outcomes if isinstance(each, AllreduceResult)]
+        for archive, result in zip(self.archives[:-1], results, strict=False):
+            archive.keep(group.group_id, tag, result)
+            await archive.written()
+        self.group = group
+        return results[0]
+
+    @property
+    def donors(self) -> list[PeerID]:
+        return [peer.peer_id for peer in self.swarm.peers[:-1]]
+
+    async def fetch(self, **wanted: object) -> KeptRound:
+        return await self.archives[-1].fetch(self.donors, self.layout, timeout=30, **wanted)  # type: ignore[arg-type]
+
+    @property
+    def plan(self) -> Plan:
+        options = self.swarm.options
+        return Plan.make(self.layout, self.group.part_shares, options.part_size_bytes)
+
+
+def assert_is(kept: KeptRound, result: AllreduceResult) -> None:
+    assert kept.record.digest == result.digest
+    assert kept.record.contributors == result.contributors and kept.record.total_weight == result.total_weight
+    for own, other in zip(kept.averages, result.averages, strict=True):
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("codec", [NoCompression(), Uniform8BitQuantization()], ids=["exact", "8 bits"])
+def test_a_late_member_gets_what_its_group_committed(codec: CompressionBase) -> None:
+    async def main() -> None:
+        async with Keepers(codec=codec) as keepers:
+            result = await keepers.round()
+            group_id = keepers.group.group_id
+            kept = await keepers.fetch(group_id=group_id, plan=keepers.plan, digest=result.digest)
+            assert_is(kept, result)
+            parts = kept.parts(keepers.plan)
+            assert [(p.part.index, p.senders, p.weights, p.digest) for p in parts] == [
+                (p.part.index, p.senders, p.weights, p.digest) for p in result.parts
+            ]
+            assert_is(await keepers.fetch(tag=TAG), result)
+            with pytest.raises(StateDownloadError, match="does not have that state"):
+                await keepers.fetch(group_id=bytes(32))
+            with pytest.raises(StateDownloadError, match="another result"):
+                await keepers.fetch(group_id=group_id, digest=bytes(32))
+
+    virtual_time.run(main())
+
+
+def test_the_last_two_rounds_are_kept_and_the_newest_of_a_tag_is_served() -> None:
+    async def main() -> None:
+        async with Keepers() as keepers:
+            results, ids = [], []
+            for _ in range(3):
+                results.append(await keepers.round())
+                ids.append(keepers.group.group_id)
+            assert keepers.archives[0].group_ids == tuple(ids[1:])
+            assert_is(await keepers.fetch(tag=TAG), results[2])
+            assert_is(await keepers.fetch(group_id=ids[1]), results[1])
+            with pytest.raises(StateDownloadError):
+                await keepers.fetch(group_id=ids[0])
+
+    virtual_time.run(main())
+
+
+def test_a_file_is_not_used_again_while_somebody_reads_it() -> None:
+    async def main() -> None:
+        async with Keepers() as keepers:
+            first = await keepers.round()
+            archive = keepers.archives[0]
+            snapshot = archive._rounds[0].snapshot(b"")
+            for _ in range(4):
+                for peer in keepers.swarm.peers:
+                    peer.tensors[0].add_(1.0)
+                await keepers.round()
+            for index, average in enumerate(first.averages):
+                assert torch.equal(snapshot.tensors[str(index)], average)
+
+    virtual_time.run(main())
+
+
+def test_files_are_used_again_have_no_name_and_are_gone_after_the_end(tmp_path: Path) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def names() -> list[Path]:
+        return list(tmp_path.iterdir())
+
+    async def main() -> None:
+        before = open_files()
+        async with Keepers(directory=tmp_path) as keepers:
+            await keepers.round()
+            for _ in range(6):
+                await keepers.round()
+                await keepers.fetch(tag=TAG)
+                await asyncio.sleep(30)  # the donors let go of their snapshots
+                gc.collect()
+            assert names() == []
+            assert open_files() - before <= 2 * 3  # of two archives, two rounds each and one to write to
+        gc.collect()
+        assert open_files() == before
+
+    virtual_time.run(main())
+
+
+def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with Keepers() as keepers:
+            events: list[Event] = []
+            keepers.swarm.peers[0].endpoint.events.subscribe(events.append)
+
+            def full(*_: object) -> int:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(unnamed_file_module.os, "pwrite", full)
+                await keepers.round()
+                await keepers.round()
+            assert keepers.archives[0].group_ids == ()
+            (notice,) = [event for event in events if isinstance(event, Noticed)]
+            assert "No space left" in notice.text and "'test'" in notice.text
+            result = await keepers.round()
+            assert_is(await keepers.fetch(tag=TAG), result)
+
+    virtual_time.run(main())
+
+
+def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In real time, with a write that hangs until it has been given up."""
+    hanging, go_on = threading.Event(), threading.Event()
+    pwrite, give_up = unnamed_file_module.os.pwrite, unnamed_file_module.UnnamedFile.give_up
+
+    def given_up(file: unnamed_file_module.UnnamedFile) -> None:
+        give_up(file)
+        go_on.set()
+
+    def slow(*args: Any) -> int:
+        hanging.set()
+        go_on.wait()
+        return pwrite(*args)
+
+    async def main(result: AllreduceResult) -> None:
+        endpoint = Endpoint(MemoryNetwork().transport(Identity.from_seed(1)))
+        archive = RoundArchive(endpoint, "test", directory=tmp_path)
+        monkeypatch.setattr(archive_module, "_PATIENCE", 0.01)
+        monkeypatch.setattr(unnamed_file_module, "_WRITE", 1000)
+        monkeypatch.setattr(unnamed_file_module.os, "pwrite", slow)
+        monkeypatch.setattr(unnamed_file_module.UnnamedFile, "give_up", given_up)
+        archive.keep(bytes(32), TAG, result)
+        await asyncio.to_thread(hanging.wait)
+        await archive.written()
+        assert archive.group_ids == () and archive._said
+        monkeypatch.setattr(archive_module, "_PATIENCE", 60.0)
+        archive.keep(bytes(32), TAG, result)  # to the same file, where something is written already
+        await archive.written()
+        assert archive.group_ids == (bytes(32),) and not archive._spare
+        await archive.close()
+
+    asyncio.run(main(virtual_time.run(one_result())))
+
+
+async def one_result() -> AllreduceResult:
+    async with Keepers() as keepers:
+        return await keepers.round()
+
+
+def test_the_disk_is_not_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with Keepers() as keepers:
+            monkeypatch.setattr(unnamed_file_module, "_LEAVE_FREE", 1 << 60)
+            await keepers.round()
+            assert keepers.archives[0].group_ids == ()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("liars", [1, 2])
+def test_false_averages_are_found_out_by_the_digest_that_the_group_committed(liars: int) -> None:
+    async def main() -> None:
+        async with Keepers() as keepers:
+            result = await keepers.round()
+            for archive in keepers.archives[:liars]:
+                stored = archive._rounds[0]
+                stored.file.write(40, memoryview(bytes(8)))
+            events: list[Event] = []
+            keepers.swarm.peers[-1].endpoint.events.subscribe(events.append)
+            wanted = {"group_id": keepers.group.group_id, "plan": keepers.plan, "digest": result.digest}
+            if liars == 1:
+                assert_is(await keepers.fetch(**wanted), result)
+            else:
+                with pytest.raises(StateDownloadError, match="not what the digest"):
+                    await keepers.fetch(**wanted)
+                refused = {event.peer for event in events if isinstance(event, PeerRefused)}
+                assert refused == {peer.text for peer in keepers.donors}
+
+    virtual_time.run(main())
+
+
+def test_averages_of_other_shapes_are_refused_before_they_are_fetched() -> None:
+    async def main() -> None:
+        async with Keepers() as keepers:
+            await keepers.round()
+            keepers.layout = Layout.of([torch.zeros(3)])
+            with pytest.raises(StateDownloadError, match="other shapes"):
+                await keepers.fetch(tag=TAG)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("metadata", [None, b"", b"\xc1", {"group_id": bytes(32)}])
+def test_records_that_cannot_be_read(metadata: object) -> None:
+    async def main() -> None:
+        async with Keepers(2) as keepers:
+            await keepers.round()
+            archive = keepers.archives[0]
+            provide = archive._provide
+
+            async def spoiled(version: bytes) -> Snapshot | None:
+                snapshot = await provide(version)
+                return snapshot and replace(snapshot, metadata=metadata)
+
+            archive._donor._pins._provide = spoiled
+            with pytest.raises(StateDownloadError, match="record"):
+                await keepers.fetch(tag=TAG)
+
+    virtual_time.run(main())
+
+
+def test_closing_while_a_round_is_written_leaves_nothing() -> None:
+    async def main() -> None:
+        async with Keepers() as keepers:
+            result = await keepers.round()
+            archive = RoundArchive(keepers.swarm.peers[-1].endpoint, "other")
+            archive.start()
+            archive.keep(keepers.group.group_id, TAG, result)
+            await archive.close()
+            await archive.close()
+            assert archive.group_ids == () and not archive._spare
+            assert replay_prefix("other") == "other.replays"
+
+    virtual_time.run(main())
+
+
+def test_kept_rounds_are_not_in_memory(tmp_path: Path) -> None:
+    size = 64 << 20
+
+    def anonymous() -> int:
+        fields = Path("/proc/self/status").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in fields if line.startswith(("RssAnon", "RssShmem"))) * 1024
+
+    async def main() -> None:
+        async with Keepers(2, directory=tmp_path) as keepers:
+            result = await keepers.round()
+            big = AllreduceResult(
+                [torch.ones(size // 4)],
+                result.contributors,
+                result.weights,
+                {},
+                result.digest,
+                0,
+                0,
+                result.parts,
+            )
+            before = anonymous()
+            for _ in range(4):
+                keepers.archives[0].keep(keepers.group.group_id, TAG, big)
+                await keepers.archives[0].written()
+            snapshot = await keepers.archives[0]._provide(b"group " + keepers.group.group_id)
+            assert snapshot is not None and float(snapshot.tensors["0"].sum()) == size // 4
+            assert anonymous() - before < size // 8
+
+    virtual_time.run(main())
+
+
+def test_a_round_that_cannot_be_written_is_not_kept_in_memory_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def main() -> None:
+        async with Keepers() as keepers:
+            monkeypatch.setattr(unnamed_file_module.os, "pwrite", full)
+            result = await keepers.round()
+            memory = weakref.ref(result.averages[0])
+            gc.collect()
+            gc.disable()
+            try:
+                keepers.archives[0].keep(keepers.group.group_id, TAG, result)
+                del result
+                await keepers.archives[0].written()
+                assert memory() is None
+            finally:
+                gc.enable()
+
+    virtual_time.run(main())

@@ -1,0 +1,81 @@
+"""How long the word of a peer counts for nothing, and what that saves the others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.optim.peers import doubts
+from swarmcli.optim.peers.board import Board
+from swarmcli.optim.peers.doubts import FIRST, GROWTH, LONGEST, Doubts
+from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.peers.presence import StandingReply, StandingRequest
+from swarmcli.optim.peers.report import PeerReport
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import Swarm, digests, together
+
+ONE, OTHER = (Identity.from_seed(seed).peer_id for seed in (1, 2))
+
+
+def test_each_doubt_lasts_longer_than_the_one_before() -> None:
+    known, now = Doubts(), 0.0
+    expected = FIRST
+    while expected < LONGEST:
+        known.add(ONE, now)
+        known.add(ONE, now)  # one that rests already is not made longer
+        assert known.rests_on(ONE, now + expected - 0.1) and not known.rests_on(OTHER, now)
+        now += expected
+        assert not known.rests_on(ONE, now)
+        expected = min(GROWTH * expected, LONGEST)
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubts, "MAX_PEERS", 2)
+    known = Doubts()
+    for seed in range(5):
+        known.add(Identity.from_seed(seed).peer_id, 0.0)
+    assert len(known._doubts) == 2
+
+
+async def run_with(claim: str) -> float:
+    """Seconds for twenty epochs of two trainers beside a peer that reports a lineage far ahead. Asked for it, it
+    `claim`s: nothing, with an answer that never comes or an error; less; the same; or more than there can be."""
+    async with Swarm() as swarm:
+        liar = await swarm.node()
+        trainers = [await swarm.trainer() for _ in range(2)]
+        await together(*(trainer.train(2) for trainer in trainers))
+        began, core = asyncio.get_running_loop().time(), trainers[0].core
+        far = Standing(10**6, 10**9, b"x" * 32)
+
+        async def answer(peer: PeerID, request: StandingRequest) -> Any:
+            if claim == "silence":
+                await asyncio.sleep(100)
+            says = {"less": core.standing, "too much": Standing(2**62, 2**62, b"x" * 32)}.get(claim, far)
+            return StandingReply(says.epoch, says.samples, says.lineage, "training", core.report().terms)
+
+        if claim != "error":
+            liar.endpoint.serve("run.standing", StandingRequest, answer)
+        lie = {"epoch": far.epoch, "lineage": far.lineage.hex(), "addresses": list(liar.endpoint.info.addresses)}
+        if claim != "no lie":
+            await Board(liar, "run_peers", PeerReport, 3600.0).publish(core.report().model_copy(update=lie))
+        await together(*(trainer.train(22) for trainer in trainers))
+        assert len(digests(trainers)) == 1 and trainers[0].epoch == 22
+        return asyncio.get_running_loop().time() - began
+
+
+@pytest.mark.parametrize(
+    ("claim", "seconds"),
+    [
+        pytest.param("error", 1, id="who serves no such call"),
+        pytest.param("less", 1, id="who answers with less"),
+        pytest.param("too much", 1, id="who answers with what can be no standing"),
+        pytest.param("silence", 2 * 3, id="who is silent: one wait each"),
+        pytest.param("the same", 2 * 10, id="who insists and has no state: ten seconds of knocking each"),
+    ],
+)
+def test_reports_that_nobody_stands_by_cost_a_moment_once(claim, seconds) -> None:
+    honest = virtual_time.run(run_with("no lie"), seed=1)
+    assert virtual_time.run(run_with(claim), seed=1) <= honest + seconds

@@ -1,0 +1,131 @@
+"""Which claims a peer acts on, and for how long it tries."""
+
+import asyncio
+
+import pytest
+
+from swarmcli.events import Noticed, PeerRefused, StateDownloaded
+from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.state.training_state import CapturedState
+from swarmcli.state.donor import state_method
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import Swarm, digests, record, together
+
+BOAST = Standing(1000, 10**6, bytes([9]) * 32)
+
+
+async def boast(liar) -> None:
+    """Claims to be far ahead, at the hash table and when asked."""
+    liar.core.replica.state.standing = BOAST
+    liar.core.phase = "training"
+    liar.core.presence.announce()
+    await asyncio.sleep(10)
+
+
+def test_a_claim_that_nobody_stands_by_costs_a_settled_peer_seconds_not_the_run() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            honest = await swarm.trainer(seed=1, batch_size=24)
+            liar = await swarm.trainer(seed=2)
+            warnings = record(honest.node, Noticed)
+            await honest.train(3)
+            await boast(liar)
+            liar.node.endpoint.withdraw(state_method("run"))
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await honest.train(60)
+            assert loop.time() - began < 60 * 0.3 + 30
+            [claim] = [warning for warning in warnings if "steps by itself" not in warning.text]
+            assert "epoch 1000" in claim.text
+
+    virtual_time.run(main(), timeout=500)
+
+
+def wrong_type(captured: CapturedState) -> None:
+    captured.tensors["parameter/0"] = captured.tensors["parameter/0"].float()
+
+
+def wrong_standing(captured: CapturedState) -> None:
+    captured.metadata["epoch"] = 7
+
+
+def wrong_settings(captured: CapturedState) -> None:
+    captured.metadata["groups"] = []
+
+
+@pytest.mark.parametrize(
+    ("change", "was_fetched"), [(wrong_type, False), (wrong_standing, True), (wrong_settings, True)]
+)
+def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(change, was_fetched: bool) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            honest = await swarm.trainer(seed=1, batch_size=24)
+            liar = await swarm.trainer(seed=2)
+            refused = record(honest.node, PeerRefused)
+            await honest.train(3)
+            await boast(liar)
+            capture = liar.core.replica.capture
+
+            async def wrong() -> CapturedState:
+                captured = await capture()
+                change(captured)
+                return captured
+
+            liar.core.replica.capture = wrong
+            before = honest.core.state_digest()
+            assert not await honest.core.join()
+            assert honest.core.state_digest() == before
+            assert {event.what for event in refused} == {"state"}
+            assert {event.reason.startswith("its state does not fit") for event in refused} == {was_fetched}
+            await honest.train(6)
+
+    virtual_time.run(main(), timeout=500)
+
+
+def test_a_dead_claimant_is_no_reason_to_wait_for_a_newcomer() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            gone = await swarm.trainer(seed=1)
+            await gone.train(3)
+            swarm.network.kill(gone.node.peer_id)
+            newcomer = await swarm.trainer(seed=2)
+            assert gone.node.peer_id in newcomer.core.presence.others, "its record is still there"
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await newcomer.train(1)
+            assert loop.time() - began < 30
+            assert newcomer.epochs[0].samples > 0
+
+    virtual_time.run(main(), timeout=500)
+
+
+def test_a_peer_that_was_ahead_of_nobody_keeps_its_gradients() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer, other = await swarm.trainer(seed=1), await swarm.trainer(seed=1)
+            await together(trainer.train(2), other.train(2))
+            await trainer.compute()
+            samples = trainer.core.samples
+            downloads = record(trainer.node, StateDownloaded)
+            assert not await trainer.core.join()
+            assert trainer.core.samples == samples > 0
+            assert downloads == []
+            assert len(digests([trainer, other])) == 1
+
+    virtual_time.run(main(), timeout=500)
+
+
+def test_gradients_of_the_former_parameters_are_dropped() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer, leader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
+            await trainer.train(2)
+            await trainer.compute()
+            assert trainer.core.samples > 0
+            await boast(leader)
+            assert await trainer.core.join()
+            assert trainer.core.standing == BOAST
+            assert trainer.core.samples == 0
+            assert trainer.core.tracker.local_progress.samples_accumulated == 0
+
+    virtual_time.run(main(), timeout=500)

@@ -1,0 +1,105 @@
+"""Lineages: when they are equal, and which one is followed where they part."""
+
+from itertools import permutations
+
+import pytest
+import torch
+
+from swarmcli.optim.peers.lineage import (
+    MAX_COUNT,
+    Claim,
+    Standing,
+    best,
+    first_lineage,
+    hash_tensors,
+    is_count,
+    lineage_to_follow,
+    next_lineage,
+    solitary_round_id,
+)
+
+A, B, C = (bytes([value]) * 32 for value in (1, 2, 3))
+
+
+def test_equal_parameters_and_run_give_equal_first_lineages() -> None:
+    parameters = [torch.arange(6.0).reshape(2, 3), torch.tensor(1.0)]
+    assert first_lineage("run", parameters) == first_lineage("run", [p.clone() for p in parameters])
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [torch.arange(6.0).reshape(3, 2)],
+        [torch.arange(6.0, dtype=torch.float64).reshape(2, 3)],
+        [torch.arange(6.0).reshape(2, 3) + 1e-6],
+        [],
+    ],
+)
+def test_any_difference_gives_another_first_lineage(others) -> None:
+    parameters = [torch.arange(6.0).reshape(2, 3)]
+    assert first_lineage("run", parameters) != first_lineage("run", others)
+    assert first_lineage("run", parameters) != first_lineage("other run", parameters)
+
+
+def test_hash_covers_short_float_types_and_views() -> None:
+    tensor = torch.arange(8, dtype=torch.bfloat16).reshape(2, 4)
+    assert hash_tensors([tensor.t()]) == hash_tensors([tensor.t().contiguous()])
+    assert hash_tensors([tensor.t()]) != hash_tensors([tensor])
+
+
+def test_a_chain_depends_on_every_round() -> None:
+    assert next_lineage(next_lineage(A, B), C) != next_lineage(next_lineage(A, C), B)
+    assert solitary_round_id(A, C) != solitary_round_id(B, C)
+
+
+@pytest.mark.parametrize(
+    ("winner", "loser"),
+    [
+        (Standing(2, 10, C), Standing(1, 99, A)),
+        (Standing(1, 99, C), Standing(1, 10, A)),
+        (Standing(1, 10, A), Standing(1, 10, B)),
+    ],
+)
+def test_epoch_then_samples_then_smaller_id(winner, loser) -> None:
+    assert winner.beats(loser)
+    assert not loser.beats(winner)
+    assert not winner.beats(winner)
+
+
+def test_the_best_does_not_depend_on_the_order() -> None:
+    standings = [Standing(1, 5, C), Standing(1, 5, A), Standing(0, 9, B)]
+    assert {best(order) for order in permutations(standings)} == {Standing(1, 5, A)}
+    assert best([]) is None
+
+
+def test_a_settled_peer_yields_only_to_a_settled_lineage_that_beats_it() -> None:
+    own = Claim(Standing(3, 30, B))
+    assert lineage_to_follow(own, [Claim(Standing(3, 30, C)), Claim(Standing(9, 90, A), settled=False)]) == own.standing
+    assert lineage_to_follow(own, [Claim(Standing(3, 30, A))]) == Standing(3, 30, A)
+    assert lineage_to_follow(own, []) == own.standing
+
+
+def test_a_newcomer_takes_up_a_run_that_has_not_stepped_yet() -> None:
+    newcomer = Claim(Standing(0, 0, A), settled=False)
+    assert lineage_to_follow(newcomer, [Claim(Standing(0, 0, C)), Claim(Standing(0, 0, B))]) == Standing(0, 0, B)
+
+
+def test_a_newcomer_from_a_checkpoint_keeps_what_is_further() -> None:
+    newcomer = Claim(Standing(50, 500, C), settled=False)
+    assert lineage_to_follow(newcomer, [Claim(Standing(0, 0, A))]) == newcomer.standing
+    assert lineage_to_follow(newcomer, [Claim(Standing(51, 510, A))]) == Standing(51, 510, A)
+
+
+def test_newcomers_among_themselves_name_the_same_lineage() -> None:
+    claims = [Claim(Standing(0, 0, lineage), settled=False) for lineage in (B, A, C)]
+    named = {lineage_to_follow(own, [c for c in claims if c is not own]) for own in claims}
+    assert named == {Standing(0, 0, A)}
+
+
+def test_no_round_brings_a_run_beyond_what_peers_can_report() -> None:
+    standing = Standing(3, 10, A)
+    for _ in range(3):
+        standing = standing.after(B, 10**18)
+    assert (standing.epoch, standing.samples) == (6, MAX_COUNT)
+    assert is_count(standing.epoch, standing.samples)
+    assert not is_count(3, -1) and not is_count(MAX_COUNT + 1, 3)

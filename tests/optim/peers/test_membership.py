@@ -1,0 +1,246 @@
+"""Peers come, fall behind, die and are cut off: whoever is left goes on, and all end up in one lineage."""
+
+import asyncio
+import math
+import re
+
+import pytest
+import torch
+
+from swarmcli.errors import StateDownloadError
+from swarmcli.events import Noticed, RoundFinished, StateDownloaded
+from swarmcli.state.donor import state_method
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import TARGET, Swarm, digests, record, together, until
+
+
+def in_one_lineage(trainers) -> bool:
+    return len(digests(trainers)) == 1 and len({trainer.core.standing for trainer in trainers}) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_newcomer_in_the_middle_downloads_and_contributes(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm:
+            veterans = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(*(trainer.train(5) for trainer in veterans))
+            newcomer = await swarm.trainer(seed=2)
+            downloads = record(newcomer.node, StateDownloaded)
+            await together(*(trainer.train(12) for trainer in swarm.trainers))
+            assert in_one_lineage(swarm.trainers)
+            assert [download.epoch >= 5 for download in downloads] == [True]
+            assert downloads[0].donors
+            assert len(newcomer.used) >= 5
+
+    virtual_time.run(main(), seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("victim", range(3))
+def test_one_of_three_is_killed_and_the_others_go_on(seed: int, victim: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm:
+            trainers = [await swarm.trainer(seed=1, pace=0.1 + 0.03 * n) for n in range(3)]
+            dead = trainers[victim]
+            survivors = [trainer for trainer in trainers if trainer is not dead]
+            async with asyncio.TaskGroup() as group:
+                doomed = group.create_task(dead.train(1000))
+                for trainer in survivors:
+                    group.create_task(trainer.train(12))
+                await asyncio.sleep(2.0 + 0.11 * seed)
+                swarm.network.kill(dead.node.peer_id)
+                doomed.cancel()
+            assert in_one_lineage(survivors)
+            assert all(trainer.epoch == 12 for trainer in survivors)
+
+    virtual_time.run(main(), seed=seed, timeout=300)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_frozen_peer_catches_up_when_it_thaws(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
+            frozen, others = trainers[0], trainers[1:]
+            downloads = record(frozen.node, StateDownloaded)
+            await together(*(trainer.train(3) for trainer in trainers))
+            swarm.network.freeze(frozen.node.peer_id)
+            await together(*(trainer.train(8) for trainer in others))
+            swarm.network.thaw(frozen.node.peer_id)
+            await together(*(trainer.train(60) for trainer in trainers))
+            assert re.fullmatch(r"another peer holds epoch \d+, and this one held 3", downloads[0].reason)
+            assert in_one_lineage(trainers)
+            assert max(frozen.used) == 59, "it contributes again"
+
+    virtual_time.run(main(), seed=seed, timeout=300)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_halves_that_trained_apart_follow_one_lineage_when_they_meet(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(4)]
+            ids = [trainer.node.peer_id for trainer in trainers]
+            await together(*(trainer.train(3) for trainer in trainers))
+            swarm.network.partition([swarm.contact.peer_id, *ids[:2]], ids[2:])
+            await together(*(trainer.train(8) for trainer in trainers))
+            assert len({trainer.core.standing.lineage for trainer in trainers}) == 2, "they have parted"
+            swarm.network.heal()
+            await together(*(trainer.train(60) for trainer in trainers))
+            assert in_one_lineage(trainers)
+
+    virtual_time.run(main(), seed=seed, timeout=1000)
+
+
+def test_one_left_alone_goes_on_alone_and_takes_others_in_again() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            first, second = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(first.train(3), second.train(3))
+            await second.core.shutdown()
+            await first.train(6)
+            third = await swarm.trainer(seed=5)
+            await together(first.train(10), third.train(10))
+            assert in_one_lineage([first, third])
+            assert [e.peers for e in first.epochs][3:6] == [1, 1, 1]
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_both_were_alone_and_stepped_and_then_meet() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
+            one, other = (trainer.node.peer_id for trainer in trainers)
+            swarm.network.partition([swarm.contact.peer_id, one], [other])
+            await together(*(trainer.train(3) for trainer in trainers))
+            swarm.network.heal()
+            await together(*(trainer.train(60) for trainer in trainers))
+            assert in_one_lineage(trainers)
+            assert trainers[0].epochs[-1].peers == 2
+
+    virtual_time.run(main(), timeout=1000)
+
+
+def test_a_peer_that_is_a_round_behind_at_the_end_finds_a_lingering_donor() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
+            late = trainers[0]
+            await together(*(trainer.train(5) for trainer in trainers))
+            swarm.network.freeze(late.node.peer_id)
+            await together(*(trainer.train(6) for trainer in trainers[1:]))
+            swarm.network.thaw(late.node.peer_id)
+
+            async def leave_when_nobody_is_behind(trainer) -> None:
+                assert await trainer.core.linger(6, timeout=60)
+                assert late.epoch == 6
+                await trainer.core.shutdown()
+
+            await together(late.train(6), *(leave_when_nobody_is_behind(trainer) for trainer in trainers[1:]))
+            assert in_one_lineage(trainers)
+            assert await late.core.linger(6, timeout=60)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_lingering_ends_when_its_time_is_up() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            done, never = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(done.train(2), never.train(2))
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            assert not await done.core.linger(3, timeout=5)
+            assert 5 <= loop.time() - began < 7
+            assert done.core.report().phase == "lingering"
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_round_that_fails_loses_no_samples() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
+            rounds = record(trainers[0].node, RoundFinished)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(trainer.train(10)) for trainer in trainers]
+                await asyncio.sleep(1.5)
+                await until(lambda: trainers[2].core.is_averaging)
+                swarm.network.kill(trainers[2].node.peer_id)
+                tasks[2].cancel()
+            survivors = trainers[:2]
+            assert in_one_lineage(survivors)
+            failed = {round_.epoch for round_ in rounds if round_.outcome != "committed"}
+            for epoch in failed:
+                assert sum(len(trainer.used[epoch]) for trainer in survivors) >= TARGET
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_broken_gradients_are_given_up_by_the_peer_that_has_them() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            broken, sound = [await swarm.trainer(seed=1) for _ in range(2)]
+            warnings = record(broken.node, Noticed)
+            await together(broken.train(2), sound.train(2))
+            await broken.compute()
+            broken.core._work._gradients.accumulators[0].fill_(float("nan"))
+            await together(broken.train(4), sound.train(4))
+            assert in_one_lineage([broken, sound])
+            assert broken.weights.isfinite().all()
+            assert [event.own_samples > 0 for event in broken.epochs] == [True, True, False, True]
+            assert "not finite" in warnings[0].text
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_of_a_batch_with_broken_gradients_only_itself_is_given_up() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            broken, sound = [await swarm.trainer(seed=1) for _ in range(2)]
+            warnings = record(broken.node, Noticed)
+            await together(broken.train(2), sound.train(2))
+            await broken.compute()
+            samples = broken.core.samples
+            for _ in range(2):
+                broken.weights.grad = torch.full_like(broken.weights, math.nan)
+                await broken.core.step(4)
+            assert (broken.core.samples, broken.core.overflows) == (samples, 2)
+            await together(broken.train(4), sound.train(4))
+            assert in_one_lineage([broken, sound])
+            assert broken.weights.isfinite().all()
+            assert all(event.own_samples for event in broken.epochs)
+            assert ["not finite" in warning.text for warning in warnings] == [True]
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_broken_gradients_of_everyone_stop_nobody() -> None:
+    async def main(peers: int) -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(peers)]
+            await together(*(trainer.train(2) for trainer in trainers))
+            for trainer in trainers:
+                trainer.core._work._gradients.accumulators[0].fill_(float("inf"))
+            await together(*(trainer.train(5) for trainer in trainers))
+            assert in_one_lineage(trainers)
+            assert trainers[0].weights.isfinite().all()
+
+    for peers in (1, 2):
+        virtual_time.run(main(peers), timeout=300)
+
+
+def test_a_newcomer_that_gets_no_state_says_whom_it_asked() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            donor = await swarm.trainer(seed=1)
+            await donor.train(3)
+            newcomer = await swarm.trainer(seed=2, load_state_timeout=20.0)
+            donor.node.endpoint.withdraw(state_method("run"))
+            with pytest.raises(StateDownloadError) as caught:
+                await newcomer.compute()
+            assert donor.node.peer_id.text in caught.value.attempts
+            assert newcomer.epoch == 0
+
+    virtual_time.run(main(), timeout=300)

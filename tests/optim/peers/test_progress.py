@@ -1,0 +1,145 @@
+"""The arithmetic of progress, as tables."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from swarmcli.optim.peers.progress import (
+    LocalTrainingProgress,
+    PerformanceEMA,
+    RefreshOptions,
+    estimate_global_progress,
+    refresh_period,
+)
+
+NOW = 1000.0
+OPTIONS = RefreshOptions()
+
+
+def report(
+    peer: int, epoch: int, samples: int, rate: float = 0.0, *, age: float = 0.0, client: bool = False
+) -> LocalTrainingProgress:
+    return LocalTrainingProgress(
+        peer_id=bytes([peer]) * 32,
+        epoch=epoch,
+        samples_accumulated=samples,
+        samples_per_second=rate,
+        time=NOW - age,
+        client_mode=client,
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "local", "epoch", "samples", "peers", "clients"),
+    [
+        pytest.param([], report(1, 3, 5), 3, 5, 1, 0, id="alone: own progress"),
+        pytest.param([report(2, 3, 7)], report(1, 3, 5), 3, 12, 2, 0, id="two at one epoch"),
+        pytest.param([report(2, 4, 7)], report(1, 3, 5), 4, 7, 2, 0, id="a listening peer is ahead"),
+        pytest.param([report(2, 4, 7, client=True)], report(1, 3, 5), 3, 5, 2, 1, id="a client ahead counts not"),
+        pytest.param([report(2, 2, 7)], report(1, 3, 5), 3, 5, 2, 0, id="a peer behind adds no samples"),
+        pytest.param([report(1, 9, 99)], report(1, 3, 5), 3, 5, 1, 0, id="own record is older than own count"),
+        pytest.param([report(2, 9, 7, age=61)], report(1, 3, 5), 3, 5, 1, 0, id="stale"),
+        pytest.param([report(2, 9, 7, age=-6)], report(1, 3, 5), 3, 5, 1, 0, id="dated into the future"),
+        pytest.param([report(2, 3, 7, age=-4)], report(1, 3, 5), 3, 12, 2, 0, id="a clock slightly ahead"),
+    ],
+)
+def test_epoch_samples_and_peers(others, local, epoch, samples, peers, clients) -> None:
+    progress = estimate_global_progress(others, local, target_batch_size=100, now=NOW, options=OPTIONS)
+    assert (progress.epoch, progress.samples_accumulated) == (epoch, samples)
+    assert (progress.num_peers, progress.num_clients) == (peers, clients)
+
+
+@pytest.mark.parametrize(
+    ("others", "local", "seconds_left"),
+    [
+        pytest.param([], report(1, 0, 0), math.inf, id="nobody computes"),
+        pytest.param([], report(1, 0, 20, 4.0), 20.0, id="alone"),
+        pytest.param([report(2, 0, 20, 4.0)], report(1, 0, 20, 6.0), 6.0, id="rates add up"),
+        pytest.param([report(2, 0, 20, 4.0, age=5)], report(1, 0, 20, 6.0), 4.0, id="samples since the report"),
+        pytest.param([report(2, 0, 20, 4.0, age=-5)], report(1, 0, 20, 6.0), 6.0, id="never fewer than reported"),
+        pytest.param([report(2, 0, 20, 4.0)], report(1, 1, 20, 6.0), 8.0, id="a peer behind will catch up"),
+        pytest.param([report(2, 0, 90, 4.0)], report(1, 0, 20, 6.0), 0.0, id="enough already"),
+    ],
+)
+def test_time_that_remains(others, local, seconds_left) -> None:
+    progress = estimate_global_progress(others, local, target_batch_size=100, now=NOW, options=OPTIONS)
+    assert progress.eta_next_epoch == pytest.approx(NOW + seconds_left)
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "peers", "expected"),
+    [
+        pytest.param(8.0, 1, 2.0, id="few peers: three may join"),
+        pytest.param(6.0, 30, 5.0, id="many peers: a fifth may join"),
+        pytest.param(0.1, 30, 0.5, id="not below the shortest period"),
+        pytest.param(math.inf, 30, 10.0, id="not above the longest"),
+    ],
+)
+def test_refresh_period_follows_the_drift_estimate(seconds_left, peers, expected) -> None:
+    assert refresh_period(seconds_left, peers, OPTIONS) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("overdue", "expected"), [(0, 0.5), (1, 1.0), (3, 4.0), (5, 10.0), (10_000, 10.0)], ids=lambda value: f"{value}"
+)
+def test_an_end_that_does_not_come_is_looked_for_less_and_less_often(overdue, expected) -> None:
+    assert refresh_period(0.0, 30, OPTIONS, overdue) == expected
+    assert refresh_period(6.0, 30, OPTIONS, 1) == 5.0, "only the shortest period grows"
+
+
+@pytest.mark.parametrize(("age", "counts"), [(61.0, False), (60.0, True), (0.0, True), (-5.0, True), (-5.1, False)])
+def test_reports_that_are_stale_or_from_the_future_do_not_count(age: float, counts: bool) -> None:
+    others, own = [report(1, 0, 0, age=age)], report(0, 0, 0)
+    found = estimate_global_progress(others, own, target_batch_size=100, now=NOW, options=OPTIONS)
+    assert found.num_peers == 1 + counts
+
+
+def test_alone_looks_again_after_the_default_period() -> None:
+    progress = estimate_global_progress([], report(1, 0, 99, 50.0), target_batch_size=100, now=NOW, options=OPTIONS)
+    assert progress.next_fetch_time == NOW + OPTIONS.default_refresh_period
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"epoch": -1},
+        {"epoch": True},
+        {"samples_accumulated": 1 << 60},
+        {"samples_per_second": math.inf},
+        {"time": math.nan},
+        {"peer_id": b"short"},
+        {"more": 1},
+    ],
+)
+def test_malformed_reports_are_refused(broken) -> None:
+    good = report(1, 0, 0).model_dump()
+    assert LocalTrainingProgress.model_validate(good)
+    with pytest.raises(ValidationError):
+        LocalTrainingProgress.model_validate(good | broken)
+
+
+def test_rate_is_exact_from_the_first_interval_and_leaves_pauses_out() -> None:
+    ema = PerformanceEMA(alpha=0.1)
+    assert ema.samples_per_second == 0.0
+    ema.resume(10.0)
+    ema.update(20, 12.0)
+    assert ema.samples_per_second == pytest.approx(10.0)
+    ema.resume(100.0)  # 88 seconds of averaging
+    ema.update(20, 102.0)
+    assert ema.samples_per_second == pytest.approx(10.0)
+    ema.update(20, 103.0)
+    assert 10.0 < ema.samples_per_second < 20.0
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"min_refresh_period": 0}, {"min_refresh_period": 11}, {"expected_drift_peers": -1}]
+)
+def test_refresh_options_are_checked(arguments) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        RefreshOptions(**arguments)
+
+
+def test_performance_alpha_is_checked() -> None:
+    with pytest.raises(ValueError, match="performance_ema_alpha"):
+        PerformanceEMA(alpha=0.0)

@@ -1,0 +1,171 @@
+"""Missing a round costs a replay: late peers and newcomers with slow links end in step, and nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+import torch
+
+from swarmcli.averaging.archive.kept_round import KeptRound, replay_prefix
+from swarmcli.errors import StateDownloadError
+from swarmcli.events import RoundsReplayed, StateDownloaded
+from swarmcli.state import unnamed_file
+from swarmcli.state.donor import state_method
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import Swarm, Trainer, adamw, digests, momentum, record, together
+
+BULK = 2_000_000  # bytes that a newcomer needs besides parameters and statistics
+
+
+async def miss(swarm: Swarm, trainers: list[Trainer], rounds: int) -> Trainer:
+    """The first of them misses so many rounds; the others are done with them."""
+    late, others = trainers[0], trainers[1:]
+    await together(*(trainer.train(3) for trainer in trainers))
+    swarm.network.freeze(late.node.peer_id)
+    await together(*(trainer.train(3 + rounds) for trainer in others))
+    swarm.network.thaw(late.node.peer_id)
+    return late
+
+
+@pytest.mark.parametrize("make", [momentum, adamw])
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_peer_that_missed_one_or_two_rounds_replays_them(make: Callable[..., object], rounds: int, seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm:
+            trainers = [await swarm.trainer(seed=1, make=make) for _ in range(3)]
+            late = await miss(swarm, trainers, rounds)
+            downloads, replays = record(late.node, StateDownloaded), record(late.node, RoundsReplayed)
+            await asyncio.sleep(5)
+            assert await late.core.join()
+            assert late.core.standing == trainers[1].core.standing
+            assert len(digests(trainers)) == 1
+            assert [(event.epoch, event.rounds) for event in replays] == [(3 + rounds, rounds)]
+            await together(*(trainer.train(8) for trainer in trainers))
+            assert len(digests(trainers)) == 1 and max(late.used) == 7
+            assert not downloads
+
+    virtual_time.run(main(), seed=seed, timeout=300)
+
+
+def test_rounds_that_a_peer_stepped_alone_are_replayed_too() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            late, other = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(late.train(3), other.train(3))
+            swarm.network.freeze(late.node.peer_id)
+            await other.train(4)
+            assert other.epochs[-1].peers == 1
+            swarm.network.thaw(late.node.peer_id)
+            downloads, replays = record(late.node, StateDownloaded), record(late.node, RoundsReplayed)
+            await asyncio.sleep(5)
+            assert await late.core.join()
+            assert len(digests([late, other])) == 1 and len(replays) == 1 and not downloads
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_who_missed_more_downloads() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
+            late = await miss(swarm, trainers, 3)
+            downloads, replays = record(late.node, StateDownloaded), record(late.node, RoundsReplayed)
+            await asyncio.sleep(5)
+            assert await late.core.join()
+            assert len(digests(trainers)) == 1 and len(downloads) == 1 and not replays
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("missing", ["served by nobody", "other averages", "another chain"])
+def test_without_the_right_rounds_the_state_is_downloaded(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
+            late = await miss(swarm, trainers, 2)
+            fetch = late.core._work.averager.archive.fetch
+
+            async def spoiled(*args: object, **options: object) -> KeptRound:
+                kept = await fetch(*args, **options)  # type: ignore[arg-type]
+                return replace(kept, record=msgspec.structs.replace(kept.record, group_id=bytes(32)))
+
+            if missing == "another chain":
+                monkeypatch.setattr(late.core._work.averager.archive, "fetch", spoiled)
+            for trainer in trainers[1:]:
+                archive = trainer.core._work.averager.archive
+                if missing == "served by nobody":
+                    trainer.node.endpoint.withdraw(state_method(replay_prefix("run_grads")))
+                if missing == "other averages":
+                    archive._rounds.clear()
+            before, downloads = late.core.state_digest(), record(late.node, StateDownloaded)
+            await asyncio.sleep(5)
+            assert await late.core.join()
+            assert len(downloads) == 1 and late.core.state_digest() != before
+            assert len(digests(trainers)) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_download_longer_than_several_epochs_ends_in_step_and_stalls_nobody(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed=seed) as swarm:
+            extra = [torch.zeros(5 * BULK)]
+            veterans = [await swarm.trainer(seed=1, pace=0.5, make=adamw, extra_tensors=extra) for _ in range(3)]
+            await together(*(trainer.train(5) for trainer in veterans))
+            usual = max(epoch.seconds for epoch in veterans[0].epochs[1:])
+            newcomer = await swarm.trainer(seed=2, pace=0.5, make=adamw, extra_tensors=[torch.ones(5 * BULK)])
+            for veteran in veterans:  # all together they would take seven epochs for the download
+                swarm.network.set_bandwidth(veteran.node.peer_id, 20 * BULK / (7 * usual) / len(veterans))
+            downloads, replays = record(newcomer.node, StateDownloaded), record(newcomer.node, RoundsReplayed)
+            await together(*(trainer.train(30) for trainer in [*veterans, newcomer]))
+            assert max(epoch.seconds for epoch in veterans[0].epochs[1:]) < 1.3 * usual
+            (download,) = downloads
+            assert sum(event.rounds for event in replays) >= 3
+            # Seven epochs of download, and two until it is in a group.
+            assert min(newcomer.used) <= download.epoch + 9 and max(newcomer.used) == 29, "it contributes"
+            assert len(digests([*veterans, newcomer])) == 1
+            assert torch.equal(newcomer.core.replica.state.extra_tensors[0], extra[0])
+
+    virtual_time.run(main(), seed=seed, timeout=1000)
+
+
+def test_a_full_disk_during_the_download_costs_only_the_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            extra = [torch.zeros(BULK // 4)]
+            veterans = [await swarm.trainer(seed=1, extra_tensors=extra) for _ in range(2)]
+            await together(*(trainer.train(3) for trainer in veterans))
+            newcomer = await swarm.trainer(seed=2, extra_tensors=[torch.ones(BULK // 4)])
+            swarm.network.set_bandwidth(newcomer.node.peer_id, BULK / 10)
+            monkeypatch.setattr(unnamed_file, "_LEAVE_FREE", 1 << 60)
+            replays = record(newcomer.node, RoundsReplayed)
+            joining = asyncio.create_task(newcomer.core.join())
+            await together(*(trainer.train(8) for trainer in veterans))
+            await joining
+            assert not replays and len(digests([*veterans, newcomer])) == 1
+
+    virtual_time.run(main(), timeout=600)
+
+
+def test_a_download_that_fails_leaves_nothing_of_what_was_collected() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            extra = [torch.zeros(BULK // 4)]
+            veterans = [await swarm.trainer(seed=1, extra_tensors=extra) for _ in range(2)]
+            await together(*(trainer.train(3) for trainer in veterans))
+            newcomer = await swarm.trainer(seed=2, load_state_timeout=6.0, extra_tensors=[torch.ones(BULK // 4)])
+            swarm.network.set_bandwidth(newcomer.node.peer_id, BULK / 30)
+            before = newcomer.core.state_digest()
+            training = asyncio.create_task(together(*(trainer.train(12) for trainer in veterans)))
+            with pytest.raises(StateDownloadError):
+                await newcomer.core.join()
+            assert newcomer.core.state_digest() == before and newcomer.epoch == 0
+            await training
+
+    virtual_time.run(main(), timeout=600)

@@ -1,0 +1,131 @@
+"""What a peer counts of itself: samples, losses, outcomes and how long its epochs took."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.peers.report import MAX_RECENT, EpochLoss, PeerMetrics
+from swarmcli.testing import virtual_time
+
+
+def metrics(seen: list[Event] | None = None) -> PeerMetrics:
+    events = Events()
+    if seen is not None:
+        events.subscribe(seen.append)
+    return PeerMetrics(PeerID(bytes(32)), events)
+
+
+def at(epoch: int) -> Standing:
+    return Standing(epoch, 24 * epoch, bytes(32))
+
+
+def test_an_epochs_loss_is_the_mean_over_its_samples() -> None:
+    async def main() -> None:
+        seen: list[Event] = []
+        own = metrics(seen)
+        own.begin()
+        own.note_loss(4.0, 1)
+        own.note_loss(2.0, 3)
+        own.samples = 4
+        await asyncio.sleep(2.5)
+        ended = own.end_epoch(at(1), samples=24, own_samples=4, peers=2, seconds=0.5, rate=1.6)
+        assert (ended.loss, ended.seconds) == (2.5, 2.5)
+        assert (own.last_loss, list(own.recent)) == (2.5, [EpochLoss(1, 2.5, 4)])
+        assert seen == [
+            EpochReported(PeerID(bytes(32)).text, 1, 2.5, 4, 1.6),
+            EpochAdvanced(1, bytes(32).hex(), 24, 4, 2, 2.5, 2.5, 0.5),
+        ]
+
+    virtual_time.run(main())
+
+
+def test_an_epoch_without_samples_has_no_loss_and_keeps_the_last_one() -> None:
+    async def main() -> None:
+        seen: list[Event] = []
+        own = metrics(seen)
+        own.note_loss(4.0, 1)
+        own.end_epoch(at(1))
+        await asyncio.sleep(1)
+        ended = own.end_epoch(at(2))
+        assert (ended.loss, ended.seconds) == (None, 1.0)
+        assert own.last_loss == 4.0
+        assert [each.epoch for each in own.recent] == [1]
+        assert sum(isinstance(event, EpochReported) for event in seen) == 1
+
+    virtual_time.run(main())
+
+
+def test_losses_of_parameters_that_were_replaced_are_forgotten() -> None:
+    async def main() -> None:
+        own = metrics()
+        own.note_loss(5.5, 8)
+        own.forget_losses()
+        assert own.end_epoch(at(400)).loss is None
+        assert (own.last_loss, list(own.recent)) == (None, [])
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_left_out(loss: float) -> None:
+    async def main() -> None:
+        own = metrics()
+        own.note_loss(loss, 8)
+        own.note_loss(1.0, 1)
+        assert own.end_epoch(at(1)).loss == 1.0
+
+    virtual_time.run(main())
+
+
+def test_only_the_latest_epochs_are_kept() -> None:
+    async def main() -> None:
+        own = metrics()
+        for epoch in range(MAX_RECENT + 5):
+            own.note_loss(1.0, 1)
+            own.end_epoch(at(epoch))
+        assert [each.epoch for each in own.recent] == list(range(5, MAX_RECENT + 5))
+
+    virtual_time.run(main())
+
+
+async def look(own: PeerMetrics, *anyone_computes: bool) -> None:
+    """One look in each second, the last one a second ago."""
+    for each in anyone_computes:
+        own.look(anyone_computes=each)
+        await asyncio.sleep(1)
+
+
+def test_waiting_is_no_part_of_an_epoch() -> None:
+    async def main() -> None:
+        own = metrics()
+        own.begin()
+        await look(own, False, False, False, True, True)
+        # Somebody may have begun right after the last look at nobody.
+        assert own.end_epoch(at(1)).seconds == 3.0
+        await asyncio.sleep(12)
+        own.leave_out(10.0)
+        assert own.end_epoch(at(2)).seconds == 2.0
+
+    virtual_time.run(main())
+
+
+def test_an_epoch_that_ends_between_two_looks_takes_nothing_from_the_next() -> None:
+    async def main() -> None:
+        own = metrics()
+        own.begin()
+        own.look(anyone_computes=False)
+        await asyncio.sleep(0.5)
+        assert own.end_epoch(at(1)).seconds == 0.5
+        await asyncio.sleep(0.5)
+        await look(own, False)
+        own.look(anyone_computes=True)
+        await asyncio.sleep(0.5)
+        assert own.end_epoch(at(2)).seconds == 2.0
+
+    virtual_time.run(main())

@@ -1,0 +1,192 @@
+"""Progress as peers tell it to each other through the hash table."""
+
+import asyncio
+
+import pytest
+
+from swarmcli.optim.peers.tracker import ProgressTrackerCore
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import nodes
+
+
+async def started(node, **options) -> ProgressTrackerCore:
+    tracker = ProgressTrackerCore(node, "run", 100, **options)
+    await tracker.start()
+    return tracker
+
+
+def test_samples_of_all_peers_add_up() -> None:
+    async def main() -> None:
+        async with nodes(3, clients=1) as peers:
+            trackers = [await started(node) for node in peers]
+            for samples, tracker in zip((10, 20, 30), trackers, strict=True):
+                tracker.report_local_progress(0, samples)
+            await asyncio.sleep(15)
+            for tracker in trackers:
+                assert tracker.global_progress.samples_accumulated == 60
+                assert tracker.global_progress.num_peers == 3
+                assert tracker.global_progress.num_clients == 1
+                assert not tracker.accumulated_enough_samples
+            trackers[0].report_local_progress(0, 50)
+            assert trackers[0].accumulated_enough_samples, "this peer's own count is taken in at once"
+            for tracker in trackers:
+                await tracker.shutdown()
+
+    virtual_time.run(main())
+
+
+def test_a_peer_learns_that_others_are_ahead() -> None:
+    async def main() -> None:
+        async with nodes(2) as peers:
+            ahead, behind = [await started(node) for node in peers]
+            with ahead.pause_updates():
+                assert ahead.update_epoch() == 1
+            assert not behind.ready_to_update_epoch
+            await asyncio.sleep(15)
+            assert behind.global_epoch == 1
+            assert behind.ready_to_update_epoch
+            assert behind.estimated_next_update_time <= peers[1].endpoint.clock.now()
+            assert behind.local_progress.epoch == 0
+            await ahead.shutdown()
+            await behind.shutdown()
+
+    virtual_time.run(main())
+
+
+def test_rates_are_measured_and_the_end_is_estimated_from_them() -> None:
+    async def main() -> None:
+        async with nodes(2) as peers:
+            trackers = [await started(node) for node in peers]
+            for step in range(1, 5):
+                await asyncio.sleep(1)
+                for tracker in trackers:
+                    tracker.report_local_progress(0, 2 * step)
+            await asyncio.sleep(10)
+            for tracker in trackers:
+                assert tracker.performance_ema.samples_per_second == pytest.approx(2.0)
+                eta = tracker.global_progress.eta_next_epoch - peers[0].endpoint.clock.now()
+                assert 10 < eta < 25  # 16 of 100 samples are reported, 4 more come each second
+            for tracker in trackers:
+                await tracker.shutdown()
+
+    virtual_time.run(main())
+
+
+def test_a_report_speaks_of_the_moment_of_its_count_and_a_repeated_one_of_its_own() -> None:
+    async def main() -> None:
+        async with nodes(2) as peers:
+            one, other = [await started(node) for node in peers]
+            await asyncio.sleep(0.1)  # the first report has just gone out, the next has to wait
+            one.report_local_progress(0, 10)
+            counted = one.local_progress.time
+            await asyncio.sleep(12)
+            (report,) = other.reports
+            assert (report.samples_accumulated, report.time) == (10, counted)
+            await asyncio.sleep(40)
+            (report,) = other.reports
+            assert (report.samples_accumulated, report.time > counted + 20) == (10, True)
+            await one.shutdown()
+            await other.shutdown()
+
+    virtual_time.run(main())
+
+
+def test_time_in_which_a_step_runs_does_not_count_as_computing() -> None:
+    async def main() -> None:
+        async with nodes(1) as peers:
+            tracker = await started(peers[0])
+            await asyncio.sleep(1)
+            tracker.report_local_progress(0, 4)
+            with tracker.pause_updates():
+                await asyncio.sleep(100)
+                tracker.update_epoch()
+            await asyncio.sleep(1)
+            tracker.report_local_progress(1, 4)
+            assert tracker.performance_ema.samples_per_second == pytest.approx(4.0)
+            await tracker.shutdown()
+
+    virtual_time.run(main())
+
+
+def test_the_epoch_moves_only_inside_a_pause() -> None:
+    async def main() -> None:
+        async with nodes(1) as peers:
+            tracker = await started(peers[0])
+            with pytest.raises(RuntimeError, match="pause_updates"):
+                tracker.update_epoch()
+            await tracker.shutdown()
+
+    virtual_time.run(main())
+
+
+def test_shutdown_withdraws_the_record() -> None:
+    async def main() -> None:
+        async with nodes(2) as peers:
+            stays, leaves = [await started(node) for node in peers]
+            leaves.report_local_progress(0, 40)
+            await asyncio.sleep(10)
+            assert stays.global_progress.samples_accumulated == 40
+            await leaves.shutdown()
+            await asyncio.sleep(10)
+            assert stays.global_progress.num_peers == 1
+            assert stays.global_progress.samples_accumulated == 0
+            await stays.shutdown()
+
+    virtual_time.run(main())
+
+
+def test_reports_outlive_their_expiration_while_the_peer_lives() -> None:
+    async def main() -> None:
+        async with nodes(2) as peers:
+            one, other = [await started(node) for node in peers]
+            other.report_local_progress(0, 40)
+            await asyncio.sleep(300)
+            assert one.global_progress.samples_accumulated == 40
+            await one.shutdown()
+            await other.shutdown()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": -3},
+        {"samples_accumulated": "many"},
+        {"samples_per_second": float("inf")},
+        {"peer_id": bytes(32)},
+        {"time": 4e9, "samples_accumulated": 70},
+    ],
+)
+def test_forged_and_malformed_reports_change_nothing(change) -> None:
+    async def main() -> None:
+        async with nodes(2) as peers:
+            victim = await started(peers[0])
+            forger = peers[1]
+            good = {
+                "peer_id": bytes(forger.peer_id),
+                "epoch": 5,
+                "samples_accumulated": 10,
+                "samples_per_second": 1.0,
+                "time": forger.endpoint.clock.now(),
+                "client_mode": False,
+            }
+            expires = forger.endpoint.clock.now() + 60
+            await forger.store("run_progress", good | change, expires, forger.own_subkey())
+            await forger.store("run_progress", good | change, expires, b"an unsigned subkey")
+            await asyncio.sleep(10)
+            assert victim.global_epoch == 0
+            assert victim.global_progress.samples_accumulated == 0
+            assert victim.global_progress.num_peers == 1
+            await victim.shutdown()
+
+    virtual_time.run(main())
+
+
+def test_the_target_is_checked() -> None:
+    async def main() -> None:
+        async with nodes(1) as peers:
+            with pytest.raises(ValueError, match="target_batch_size"):
+                ProgressTrackerCore(peers[0], "run", 0)
+
+    virtual_time.run(main())

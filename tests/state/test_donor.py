@@ -1,0 +1,248 @@
+"""A donor with many at its door: turns, the word about others who have the state by now, and its own work first."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from swarmcli.errors import CallRefused, StateDownloadError
+from swarmcli.state import donor as donor_module
+from swarmcli.state import pins as pins_module
+from swarmcli.state import snapshot as snapshot_module
+from swarmcli.state.donor import (
+    DigestAnswer,
+    DigestQuestion,
+    StateDonor,
+    StateRequest,
+    digest_method,
+    state_method,
+)
+from swarmcli.state.download import DownloadedState, download_state
+from swarmcli.state.snapshot import Snapshot
+from swarmcli.testing import virtual_time
+from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", CHUNK)
+
+
+SPEED = 1_000_000  # bytes per second of every link
+
+
+class Newcomers(Swarm):
+    """Newcomers that hand on what they have downloaded."""
+
+    def __init__(self, donors: int, newcomers: int, size: int, **options: object) -> None:
+        super().__init__(donors, newcomers, bandwidth=SPEED, **options)
+        state = Snapshot(b"v1", {"epoch": 3}, make_state(size=size))
+        self.states = [state] * donors
+        self.total = size_of(state)
+        self.finished: list[float] = []
+        self.active = self.most_active = 0
+        self.lenders = [StateDonor(endpoint, "test", self._nothing) for endpoint in self.endpoints[donors:]]
+
+    async def _nothing(self, version: bytes) -> Snapshot | None:
+        return None
+
+    async def arrive(self, newcomer: int, timeout: float = 600.0) -> DownloadedState:
+        endpoint, lender = self.endpoints[len(self.donors) + newcomer], self.lenders[newcomer]
+        lender.start()
+        with lender.expecting(b"v1") as lend:
+            state = await download_state(endpoint, "test", self.ids, version=b"v1", timeout=timeout)
+            lend(Snapshot(state.version, state.metadata, state.tensors), state.manifest, state.digests)
+        self.finished.append(asyncio.get_running_loop().time())
+        check(state, self.states[0])
+        return state
+
+
+@pytest.mark.parametrize("donors", [1, 2])
+def test_sixteen_newcomers_at_once(donors: int) -> None:
+    """With links of speed B and a state of S bytes, D donors alone need 16 S / D B for all of them.
+
+    The first four at each share its link, for 4 S / B. Then 5 D peers hold the state, and the others need as long as
+    these take to send it, or as their own links take for it; twice that is allowed.
+    """
+
+    async def main() -> None:
+        async with Newcomers(donors, 16, 1_000_000) as swarm:
+            everyone = await asyncio.gather(*(swarm.arrive(newcomer) for newcomer in range(16)))
+            alone = swarm.total / SPEED
+            then = max(1.0, (16 - 4 * donors) / (5 * donors))
+            assert max(swarm.finished) < (4 + 2 * then) * alone
+            sent = [endpoint.statistics().traffic.sent for endpoint in swarm.endpoints]
+            assert max(sent[:donors]) < 0.7 * 16 * swarm.total / donors, "the others gave as well"
+            assert sum(state.bytes for state in everyone) < 1.05 * 16 * swarm.total
+            helpers = {peer for state in everyone for peer in state.donors} - set(swarm.ids)
+            assert len(helpers) >= 4
+
+    virtual_time.run(main(), seed=1)
+
+
+def test_a_donor_serves_a_few_at_a_time_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_module, "MAX_NAMED", 1)
+
+    async def main() -> None:
+        async with Newcomers(1, 6, 200_000, max_downloads=2) as swarm:
+            order: list[int] = []
+
+            async def come(number: int) -> None:
+                await asyncio.sleep(0.01 * number)
+                endpoint = swarm.endpoints[1 + number]
+                await download_state(endpoint, "test", swarm.ids, version=b"v1", timeout=60)
+                order.append(number)
+
+            coming = [asyncio.create_task(come(number)) for number in range(6)]
+            for _ in range(40):
+                await asyncio.sleep(0.1)
+                assert swarm.donors[0]._downloads <= 2
+            await asyncio.gather(*coming)
+            assert [sorted(order[pair : pair + 2]) for pair in (0, 2, 4)] == [[0, 1], [2, 3], [4, 5]]
+
+    virtual_time.run(main())
+
+
+def test_a_newcomer_that_leaves_frees_its_place_in_line_and_its_snapshot() -> None:
+    async def main() -> None:
+        async with Newcomers(1, 3, 500_000, max_downloads=1) as swarm:
+            donor = swarm.donors[0]
+            first, second, third = (asyncio.create_task(swarm.arrive(number)) for number in range(3))
+            await asyncio.sleep(0.5)
+            second.cancel()
+            await asyncio.sleep(0.1)
+            assert len(donor._line) == 1
+            first.cancel()
+            await third
+            await asyncio.sleep(0.1)
+            assert donor._downloads == 0 and not donor._line
+            await asyncio.sleep(pins_module.LINGER + 1)
+            assert not donor._pins._pins
+            for left in (first, second):
+                with suppress(asyncio.CancelledError):
+                    await left
+
+    virtual_time.run(main())
+
+
+def test_a_newcomer_that_is_cut_off_in_the_middle_frees_the_snapshot() -> None:
+    async def main() -> None:
+        async with Newcomers(1, 1, 500_000) as swarm:
+            coming = asyncio.create_task(swarm.arrive(0))
+            await asyncio.sleep(0.5)
+            assert swarm.donors[0]._pins._pins
+            swarm.network.kill(swarm.endpoints[1].peer_id)
+            coming.cancel()
+            await asyncio.sleep(pins_module.LINGER + 1)
+            assert not swarm.donors[0]._pins._pins and swarm.donors[0]._downloads == 0
+            with suppress(asyncio.CancelledError):
+                await coming
+
+    virtual_time.run(main())
+
+
+def test_a_donor_does_its_own_work_first() -> None:
+    async def main() -> None:
+        working = asyncio.Event()  # set: not working
+        async with Newcomers(1, 1, 200_000, courtesy=working.wait) as swarm:
+            coming = asyncio.create_task(swarm.arrive(0))
+            await asyncio.sleep(11)
+            given = swarm.endpoints[0].statistics().traffic.sent
+            assert 4096 < given < 10 * 4096, "no more than a chunk now and then"
+            working.set()
+            await coming
+            assert asyncio.get_running_loop().time() < 11 + 2 + 2 * swarm.total / SPEED
+
+    virtual_time.run(main())
+
+
+def test_more_versions_than_memory_allows_wait() -> None:
+    async def main() -> None:
+        async with Newcomers(1, 3, 500_000) as swarm:
+
+            async def provide(version: bytes) -> Snapshot:
+                return Snapshot(version, None, make_state(seed=version[0], size=500_000))
+
+            swarm.donors[0]._pins._provide = provide
+            tasks = [
+                asyncio.create_task(
+                    download_state(
+                        swarm.endpoints[1 + number], "test", swarm.ids, version=b"abc"[number : number + 1], timeout=60
+                    )
+                )
+                for number in range(3)
+            ]
+            for _ in range(20):
+                await asyncio.sleep(0.1)
+                assert len([pin for pin in swarm.donors[0]._pins._pins.values() if pin.users]) <= 2
+            states = await asyncio.gather(*tasks)
+            assert [state.version for state in states] == [b"a", b"b", b"c"]
+
+    virtual_time.run(main())
+
+
+def test_who_takes_only_the_manifest_has_not_been_given_anything() -> None:
+    async def main() -> None:
+        donated: list[object] = []
+        async with Swarm(1, donated=lambda *call: donated.append(call)) as swarm:
+            newcomer = swarm.endpoints[1]
+            async with newcomer.stream(swarm.ids[0], state_method("test"), StateRequest(b"v1"), timeout=5) as stream:
+                await stream.receive(donor_module.ManifestHeader)
+            await asyncio.sleep(1)
+            assert not donated
+            await swarm.download()
+            await asyncio.sleep(1)
+            assert len(donated) == 1
+
+    virtual_time.run(main())
+
+
+def test_a_line_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_module, "_MAX_IN_LINE", 0)
+
+    async def main() -> None:
+        async with Swarm(1) as swarm:
+            with pytest.raises(StateDownloadError, match="others are downloading"):
+                await swarm.download(timeout=5)
+
+    virtual_time.run(main())
+
+
+def test_questions_for_hashes_that_there_are_not() -> None:
+    async def main() -> None:
+        async with Swarm(1) as swarm:
+            newcomer = swarm.endpoints[1]
+
+            async def ask(pin: bytes, first: int, count: int) -> bytes:
+                question = DigestQuestion(pin, first, count)
+                answer = await newcomer.call(swarm.ids[0], digest_method("test"), question, DigestAnswer, timeout=5)
+                return answer.digests
+
+            async with newcomer.stream(swarm.ids[0], state_method("test"), StateRequest(b"v1"), timeout=5) as stream:
+                header, _ = await stream.receive(donor_module.ManifestHeader)
+                assert len(await ask(header.pin, 3, 4)) == 4 * 32
+                with pytest.raises(CallRefused, match="chunks"):
+                    await ask(header.pin, 30, 4)
+            with pytest.raises(CallRefused, match="let go"):
+                await ask(b"other", 0, 1)
+
+    virtual_time.run(main())
+
+
+def test_what_a_newcomer_expects_is_waited_for_and_refused_if_it_does_not_come() -> None:
+    async def main() -> None:
+        async with Newcomers(1, 2, 100_000) as swarm:
+            lender = swarm.lenders[0]
+            lender.start()
+            asking = asyncio.create_task(
+                download_state(swarm.endpoints[2], "test", [swarm.endpoints[1].peer_id], version=b"v1", timeout=30)
+            )
+            with lender.expecting(b"v1"):
+                await asyncio.sleep(5)
+                assert not asking.done()
+            with pytest.raises(StateDownloadError, match="does not have that state"):
+                await asking
+
+    virtual_time.run(main())

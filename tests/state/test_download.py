@@ -1,0 +1,295 @@
+"""Downloads of a state: from several donors, past those that die, lie or differ, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from swarmcli.compression import Float16Compression
+from swarmcli.errors import StateDownloadError
+from swarmcli.events import PeerRefused
+from swarmcli.network import Identity, PeerID
+from swarmcli.state import snapshot as snapshot_module
+from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, digest_of_chunk
+from swarmcli.testing import virtual_time
+from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", CHUNK)
+
+
+@pytest.mark.parametrize("donors", [1, 3, 6])
+def test_a_whole_state_arrives(donors: int) -> None:
+    async def main() -> None:
+        async with Swarm(donors, bandwidth=200_000) as swarm:
+            got = await swarm.download(version=b"v1")
+            check(got, swarm.states[0])
+            assert len(got.donors) == min(donors, 4)
+            assert got.bytes == size_of(swarm.states[0])
+
+    virtual_time.run(main())
+
+
+def test_several_donors_are_faster_than_one() -> None:
+    async def seconds(donors: int) -> float:
+        async with Swarm(donors) as swarm:
+            for peer in swarm.ids:
+                swarm.network.set_bandwidth(peer, 20_000)
+            await swarm.download()
+            return asyncio.get_running_loop().time()
+
+    alone, together = (virtual_time.run(seconds(donors)) for donors in (1, 4))
+    assert together < alone / 2.5
+
+
+@pytest.mark.parametrize("donors", [2, 3])
+def test_a_donor_killed_half_way_costs_less_than_a_twentieth(donors: int) -> None:
+    async def main() -> None:
+        async with Swarm(donors, bandwidth=500_000) as swarm:
+            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=500_000))] * donors
+            total = size_of(swarm.states[0])
+            downloading = asyncio.create_task(swarm.download())
+            newcomer = swarm.endpoints[-1]
+            await asyncio.sleep(0.5 * total / 500_000 + 0.2)
+            assert 0.3 * total < newcomer.statistics().traffic.received < 0.7 * total
+            swarm.network.kill(swarm.ids[0])
+            check(await downloading, swarm.states[0])
+            assert newcomer.statistics().traffic.received < 1.05 * total
+
+    virtual_time.run(main())
+
+
+def test_a_frozen_donor_is_replaced() -> None:
+    async def main() -> None:
+        async with Swarm(2, bandwidth=50_000) as swarm:
+            downloading = asyncio.create_task(swarm.download())
+            await asyncio.sleep(0.6)
+            swarm.network.freeze(swarm.ids[0])
+            check(await downloading, swarm.states[0])
+            assert asyncio.get_running_loop().time() < 15
+            swarm.network.thaw(swarm.ids[0])
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("donors", [1, 3])
+def test_a_lying_donor_is_found_out(donors: int) -> None:
+    async def main() -> None:
+        async with Swarm(donors, bandwidth=200_000) as swarm:
+            honest = PinnedState.chunk
+
+            def lie(self: PinnedState, chunk: int) -> list[memoryview]:
+                pieces = honest(self, chunk)
+                lies = self.snapshot is swarm.states[0] and chunk >= 5
+                return [memoryview(bytes(len(piece))) for piece in pieces] if lies else pieces
+
+            def digest(self: PinnedState, chunk: int) -> bytes:
+                return digest_of_chunk(*honest(self, chunk))
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(PinnedState, "chunk", lie)
+                patch.setattr(PinnedState, "digest", digest)
+                if donors > 1:
+                    check(await swarm.download(), swarm.states[1])
+                else:
+                    with pytest.raises(StateDownloadError, match="does not have the hash") as caught:
+                        await swarm.download()
+                    assert list(caught.value.attempts) == [swarm.ids[0].text]
+            refused = [event for event in swarm.events if isinstance(event, PeerRefused)]
+            assert [event.peer for event in refused] == [swarm.ids[0].text] and refused[0].what == "state"
+
+    virtual_time.run(main())
+
+
+def a_bit_apart(*chunks: int) -> dict[str, torch.Tensor]:
+    """The usual state but for the lowest bit of one number in each of these chunks."""
+    state = make_state()
+    for chunk in chunks:
+        state["weight"].view(torch.int32).view(-1)[chunk * CHUNK // 4 + 7] ^= 1
+    return state
+
+
+@pytest.mark.parametrize("chunks", [[0], [29], range(0, 29, 2)])
+@pytest.mark.parametrize("other", range(3))
+def test_donors_that_differ_in_a_bit_are_not_mixed(chunks: Sequence[int], other: int) -> None:
+    async def main() -> None:
+        async with Swarm(3, bandwidth=100_000) as swarm:
+            swarm.states[other] = Snapshot(b"v1", {"epoch": 3}, a_bit_apart(*chunks))
+            got = await swarm.download()
+            mine = [torch.equal(got.tensors["weight"], state.tensors["weight"]) for state in swarm.states]
+            check(got, swarm.states[mine.index(True)])
+            assert len(got.digests) == -(-size_of(swarm.states[0]) // CHUNK)
+            assert not [event for event in swarm.events if isinstance(event, PeerRefused)], "that is no lie"
+
+    virtual_time.run(main())
+
+
+def test_of_two_that_differ_in_one_bit_the_second_goes_on_where_the_first_died() -> None:
+    async def main() -> None:
+        async with Swarm(2, bandwidth=20_000) as swarm:
+            swarm.states[1] = Snapshot(b"v1", {"epoch": 3}, a_bit_apart(3))
+            swarm.network.set_bandwidth(swarm.ids[1], 8_000)  # the first to answer is the other one
+            downloading = asyncio.create_task(swarm.download())
+            await asyncio.sleep(4)
+            swarm.network.kill(swarm.ids[0])
+            got = await downloading
+            check(got, swarm.states[1])
+            assert got.bytes < size_of(swarm.states[1]) + 4 * CHUNK, "what is equal was not fetched again"
+
+    virtual_time.run(main())
+
+
+def test_a_donor_that_is_lost_for_a_moment_is_asked_again() -> None:
+    async def main() -> None:
+        async with Swarm(1, bandwidth=50_000) as swarm:
+            downloading = asyncio.create_task(swarm.download())
+            await asyncio.sleep(1.5)
+            for channel in list(swarm.endpoints[0]._streams.channels()):
+                channel.connection.abort("a cable was pulled")
+            check(await downloading, swarm.states[0])
+            assert swarm.endpoints[-1].statistics().traffic.received < 1.2 * size_of(swarm.states[0])
+
+    virtual_time.run(main())
+
+
+def test_a_donor_that_names_false_hashes_is_not_asked_again() -> None:
+    """Its manifest comes first, so the others are measured by it, until it is caught."""
+
+    async def main() -> None:
+        async with Swarm(3, bandwidth=100_000) as swarm:
+            honest = PinnedState.digest
+
+            def lie(self: PinnedState, chunk: int) -> bytes:
+                return bytes(32) if self.snapshot is swarm.states[0] and chunk > 4 else honest(self, chunk)
+
+            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, make_state())
+            for peer in swarm.ids[1:]:
+                swarm.network.set_bandwidth(peer, 60_000)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(PinnedState, "digest", lie)
+                got = await swarm.download()
+            check(got, swarm.states[1])
+            assert [event.peer for event in swarm.events if isinstance(event, PeerRefused)] == [swarm.ids[0].text]
+            assert swarm.provided[0] == 1
+
+    virtual_time.run(main())
+
+
+def test_a_lossy_codec_halves_what_travels() -> None:
+    async def main() -> None:
+        async with Swarm(2, bandwidth=200_000) as swarm:
+            exact = make_state()
+            swarm.states = [Snapshot(b"v1", {"epoch": 3}, exact, codec=Float16Compression())] * 2
+            got = await swarm.download()
+            assert got.bytes < 0.6 * size_of(Snapshot(b"v1", None, exact))
+            assert got.tensors["weight"].dtype is torch.float32 and torch.equal(got.tensors["step"], exact["step"])
+            torch.testing.assert_close(got.tensors["weight"], exact["weight"].half().float(), rtol=0, atol=0)
+            assert got.tensors["half"].dtype is torch.bfloat16
+
+    virtual_time.run(main())
+
+
+def test_when_all_equal_donors_die_another_state_is_taken_from_the_start() -> None:
+    async def main() -> None:
+        async with Swarm(2, bandwidth=50_000) as swarm:
+            swarm.states[1] = Snapshot(b"v1", {"epoch": 3}, make_state(seed=1))
+            swarm.network.set_bandwidth(swarm.ids[1], 5_000)  # its manifest comes second
+            downloading = asyncio.create_task(swarm.download())
+            await asyncio.sleep(1.2)
+            swarm.network.kill(swarm.ids[0])
+            got = await downloading
+            check(got, swarm.states[1])
+            assert got.donors == (swarm.ids[1],)
+
+    virtual_time.run(main())
+
+
+def test_only_the_wanted_version() -> None:
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            swarm.states[0] = Snapshot(b"v0", None, make_state(seed=5))
+            got = await swarm.download(version=b"v1")
+            check(got, swarm.states[1])
+            assert swarm.ids[0] not in got.donors
+            with pytest.raises(StateDownloadError) as caught:
+                await swarm.download(version=b"v9")
+            assert set(caught.value.attempts) == {peer.text for peer in swarm.ids}
+            assert "does not have that state" in str(caught.value)
+
+    virtual_time.run(main())
+
+
+def test_many_newcomers_wait_for_their_turn_and_share_snapshots() -> None:
+    async def main() -> None:
+        async with Swarm(2, 8, bandwidth=500_000, max_downloads=2) as swarm:
+            everyone = await asyncio.gather(*(swarm.download(newcomer) for newcomer in range(8)))
+            for got in everyone:
+                check(got, swarm.states[0])
+            assert max(swarm.provided) <= 3  # the snapshot is let go only some time after its last use
+
+    virtual_time.run(main())
+
+
+def test_busy_donors_are_asked_until_time_is_up() -> None:
+    async def main() -> None:
+        async with Swarm(1, max_downloads=0) as swarm:
+            with pytest.raises(StateDownloadError, match=r"within 7 s.*others are downloading"):
+                await swarm.download(timeout=7)
+            assert asyncio.get_running_loop().time() == pytest.approx(7, abs=0.1)
+
+    virtual_time.run(main())
+
+
+def test_nobody_to_ask_and_nobody_there() -> None:
+    async def main() -> None:
+        async with Swarm(1) as swarm:
+            with pytest.raises(StateDownloadError, match="nobody to ask"):
+                await swarm.download(donors=[])
+            stranger = Identity.from_seed(99).peer_id
+            with pytest.raises(StateDownloadError) as caught:
+                await swarm.download(donors=[stranger])
+            assert list(caught.value.attempts) == [stranger.text]
+            check(await swarm.download(donors=[stranger, *swarm.ids]), swarm.states[0])
+
+    virtual_time.run(main())
+
+
+def test_an_outline_is_checked_before_anything_is_allocated() -> None:
+    async def main() -> None:
+        async with Swarm(1) as swarm:
+            seen: list[StateOutline] = []
+
+            def refuse(outline: StateOutline) -> None:
+                seen.append(outline)
+                raise ValueError("weight has another shape here")
+
+            with pytest.raises(StateDownloadError, match="another shape here"):
+                await swarm.download(check=refuse)
+            assert seen[0].metadata == {"epoch": 3}
+            assert seen[0].descriptors["weight"].shape == (300, 100)
+            with pytest.raises(StateDownloadError, match="at most 1000 are accepted"):
+                await swarm.download(max_bytes=1000)
+
+    virtual_time.run(main())
+
+
+def test_donations_are_reported_and_the_snapshot_is_let_go() -> None:
+    async def main() -> None:
+        donated: list[tuple[PeerID, bytes, int]] = []
+        async with Swarm(1, donated=lambda peer, state, size: donated.append((peer, state.version, size))) as swarm:
+            await swarm.download(version=b"v1")
+            await asyncio.sleep(1)
+            ((peer, version, size),) = donated
+            assert peer == swarm.endpoints[1].peer_id and version == b"v1" and size >= size_of(swarm.states[0])
+            await swarm.download(version=b"v1")
+            assert swarm.provided == [1]
+            await asyncio.sleep(10)
+            await swarm.download(version=b"v1")
+            assert swarm.provided == [2]
+
+    virtual_time.run(main())

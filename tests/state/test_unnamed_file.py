@@ -1,0 +1,55 @@
+"""Files without names: what is written is read, mapped and gone."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from swarmcli.state import unnamed_file
+from swarmcli.state.unnamed_file import UnnamedFile
+
+
+def test_what_is_written_is_read_and_mapped(tmp_path: Path) -> None:
+    file = UnnamedFile(tmp_path)
+    file.resize(1000)
+    file.write(300, memoryview(b"x" * 400))
+    assert bytes(file.read(299, 402)) == b"\0" + b"x" * 400 + b"\0"
+    mapped = file.map(1000)
+    assert file.in_use and bytes(mapped[300:700].numpy()) == b"x" * 400
+    del mapped
+    assert not file.in_use and not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="ends before byte 1001"):
+        file.read(990, 11)
+
+
+def test_reads_that_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, preadv = UnnamedFile(tmp_path), os.preadv
+    file.write(0, memoryview(bytes(range(256))))
+    monkeypatch.setattr(unnamed_file.os, "preadv", lambda fd, buffers, at: preadv(fd, [buffers[0][:100]], at))
+    assert bytes(file.read(1, 250)) == bytes(range(1, 251))
+
+
+def test_it_is_closed_with_its_last_user(tmp_path: Path) -> None:
+    file = UnnamedFile(tmp_path)
+    descriptor = file._file.fileno()
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    file = UnnamedFile(tmp_path)
+    descriptor = file._file.fileno()
+    del file
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_part_of_the_disk_is_left_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = UnnamedFile(tmp_path)
+    monkeypatch.setattr(unnamed_file, "_LEAVE_FREE", 1 << 60)
+    with pytest.raises(OSError, match="no room for another 3 MiB"):
+        file.resize(3 << 20)
+    file.resize(0)
