@@ -33,7 +33,7 @@ from swarmcli.events import PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.state.download import DownloadedState
+from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.sharing import StateOffer, StateSharing
 from swarmcli.state.snapshot import Snapshot, copies_of
 from swarmcli.tasks import on_executor

@@ -1,36 +1,137 @@
-"""A state in the making: the place for it, and which chunks nobody has fetched yet. No network in here."""
+"""A state in the making: where its chunks come to lie, which of them nobody has fetched, and whose hashes they have.
+
+Donors hash their chunks as they are asked for, so nobody knows all hashes of a state when its download begins. One
+donor is the *reference*: a chunk that another one gave counts if its hash is the reference's for that chunk. When the
+reference is lost or found to lie, another donor takes its place, and of what has arrived everything stays that is
+equal in its state too. So what comes out is one donor's state to the last bit, whoever sent the pieces.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from swarmcli.state.distant import AnyTensor
-from swarmcli.state.slots import FileSlots, MemorySlots, Slots
-from swarmcli.state.snapshot import ChunkLayout, StateOutline, digest_of_chunk
+import torch
+
+from swarmcli.compression import NoCompression, TensorDescriptor, TensorMessage, extract
+from swarmcli.compression.base import tensor_memory
+from swarmcli.errors import NetworkError
+from swarmcli.memory import fresh_memory
+from swarmcli.network import Endpoint, PeerID
+from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
+from swarmcli.state.donor import MAX_DIGESTS_AT_ONCE, DigestAnswer, DigestQuestion, digest_method
+from swarmcli.state.snapshot import ChunkLayout, StateOutline, TensorEntry, digest_of_chunk
+from swarmcli.state.unnamed_file import UnnamedFile
 from swarmcli.tasks import Bell
+
+_HASH = 32
+_TIMEOUT = 20.0  # seconds for some hashes; a donor computes them at gigabytes a second
+
+
+class Unequal(Exception):
+    """The donor's state is another one than the one that is being put together."""
+
+
+@dataclass(frozen=True)
+class DownloadedState:
+    """A whole state.
+
+    contents  its tensors by name. They share one memory: copy those that are to outlive the others. Those of a state
+              that went through a file lie there
+    donors    who gave something of it
+    received  bytes of all chunks that came, those included that had to be fetched again
+    exact     every bit as the donor has it; False where tensors travelled with a lossy codec
+    manifest  and digests of all chunks, with which it can be handed on
+    """
+
+    version: bytes
+    metadata: Any
+    contents: Mapping[str, AnyTensor]
+    donors: tuple[PeerID, ...]
+    received: int
+    exact: bool
+    manifest: bytes = field(repr=False)
+    digests: tuple[bytes, ...] = field(repr=False)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of it in memory."""
+        here = self.contents.items()
+        return {name: tensor if isinstance(tensor, torch.Tensor) else loaded(tensor) for name, tensor in here}
+
+
+class DonorDigests:
+    """The digests of one donor's snapshot, asked for when they are needed."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str, peer: PeerID, pin: bytes, chunks: int) -> None:
+        self.peer = peer
+        self._endpoint, self._method, self._pin, self._chunks = endpoint, digest_method(prefix), pin, chunks
+        self._known: dict[int, bytes] = {}
+        self._asking = asyncio.Lock()
+
+    def note(self, chunk: int, digest: bytes) -> None:
+        """The donor named this digest with a chunk. Raises ValueError if it has named another one before."""
+        if self._known.setdefault(chunk, digest) != digest:
+            raise ValueError(f"it names two hashes for chunk {chunk} of one state")
+
+    async def digest(self, chunk: int) -> bytes:
+        """Raises NetworkError, and ValueError for what no honest donor answers."""
+        async with self._asking:
+            if chunk not in self._known:
+                first = chunk - chunk % MAX_DIGESTS_AT_ONCE
+                count = min(MAX_DIGESTS_AT_ONCE, self._chunks - first)
+                question = DigestQuestion(self._pin, first, count)
+                answer = await self._endpoint.call(self.peer, self._method, question, DigestAnswer, timeout=_TIMEOUT)
+                if len(answer.digests) != count * _HASH:
+                    raise ValueError(f"it names {len(answer.digests) // _HASH} hashes for {count} chunks")
+                for place in range(count):
+                    self.note(first + place, answer.digests[place * _HASH : (place + 1) * _HASH])
+        return self._known[chunk]
 
 
 class Assembly:
-    """Fetchers take chunks, read them into their slots, and either mark them as arrived or put them back."""
+    """Visits take chunks, read them into their slots, settle them there, and have them accepted or put them back.
 
-    def __init__(self, layout: ChunkLayout, outline: StateOutline, spool: Path | None = None) -> None:
-        """Makes room for it: in memory, or in a file in the directory `spool`. Raises ValueError if there is none."""
-        self.layout, self.outline = layout, outline
-        self._slots: Slots = MemorySlots(layout) if spool is None else FileSlots(layout, spool)
+    The place is memory or, with `spool`, an unnamed file in that directory; then only the chunks that are on their way
+    are in memory.
+    """
+
+    def __init__(self, manifest: bytes, layout: ChunkLayout, outline: StateOutline, spool: Path | None = None) -> None:
+        """Takes the place for the whole state. Raises ValueError if there is none."""
+        self.manifest, self.layout, self.outline = manifest, layout, outline
+        self.received = 0  # bytes of chunks
+        self._file: UnnamedFile | None = None
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        try:
+            if spool is None:
+                self._memory = fresh_memory(layout.nbytes)
+            else:
+                self._file = UnnamedFile(spool)
+                self._file.resize(layout.nbytes)
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"no room for a state of {layout.nbytes} bytes: {error}") from error
+        self._bytes, self._spool = tensor_memory(self._memory), spool
+        self._slots: dict[int, memoryview] = {}  # with a file: of the chunks that are on their way
         self._open = deque(range(layout.chunks))  # nobody fetches these
-        self._arrived: dict[int, bytes] = {}  # chunk → its digest
+        self._arrived: dict[int, tuple[bytes, PeerID]] = {}  # chunk → its digest, and who gave it
         self._changed = Bell()
+        self._reference: DonorDigests | None = None
+        self._choosing = asyncio.Lock()
 
     @property
     def complete(self) -> bool:
         return len(self._arrived) == self.layout.chunks
 
     @property
-    def arrived(self) -> Mapping[int, bytes]:
-        """The digests of the chunks that are there."""
-        return self._arrived
+    def donors(self) -> tuple[PeerID, ...]:
+        """Who gave something of what has arrived."""
+        return tuple(dict.fromkeys(peer for _, peer in self._arrived.values()))
+
+    # Chunks, and where they lie
 
     def take_nowait(self, most: int) -> range:
         """Up to `most` chunks to fetch, one behind the other; empty if others fetch all that are missing."""
@@ -49,29 +150,117 @@ class Assembly:
 
     def slot(self, chunk: int) -> memoryview:
         """Where the content of a chunk that was taken is to be written."""
-        return self._slots.slot(chunk)
+        begin, end = self.layout.bounds(chunk)
+        if self._file is None:
+            return self._bytes[begin:end]
+        if chunk not in self._slots:
+            self._slots[chunk] = memoryview(bytearray(end - begin))
+        return self._slots[chunk]
 
     def settle(self, chunk: int) -> bytes:
-        """Keeps what the slot holds, and returns its SHA-256. For an executor. Raises OSError if there is no room."""
-        digest = digest_of_chunk(self._slots.slot(chunk))
-        self._slots.settle(chunk)
-        return digest
+        """Keeps what the slot holds, and returns its SHA-256. For an executor; for several threads at once.
 
-    def add(self, chunk: int, digest: bytes) -> None:
-        """A chunk that was taken is there, and what it should be."""
-        self._arrived[chunk] = digest
-        if self.complete:
-            self._changed.ring()
+        Raises OSError if there is no room.
+        """
+        digest = digest_of_chunk(self.slot(chunk))
+        if self._file is not None:
+            self._file.write(self.layout.bounds(chunk)[0], self._slots.pop(chunk))
+        return digest
 
     def put_back(self, chunks: Iterable[int]) -> None:
         """Chunks that were taken and did not come, or are not wanted as they came; nobody writes into their slots."""
         back = list(chunks)
         for chunk in back:
             self._arrived.pop(chunk, None)
-            self._slots.drop(chunk)
+            self._slots.pop(chunk, None)
         self._open = deque(sorted([*self._open, *back]))
         self._changed.ring()
 
-    def tensors(self) -> dict[str, AnyTensor]:
-        """For an executor. Raises CompressionError for what no codec makes, and OSError."""
-        return self._slots.tensors()
+    # Whose hashes count
+
+    async def accept(self, source: DonorDigests, chunk: int, digest: bytes) -> None:
+        """A chunk of this source has been settled, with this digest. Raises Unequal if it is not the reference's."""
+        while True:
+            reference = await self._choose(source)
+            try:
+                named = await reference.digest(chunk)
+            except (NetworkError, ValueError):
+                self.forsake(reference)
+                if reference is source:
+                    raise
+                continue
+            if reference is not self._reference:
+                continue  # it was forsaken while it was asked: its word counts no more
+            if named != digest:
+                raise Unequal
+            self._arrived[chunk] = digest, source.peer
+            if self.complete:
+                self._changed.ring()
+            return
+
+    def forsake(self, source: DonorDigests) -> None:
+        """The source cannot be asked or believed any more. Without effect unless it is the reference."""
+        if source is self._reference:
+            self._reference = None
+
+    async def _choose(self, source: DonorDigests) -> DonorDigests:
+        """The reference; if there is none, this source becomes it, and what is unlike in its state is put back."""
+        async with self._choosing:
+            if self._reference is None:
+                arrived = list(self._arrived.items())
+                self.put_back([chunk for chunk, (digest, _) in arrived if await source.digest(chunk) != digest])
+                self._reference = source
+            return self._reference
+
+    # The end
+
+    def finish(self) -> DownloadedState:
+        """The complete state. For an executor. Raises CompressionError for what no codec makes, and OSError."""
+        return DownloadedState(
+            self.outline.version,
+            self.outline.metadata,
+            dict(self.layout.tensors(self._memory)) if self._file is None else self._tensors_of(self._file),
+            self.donors,
+            self.received,
+            self.outline.exact,
+            self.manifest,
+            tuple(digest for _, (digest, _) in sorted(self._arrived.items())),
+        )
+
+    def _tensors_of(self, file: UnnamedFile) -> dict[str, AnyTensor]:
+        """What a codec made is decoded one tensor at a time, into another file."""
+        assert self._spool is not None
+        tensors: dict[str, AnyTensor] = {}
+        decoded, end = UnnamedFile(self._spool), 0
+        for entry, offset in zip(self.layout.entries, self.layout.offsets, strict=False):
+            descriptor = entry.header.descriptor()
+            if entry.codec == NoCompression.name:
+                tensor = FileTensor(descriptor, file, offset)
+                _check_booleans(tensor)
+            else:
+                content = extract(TensorMessage(entry.header, (file.read(offset, entry.nbytes),)))
+                decoded.resize(end + descriptor.nbytes)
+                decoded.write(end, tensor_memory(content))
+                tensor = FileTensor(descriptor, decoded, end)
+                end += descriptor.nbytes
+            tensors[entry.name] = tensor
+        return tensors
+
+
+class FileTensor(DistantTensor):
+    """Lies in a file, which is gone with the last of its tensors."""
+
+    def __init__(self, descriptor: TensorDescriptor, file: UnnamedFile, offset: int) -> None:
+        super().__init__(descriptor)
+        self._file, self._offset = file, offset
+
+    def read(self, begin: int, end: int) -> memoryview:
+        return self._file.read(self._offset + begin, end - begin)
+
+
+def _check_booleans(tensor: FileTensor) -> None:
+    """Raises CompressionError for booleans that are none; of other types every byte will do."""
+    if tensor.dtype is torch.bool:
+        header = TensorEntry.of("", tensor).header
+        for begin, end in pieces(tensor.nbytes):
+            extract(TensorMessage(type(header)(header.codec, header.dtype, (end - begin,)), (tensor.read(begin, end),)))

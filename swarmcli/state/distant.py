@@ -17,27 +17,12 @@ PIECE = 8 << 20  # bytes that are read at a time, and so in memory
 class DistantTensor(ABC):
     """A tensor of a snapshot that lies elsewhere: in another process of a site, or in a file.
 
-    It does not change, and it can be read for as long as this object lives. Whoever keeps it there for a snapshot's
-    sake lets go of it when the last object is gone.
+    It does not change, and it can be read for as long as this object lives. The process or file that keeps it for the
+    snapshot's sake lets go of it when the last object is gone.
     """
 
     def __init__(self, descriptor: TensorDescriptor) -> None:
-        self.descriptor = descriptor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.descriptor.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.descriptor.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.descriptor.nbytes
-
-    def numel(self) -> int:
-        return self.descriptor.numel
+        self.dtype, self.shape, self.nbytes = descriptor.dtype, descriptor.shape, descriptor.nbytes
 
     @abstractmethod
     def read(self, begin: int, end: int) -> memoryview:
@@ -50,10 +35,10 @@ class DistantTensor(ABC):
 AnyTensor: TypeAlias = torch.Tensor | DistantTensor
 
 
-def pieces(nbytes: int, most: int = PIECE) -> Iterator[tuple[int, int]]:
-    """`nbytes` cut into ranges of at most `most`."""
-    for begin in range(0, nbytes, most):
-        yield begin, min(begin + most, nbytes)
+def pieces(nbytes: int) -> Iterator[tuple[int, int]]:
+    """`nbytes` cut into ranges of at most PIECE."""
+    for begin in range(0, nbytes, PIECE):
+        yield begin, min(begin + PIECE, nbytes)
 
 
 @torch.no_grad()

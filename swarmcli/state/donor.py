@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, ParamSpec, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from swarmcli.errors import CallRefused, EndOfStream, SiteError
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.loop_thread import offload
-from swarmcli.state.pins import Lend, Pin, Pins
+from swarmcli.state.pins import Pin, Pins
 from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
 from swarmcli.tasks import Bell, beside
 
@@ -123,6 +123,7 @@ class StateDonor:
         self._line: deque[object] = deque()
         self._done: dict[bytes, deque[Holder]] = {}  # version → who downloaded it here and has it as well, newest last
         self._pins = Pins(provide, endpoint.random)
+        self.expecting = self._pins.expecting  # for a state that this peer downloads itself
         self._news = Bell()
         self._elsewhere = asyncio.Lock()  # reads of what is elsewhere wait for each other there, so not in the executor
         self._closed = False
@@ -138,15 +139,6 @@ class StateDonor:
             self._closed = True
             self._endpoint.withdraw(self._method, self._digest_method)
             self._pins.close()
-
-    @contextmanager
-    def expecting(self, version: bytes) -> Iterator[Lend]:
-        """While the block runs, this peer downloads that state itself, and whoever asks for it waits for that.
-
-        The function that it yields takes the state, its manifest and its digests, to be handed on for a while.
-        """
-        with self._pins.expecting(version) as lend:
-            yield lend
 
     async def _serve(self, peer: PeerID, request: StateRequest, stream: Stream) -> None:
         asked = asyncio.get_running_loop().time()
@@ -220,9 +212,13 @@ class StateDonor:
         state = self._pins.by_token(question.pin)
         if question.first + question.count > state.layout.chunks:
             raise CallRefused("chunk", f"this state has {state.layout.chunks} chunks")
-        if any(map(state.is_distant, range(question.first, question.first + question.count))):
-            return DigestAnswer(await self._from_elsewhere(state.digests, question.first, question.count))
-        return DigestAnswer(await offload(state.digests, question.first, question.count))
+        chunks = range(question.first, question.first + question.count)
+
+        def hash_all() -> bytes:
+            return b"".join(map(state.digest, chunks))
+
+        elsewhere = any(map(state.is_distant, chunks))
+        return DigestAnswer(await (self._from_elsewhere(hash_all) if elsewhere else offload(hash_all)))
 
     async def _read(self, state: PinnedState, chunk: int) -> tuple[bytes, list[memoryview]]:
         """Digest and pieces."""

@@ -1,6 +1,6 @@
 """Downloads a state from several donors at once: what each gives is checked, and whoever fails is replaced.
 
-Donors with equal manifests give parts of one state (see `collection`). A donor whose state differs (unlike processors
+Donors with equal manifests give parts of one state (see `assembly`). A donor whose state differs (unlike processors
 may differ in the last bit) is put aside: only if all equal ones fail, its state is taken instead, with what of the
 other is equal. All or nothing: every chunk of what comes out has the hash that one donor names for it.
 """
@@ -9,61 +9,38 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import torch
-
-from swarmcli.errors import CompressionError, NetworkError, StateDownloadError
+from swarmcli.errors import CallRefused, CompressionError, NetworkError, ProtocolViolation, StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.network import Endpoint, PeerID, PeerInfo
+from swarmcli.network import Endpoint, PeerID, PeerInfo, Stream
 from swarmcli.network.addresses import check_addresses
 from swarmcli.network.loop_thread import offload
-from swarmcli.state.assembly import Assembly
-from swarmcli.state.collection import Collection, Unequal
-from swarmcli.state.distant import AnyTensor, loaded
-from swarmcli.state.donor import Holder
-from swarmcli.state.snapshot import StateOutline, read_manifest
-from swarmcli.state.visit import Busy, Visit
-from swarmcli.tasks import Bell
+from swarmcli.state.assembly import Assembly, DonorDigests, DownloadedState, Unequal
+from swarmcli.state.donor import (
+    MAX_CHUNKS_AT_ONCE,
+    ChunkHeader,
+    ChunkRequest,
+    Holder,
+    InLine,
+    ManifestHeader,
+    StateRequest,
+    state_method,
+)
+from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, read_manifest
+from swarmcli.tasks import Bell, beside, unless_silent
 
 _PARALLEL = 4  # donors that give something at a time
 _MOST_VISITS = 8  # those included in whose line this peer waits
 _MOST_HEARSAY = 64  # donors that others named
 _BUSY_PAUSE = 0.5  # seconds before donors that were busy are asked again
+_OPENING = 60.0  # seconds without a word before the manifest: the donor may have to copy its state
+_SILENCE = 20.0  # seconds without a byte of a chunk that was asked for
+_BATCH_TIME = 0.5  # seconds of a donor's speed in one request: at the end nobody waits long for the slowest
 
 Check = Callable[[StateOutline], None]
-Raw: TypeAlias = bytes
-
-
-@dataclass(frozen=True)
-class DownloadedState:
-    """A whole state.
-
-    contents  its tensors by name. They share one memory: copy those that are to outlive the others. Those of a state
-              that went through a file lie there
-    exact     every bit as the donor has it; False where tensors travelled with a lossy codec
-    donors    who gave something of it
-    bytes     of all chunks that came, those included that had to be fetched again
-    manifest  and digests of all chunks, with which it can be handed on
-    """
-
-    version: bytes
-    metadata: Any
-    contents: Mapping[str, AnyTensor]
-    donors: tuple[PeerID, ...]
-    bytes: int
-    manifest: Raw = field(repr=False, default=b"")
-    digests: tuple[Raw, ...] = field(repr=False, default=())
-    exact: bool = True
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All of it in memory."""
-        here = self.contents.items()
-        return {name: tensor if isinstance(tensor, torch.Tensor) else loaded(tensor) for name, tensor in here}
 
 
 async def download_state(
@@ -85,7 +62,16 @@ async def download_state(
     waits until `timeout`, which bounds the whole in seconds. Raises StateDownloadError, whose `attempts` say what
     happened with each donor.
     """
-    download = _Download(endpoint, prefix, version, max_bytes, check, spool)
+
+    def make_room(manifest: bytes) -> Assembly:
+        layout, outline = read_manifest(manifest, max_bytes)
+        if version and outline.version != version:
+            raise ValueError("a state of another version than the one that was asked for")
+        if check is not None:
+            check(outline)
+        return Assembly(manifest, layout, outline, spool)
+
+    download = _Download(endpoint, prefix, version, make_room)
     try:
         async with asyncio.timeout(timeout):
             return await download.run(donors)
@@ -94,27 +80,22 @@ async def download_state(
 
 
 class _Download:
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        prefix: str,
-        version: bytes,
-        max_bytes: int,
-        check: Check | None,
-        spool: Path | None,
-    ) -> None:
-        self._endpoint, self._prefix, self._version = endpoint, prefix, version
-        self._max_bytes, self._check, self._spool = max_bytes, check, spool
+    """Whom to ask next, and which state is being put together."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str, version: bytes, make_room: Callable[[bytes], Assembly]) -> None:
+        """`make_room` raises ValueError for a manifest of a state that is not wanted, or has no room."""
+        self.endpoint, self.prefix, self.version = endpoint, prefix, version
+        self.news = Bell()  # whenever another donor may be visited, or no more need to be
+        self._make_room = make_room
         self._attempts: dict[str, str] = {}
         self._known: set[PeerID] = set()
         self._waiting: deque[PeerID] = deque()  # to be visited
         self._busy: list[PeerID] = []
         self._unequal: list[PeerID] = []
-        self._visits: dict[Visit, asyncio.Task[None]] = {}
+        self._visits: dict[_Visit, asyncio.Task[None]] = {}
         self._second_chance: set[PeerID] = set()  # who was lost in the middle, and is asked once more
-        self._collection: Collection | None = None
-        self._settled = False  # on the collection: donors of others are put aside
-        self._news = Bell()
+        self._assembly: Assembly | None = None
+        self._settled = False  # on the assembly: donors of other states are put aside
 
     def failure(self, message: str) -> StateDownloadError:
         words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in self._attempts.items())
@@ -126,115 +107,198 @@ class _Download:
         while self._waiting:
             async with asyncio.TaskGroup() as tasks:
                 await self._visit_all(tasks)
-            collection = self._collection
-            if collection is not None and collection.assembly.complete:
+            if self._assembly is not None and self._assembly.complete:
                 try:
-                    return await offload(_finish, collection)
-                except CompressionError as error:
-                    self._reject(collection, str(error))
+                    return await offload(self._assembly.finish)
+                except CompressionError as error:  # the hashes are those that were named, but no codec makes such
+                    for donor in self._assembly.donors:
+                        self._refuse(donor, str(error))
+                    self._assembly, self._settled = None, False
                 except OSError as error:
                     raise self.failure(f"the state that came cannot be kept here: {error}") from error
-            await self._think_again()
+            if self._busy:
+                await asyncio.sleep(_BUSY_PAUSE * (1 + self.endpoint.random.random()))
+                self._waiting.extend(self._busy)
+                self._busy.clear()
+            else:  # everyone has been asked: now those whose state is another one
+                self._waiting.extend(self._unequal)
+                self._unequal.clear()
+                self._settled = False
         raise self.failure("no donor gave a complete state")
 
     async def _visit_all(self, tasks: asyncio.TaskGroup) -> None:
         """Keeps visiting donors until the state is complete, or nobody is left to ask."""
         while True:
-            if self._collection is not None and self._collection.assembly.complete:
+            if self._assembly is not None and self._assembly.complete:
                 for visit, task in self._visits.items():
                     if not visit.fetching:
                         task.cancel()  # it waits in line, or has not been answered yet
                 return
-            while self._waiting and len(self._visits) < _MOST_VISITS and self._fetching < _PARALLEL:
-                visit = Visit(self._endpoint, self._prefix, self._waiting.popleft(), self._version)
+            while (
+                self._waiting
+                and len(self._visits) < _MOST_VISITS
+                and sum(not visit.in_line for visit in self._visits) < _PARALLEL
+            ):
+                visit = _Visit(self, self._waiting.popleft())
                 self._visits[visit] = tasks.create_task(self._visit(visit))
             if not self._visits:
                 return
-            await self._news.wait()
+            await self.news.wait()
 
-    @property
-    def _fetching(self) -> int:
-        """Visits that give something, or may soon."""
-        return sum(not visit.in_line for visit in self._visits)
-
-    async def _think_again(self) -> None:
-        """Everyone has been asked: those who were busy once more, and then those whose state is another one."""
-        if self._busy:
-            await asyncio.sleep(_BUSY_PAUSE * (1 + self._endpoint.random.random()))
-            self._waiting.extend(self._busy)
-            self._busy.clear()
-        else:
-            self._waiting.extend(self._unequal)
-            self._unequal.clear()
-            self._settled = False
-
-    def _reject(self, collection: Collection, reason: str) -> None:
-        """Its hashes are those that were named, but no codec makes such tensors."""
-        self._collection, self._settled = None, False
-        for donor in collection.donors:
-            self._attempts[donor.text] = reason
-            self._endpoint.events.emit(PeerRefused(donor.text, reason, "state"))
-
-    async def _visit(self, visit: Visit) -> None:
+    async def _visit(self, visit: _Visit) -> None:
         donor = visit.peer
         try:
-            await visit.run(self._join, self._heard, self._news.ring)
-        except Busy as error:
-            self._attempts[donor.text] = str(error)
-            self._busy.append(donor)
+            await visit.run()
         except Unequal:
             self._attempts[donor.text] = "its state is not equal to the others'"
             self._unequal.append(donor)
         except (NetworkError, TimeoutError) as error:
             self._attempts[donor.text] = str(error) or "it fell silent"
-            if visit.gave and donor not in self._second_chance:
+            if isinstance(error, CallRefused) and error.code == "busy":
+                self._busy.append(donor)
+            elif visit.gave and donor not in self._second_chance:
                 self._second_chance.add(donor)
                 self._busy.append(donor)
         except OSError as error:
             self._attempts[donor.text] = f"what it gives cannot be kept here: {error}"
         except ValueError as error:
-            self._attempts[donor.text] = str(error)
-            self._endpoint.events.emit(PeerRefused(donor.text, str(error), "state"))
+            self._refuse(donor, str(error))
         finally:
             del self._visits[visit]
-            self._news.ring()
+            self.news.ring()
 
-    def _heard(self, others: Sequence[Holder]) -> None:
+    def _refuse(self, donor: PeerID, reason: str) -> None:
+        self._attempts[donor.text] = reason
+        self.endpoint.events.emit(PeerRefused(donor.text, reason, "state"))
+
+    # For visits
+
+    def hear(self, others: Sequence[Holder]) -> None:
         """A donor in whose line this peer waits names others who have the state. Raises ValueError."""
         for other in others:
             check_addresses(other.addresses)
             if other.peer_id not in self._known and len(self._known) < _MOST_HEARSAY:
                 self._known.add(other.peer_id)
-                self._endpoint.learn(PeerInfo(other.peer_id, other.addresses))
-                place = self._endpoint.random.randrange(len(self._waiting) + 1)
+                self.endpoint.learn(PeerInfo(other.peer_id, other.addresses))
+                place = self.endpoint.random.randrange(len(self._waiting) + 1)
                 self._waiting.insert(place, other.peer_id)
 
-    def _join(self, manifest: bytes) -> Collection:
-        """The collection that this manifest belongs to. Raises ValueError, or Unequal if it is of another state."""
-        current = self._collection
-        if current is not None and current.manifest == manifest:
-            self._settled = True
-            return current
-        if self._settled:
-            raise Unequal
-        layout, outline = read_manifest(manifest, self._max_bytes)
-        if self._version and outline.version != self._version:
-            raise ValueError("a state of another version than the one that was asked for")
-        if self._check is not None:
-            self._check(outline)
-        self._collection, self._settled = Collection(manifest, Assembly(layout, outline, self._spool)), True
-        return self._collection
+    def join(self, manifest: bytes) -> Assembly:
+        """The assembly that this manifest belongs to. Raises ValueError, or Unequal if it is of another state."""
+        if self._assembly is None or self._assembly.manifest != manifest:
+            if self._settled:
+                raise Unequal
+            self._assembly = self._make_room(manifest)
+        self._settled = True
+        return self._assembly
 
 
-def _finish(collection: Collection) -> DownloadedState:
-    assembly = collection.assembly
-    return DownloadedState(
-        version=assembly.outline.version,
-        metadata=assembly.outline.metadata,
-        contents=assembly.tensors(),
-        donors=collection.donors,
-        bytes=collection.received,
-        manifest=collection.manifest,
-        digests=tuple(digest for _, digest in sorted(assembly.arrived.items())),
-        exact=assembly.outline.exact,
-    )
+class _Visit:
+    """One visit to one donor: it waits in line, fetches what is missing, and checks every chunk.
+
+    `in_line` while the donor lets this peer wait, `fetching` from the manifest on.
+    """
+
+    def __init__(self, download: _Download, donor: PeerID) -> None:
+        self.peer = donor
+        self.in_line = self.fetching = False
+        self.gave = 0  # chunks that count
+        self._download = download
+        self._unfinished: deque[int] = deque()  # chunks that were asked for and have not been accepted, in order
+
+    async def run(self) -> None:
+        """Fetches whatever is missing, until nothing is.
+
+        Raises what it failed with (Unequal, ValueError for what no honest donor sends, NetworkError and TimeoutError,
+        OSError when what comes cannot be kept here); what the donor gave until then is kept.
+        """
+        download, assembly, digests = self._download, None, None
+        request, method = StateRequest(download.version), state_method(download.prefix)
+        try:
+            async with download.endpoint.stream(self.peer, method, request, timeout=_OPENING) as stream:
+                header, manifest = await self._wait_in_line(stream)
+                assembly = download.join(bytes(manifest))
+                chunks = assembly.layout.chunks
+                digests = DonorDigests(download.endpoint, download.prefix, self.peer, header.pin, chunks)
+                self.in_line, self.fetching = False, True
+                download.news.ring()
+                await self._fetch(assembly, digests, stream)
+        finally:
+            # Not before the stream is closed: until then its chunks might still be written.
+            if assembly is not None and digests is not None and not assembly.complete:
+                assembly.forsake(digests)
+                assembly.put_back(self._unfinished)
+
+    async def _wait_in_line(self, stream: Stream) -> tuple[ManifestHeader, memoryview]:
+        answers: Any = ManifestHeader | InLine
+        while True:
+            async with unless_silent(stream, _OPENING):
+                header, manifest = await stream.receive(answers, _memory_for_manifest)
+            if isinstance(header, ManifestHeader):
+                return header, manifest
+            self.in_line = True
+            self._download.hear(header.others)
+            self._download.news.ring()
+
+    async def _fetch(self, assembly: Assembly, digests: DonorDigests, stream: Stream) -> None:
+        clock = asyncio.get_running_loop().time
+        arrived: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(2)
+        coming: deque[int] = deque()  # asked for and not received
+        batch, got, began = 1, 0, clock()
+        async with beside(self._verify(assembly, digests, arrived)):
+            while True:
+                while len(coming) < batch:  # the next request is on its way before this one is answered
+                    chunks = assembly.take_nowait(batch) if coming else await assembly.take(batch)
+                    if not chunks:
+                        break
+                    coming.extend(chunks)
+                    self._unfinished.extend(chunks)
+                    await stream.send(ChunkRequest(chunks.start, len(chunks)))
+                if not coming:
+                    break
+                digest = await _receive_chunk(stream, assembly.slot(coming[0]), coming[0])
+                await arrived.put((coming.popleft(), digest))
+                got += 1
+                speed = got / max(clock() - began, 1e-3)  # chunks per second
+                batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(speed * _BATCH_TIME)))
+            await arrived.join()
+
+    async def _verify(
+        self, assembly: Assembly, digests: DonorDigests, arrived: asyncio.Queue[tuple[int, bytes]]
+    ) -> None:
+        """Checks chunks in the order in which they arrive, while the next ones do."""
+        while True:
+            chunk, named = await arrived.get()
+            begin, end = assembly.layout.bounds(chunk)
+            assembly.received += end - begin
+            digest = await offload(assembly.settle, chunk)
+            if digest != named:
+                raise ValueError(f"chunk {chunk} of its state does not have the hash that it names")
+            digests.note(chunk, digest)
+            await assembly.accept(digests, chunk, digest)
+            self._unfinished.popleft()
+            self.gave += 1
+            arrived.task_done()
+            if assembly.complete:
+                self._download.news.ring()
+
+
+async def _receive_chunk(stream: Stream, slot: memoryview, chunk: int) -> bytes:
+    """Reads a chunk to where it belongs; returns the digest that goes with it."""
+
+    def into(header: ChunkHeader, size: int) -> memoryview:
+        if header.chunk != chunk or size != len(slot):
+            raise ProtocolViolation(f"expected chunk {chunk} of {len(slot)} bytes, got {header.chunk} of {size}")
+        return slot
+
+    async with unless_silent(stream, _SILENCE):
+        header, payload = await stream.receive(ChunkHeader, into)
+    if not payload:
+        raise ProtocolViolation(f"chunk {header.chunk} is empty")
+    return header.digest
+
+
+def _memory_for_manifest(header: ManifestHeader | InLine, size: int) -> memoryview:
+    if size > MAX_MANIFEST:
+        raise ProtocolViolation(f"a manifest of {size} bytes, at most {MAX_MANIFEST}")
+    return memoryview(bytearray(size))

@@ -74,7 +74,10 @@ class Pins:
 
     @contextmanager
     def expecting(self, version: bytes) -> Iterator[Lend]:
-        """Who asks for this version waits until the block ends; what the yielded function gets is then handed on."""
+        """While the block runs, this peer downloads that state itself, and a peer that asks for it waits for that.
+
+        The function that it yields takes the state, its manifest and its digests, to be handed on for a while.
+        """
 
         def lend(snapshot: Snapshot, manifest: bytes, digests: Sequence[bytes]) -> None:
             state = PinnedState(snapshot, digests)

@@ -26,8 +26,9 @@ from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.tasks import TaskOwner
+from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import StateDonor
-from swarmcli.state.download import DownloadedState, download_state
+from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot
 
 LONGEST_DOWNLOAD = 3600.0  # seconds, where the caller sets no bound
@@ -140,7 +141,7 @@ class StateSharing:
                 continue
             lineage = peers[state.donors[0]].tag.hex() if state.donors else ""
             donors = tuple(peer.text for peer in state.donors)
-            event = StateDownloaded(epoch, lineage, donors, state.bytes, _now() - began, "asked for")
+            event = StateDownloaded(epoch, lineage, donors, state.received, _now() - began, "asked for")
             self._node.endpoint.events.emit(event)
             return state
         words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in attempts.items())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -116,7 +116,6 @@ class StateOutline:
     version: bytes
     metadata: Any
     descriptors: Mapping[str, TensorDescriptor]
-    nbytes: int  # with the gaps between tensors
     exact: bool = True  # every bit as the donor has it; a lossy codec gives that up
 
 
@@ -181,7 +180,7 @@ class PinnedState:
         self._digests: list[bytes | None] = list(digests) or [None] * self.layout.chunks
 
     def is_distant(self, chunk: int) -> bool:
-        """Whether something of a chunk lies elsewhere, so that reading it blocks; see DistantTensor.read."""
+        """Whether something of a chunk lies elsewhere, so that reading it blocks (DistantTensor.read)."""
         begin, end = self.layout.bounds(chunk)
         first, last = self._tensor_at(begin), bisect_left(self.layout.offsets, end)
         return any(isinstance(content, DistantTensor) for content in self._contents[first:last])
@@ -189,7 +188,17 @@ class PinnedState:
     def chunk(self, chunk: int) -> list[memoryview]:
         """The pieces of a chunk, in order."""
         begin, end = self.layout.bounds(chunk)
-        return list(self._between(begin, end))
+        offsets, index = self.layout.offsets, self._tensor_at(begin)
+        pieces = []
+        while begin < end:
+            content, stop = self._contents[index], min(end, offsets[index + 1])
+            first, last = begin - offsets[index], min(stop - offsets[index], content.nbytes)
+            if first < last:
+                pieces.append(content[first:last] if isinstance(content, memoryview) else content.read(first, last))
+            if (gap := stop - max(begin, offsets[index] + content.nbytes)) > 0:
+                pieces.append(memoryview(bytes(gap)))
+            index, begin = index + 1, stop
+        return pieces
 
     def read(self, chunk: int) -> tuple[bytes, list[memoryview]]:
         """The digest of a chunk and its pieces, for which it is read only once."""
@@ -207,21 +216,6 @@ class PinnedState:
         """The same; computes it the first time, at two gigabytes a second. May be called from several threads."""
         known = self._digests[chunk]
         return self.read(chunk)[0] if known is None else known
-
-    def digests(self, first: int, count: int) -> bytes:
-        """Those of several chunks, one behind the other."""
-        return b"".join(self.digest(chunk) for chunk in range(first, first + count))
-
-    def _between(self, begin: int, end: int) -> Iterator[memoryview]:
-        offsets, index = self.layout.offsets, self._tensor_at(begin)
-        while begin < end:
-            stop = min(end, offsets[index + 1])
-            inside = _part(self._contents[index], begin - offsets[index], stop - offsets[index])
-            if inside:
-                yield inside
-            if (gap := stop - begin - len(inside)) > 0:
-                yield memoryview(bytes(gap))
-            index, begin = index + 1, stop
 
     def _tensor_at(self, place: int) -> int:
         return bisect_right(self.layout.offsets, place) - 1
@@ -244,7 +238,7 @@ def read_manifest(data: bytes | memoryview, max_bytes: int) -> tuple[ChunkLayout
     if layout.chunks > _MAX_CHUNKS and layout.chunk_size < _MAX_CHUNK:
         raise ValueError(f"a state in {layout.chunks} chunks, at most {_MAX_CHUNKS} are accepted")
     exact = all(entry.codec == NoCompression.name for entry in manifest.tensors)
-    return layout, StateOutline(manifest.version, metadata, descriptors, layout.nbytes, exact)
+    return layout, StateOutline(manifest.version, metadata, descriptors, exact)
 
 
 @torch.no_grad()
@@ -282,13 +276,6 @@ def _joined(message: TensorMessage) -> memoryview:
     """A tensor's bytes in one piece; what a codec made of several parts is small."""
     pieces = [memoryview(piece).cast("B") for piece in message.payload]
     return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
-
-
-def _part(content: memoryview | DistantTensor, begin: int, end: int) -> memoryview:
-    if isinstance(content, memoryview):
-        return content[begin:end]
-    end = min(end, content.nbytes)
-    return content.read(begin, end) if begin < end else memoryview(b"")
 
 
 def _chunk_size(nbytes: int) -> int:

@@ -10,8 +10,9 @@ import torch
 
 from swarmcli.events import Event, Events
 from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import StateDonor
-from swarmcli.state.download import DownloadedState, download_state
+from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import PinnedState, Snapshot
 from swarmcli.testing import MemoryNetwork
 

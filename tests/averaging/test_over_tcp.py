@@ -69,7 +69,7 @@ def test_a_download_from_two_donors() -> None:
             donor.start()
             endpoints[2].learn(endpoint.info)
         got = await download_state(endpoints[2], "test", [endpoint.peer_id for endpoint in endpoints[:2]], timeout=30)
-        assert got.metadata == {"epoch": 1} and got.bytes >= 4_000_000
+        assert got.metadata == {"epoch": 1} and got.received >= 4_000_000
         assert all(torch.equal(got.tensors[name], tensor) for name, tensor in state.tensors.items())
         for donor in donors:
             donor.close()

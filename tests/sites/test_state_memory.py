@@ -17,9 +17,10 @@ import torch
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim.state.training_state import TrainingState, read_standing
+from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.distant import loaded
 from swarmcli.state.donor import StateDonor
-from swarmcli.state.download import DownloadedState, download_state
+from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot
 from tests.sharding.processes import Worlds
 from tests.sites.site_state import advance, plain_state, site_state

@@ -30,7 +30,7 @@ def test_a_whole_state_arrives(donors: int) -> None:
             got = await swarm.download(version=b"v1")
             check(got, swarm.states[0])
             assert len(got.donors) == min(donors, 4)
-            assert got.bytes == size_of(swarm.states[0])
+            assert got.received == size_of(swarm.states[0])
 
     virtual_time.run(main())
 
@@ -139,7 +139,7 @@ def test_of_two_that_differ_in_one_bit_the_second_goes_on_where_the_first_died()
             swarm.network.kill(swarm.ids[0])
             got = await downloading
             check(got, swarm.states[1])
-            assert got.bytes < size_of(swarm.states[1]) + 4 * CHUNK, "what is equal was not fetched again"
+            assert got.received < size_of(swarm.states[1]) + 4 * CHUNK, "what is equal was not fetched again"
 
     virtual_time.run(main())
 
@@ -186,7 +186,7 @@ def test_a_lossy_codec_halves_what_travels() -> None:
             exact = make_state()
             swarm.states = [Snapshot(b"v1", {"epoch": 3}, exact, codec=Float16Compression())] * 2
             got = await swarm.download()
-            assert got.bytes < 0.6 * size_of(Snapshot(b"v1", None, exact))
+            assert got.received < 0.6 * size_of(Snapshot(b"v1", None, exact))
             assert got.tensors["weight"].dtype is torch.float32 and torch.equal(got.tensors["step"], exact["step"])
             torch.testing.assert_close(got.tensors["weight"], exact["weight"].half().float(), rtol=0, atol=0)
             assert got.tensors["half"].dtype is torch.bfloat16

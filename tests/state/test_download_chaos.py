@@ -10,7 +10,7 @@ import torch
 
 from swarmcli.events import PeerRefused
 from swarmcli.state import snapshot as snapshot_module
-from swarmcli.state.download import DownloadedState
+from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.snapshot import PinnedState, Snapshot
 from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, make_state

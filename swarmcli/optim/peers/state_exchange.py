@@ -13,8 +13,9 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.lineage import Standing
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_standing
+from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import StateDonor
-from swarmcli.state.download import DownloadedState, download_state
+from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot, StateOutline
 
 LOSSY = (
@@ -79,7 +80,7 @@ class StateExchange:
                 epoch=wanted.epoch,
                 lineage=wanted.lineage.hex(),
                 donors=tuple(donor.text for donor in state.donors),
-                bytes=state.bytes,
+                bytes=state.received,
                 seconds=asyncio.get_running_loop().time() - began,
                 reason=reason,
             )

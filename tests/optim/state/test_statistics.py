@@ -17,8 +17,8 @@ from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, read_place, statistics_of
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.optim.state.volumes import statistic_slots
-from swarmcli.state.slots import FileSlots
-from swarmcli.state.snapshot import PinnedState, Snapshot
+from swarmcli.state.assembly import Assembly
+from swarmcli.state.snapshot import PinnedState, Snapshot, read_manifest
 from tests.optim.state.test_training_state import OPTIMIZERS, SCHEDULERS, advance, make_state
 
 
@@ -55,12 +55,12 @@ def test_a_state_in_a_file_is_restored_like_one_in_memory(optimizer: str, tmp_pa
     advance(donor, 3, seed=5)
     captured = donor.capture().clone()
     pinned = PinnedState(Snapshot(b"", None, captured.tensors))
-    slots = FileSlots(pinned.layout, tmp_path)
+    assembly = Assembly(pinned.manifest, *read_manifest(pinned.manifest, 1 << 30), tmp_path)
     for chunk in range(pinned.layout.chunks):
-        slots.slot(chunk)[:] = b"".join(pinned.chunk(chunk))
-        slots.settle(chunk)
+        assembly.slot(chunk)[:] = b"".join(pinned.chunk(chunk))
+        assembly.settle(chunk)
     here.restore(captured)
-    there.restore(CapturedState(captured.metadata, slots.tensors()))
+    there.restore(CapturedState(captured.metadata, assembly.finish().contents))
     for state in (donor, here, there):
         advance(state, 2, seed=6)
     assert donor.digest() == here.digest() == there.digest()

@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from swarmcli.compression import BlockwiseQuantization, Float16Compression, NoCompression
 from swarmcli.errors import CompressionError, StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.state import slots as slots_module
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state import unnamed_file
+from swarmcli.state.assembly import Assembly
 from swarmcli.state.distant import DistantTensor, loaded
 from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import download_state
-from swarmcli.state.slots import FileSlots
-from swarmcli.state.snapshot import PinnedState, Snapshot
+from swarmcli.state.snapshot import PinnedState, Snapshot, read_manifest
 from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
 
@@ -36,10 +35,12 @@ def small_chunks() -> Iterator[None]:
         yield
 
 
-def put(slots: FileSlots, pinned: PinnedState) -> None:
+def assembled(pinned: PinnedState, spool: Path) -> Assembly:
+    assembly = Assembly(pinned.manifest, *read_manifest(pinned.manifest, 1 << 30), spool)
     for chunk in reversed(range(pinned.layout.chunks)):
-        slots.slot(chunk)[:] = b"".join(pinned.chunk(chunk))
-        slots.settle(chunk)
+        assembly.slot(chunk)[:] = b"".join(pinned.chunk(chunk))
+        assembly.settle(chunk)
+    return assembly
 
 
 tensors = st.builds(
@@ -55,10 +56,8 @@ tensors = st.builds(
 )
 def test_what_is_settled_is_the_state(state: dict[str, torch.Tensor], codec: Any) -> None:
     pinned = PinnedState(Snapshot(b"", None, state, codec))
-    slots = FileSlots(pinned.layout, unnamed_file.usual_directory())
-    put(slots, pinned)
-    restored = slots.tensors()
-    assert list(restored) == list(state) and not slots._coming
+    restored = assembled(pinned, unnamed_file.usual_directory()).finish().contents
+    assert list(restored) == list(state)
     for name, tensor in state.items():
         here = restored[name]
         assert isinstance(here, DistantTensor) and (here.dtype, here.shape) == (tensor.dtype, tuple(tensor.shape))
@@ -67,21 +66,20 @@ def test_what_is_settled_is_the_state(state: dict[str, torch.Tensor], codec: Any
 
 def test_booleans_that_are_none(tmp_path: Path) -> None:
     pinned = PinnedState(Snapshot(b"", None, {"mask": torch.zeros(9, dtype=torch.bool)}))
-    slots = FileSlots(pinned.layout, tmp_path)
-    slots.slot(0)[3] = 2
-    slots.settle(0)
+    assembly = assembled(pinned, tmp_path)
+    assembly.slot(0)[3] = 2
+    assembly.settle(0)
     with pytest.raises(CompressionError, match="boolean"):
-        slots.tensors()
+        assembly.finish()
 
 
 def test_the_file_has_no_name_and_goes_with_its_last_tensor(tmp_path: Path) -> None:
     pinned = PinnedState(Snapshot(b"", None, make_state()))
-    slots = FileSlots(pinned.layout, tmp_path)
-    put(slots, pinned)
-    weight = slots.tensors()["weight"]
-    descriptor = slots._file._file.fileno()
+    assembly = assembled(pinned, tmp_path)
+    weight = assembly.finish().contents["weight"]
+    descriptor = assembly._file._file.fileno()
     assert not list(tmp_path.iterdir())
-    del slots
+    del assembly
     gc.collect()
     assert torch.equal(loaded(weight), make_state()["weight"])
     del weight
@@ -106,15 +104,15 @@ def test_a_download_through_a_file_is_the_one_through_memory(tmp_path: Path, cod
 
 
 def test_only_chunks_on_their_way_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    most, slot = 0, FileSlots.slot
+    most, slot = 0, Assembly.slot
 
-    def counting(self: FileSlots, chunk: int) -> memoryview:
+    def counting(self: Assembly, chunk: int) -> memoryview:
         nonlocal most
         memory = slot(self, chunk)
-        most = max(most, len(self._coming))
+        most = max(most, len(self._slots))
         return memory
 
-    monkeypatch.setattr(FileSlots, "slot", counting)
+    monkeypatch.setattr(Assembly, "slot", counting)
 
     async def main() -> None:
         async with Swarm(4, bandwidth=500_000) as swarm:
@@ -171,10 +169,10 @@ def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path, monk
 
 
 def test_a_disk_that_fills_up_is_nobodys_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: FileSlots, chunk: int) -> None:
+    def full(self: unnamed_file.UnnamedFile, offset: int, content: memoryview) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(slots_module.FileSlots, "settle", full)
+    monkeypatch.setattr(unnamed_file.UnnamedFile, "write", full)
 
     async def main() -> None:
         async with Swarm(2) as swarm:
