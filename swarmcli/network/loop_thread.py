@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import functools
 import os
 import socket
 import threading
@@ -183,7 +184,11 @@ async def offload(func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
     When the caller is cancelled, the cancellation goes on only after `func` has returned: memory that it works on
     is at rest by then.
     """
-    job = asyncio.get_running_loop().run_in_executor(None, lambda: func(*args, **kwargs))
+    call = [functools.partial(func, *args, **kwargs)]
+    del func, args, kwargs
+    # The worker takes the call out: it lets go of its own work only some time after the result is known here, and would
+    # keep the arguments meanwhile (once, on a busy machine, the averages of a whole round beside those of the next).
+    job = asyncio.get_running_loop().run_in_executor(None, lambda: call.pop()())
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:

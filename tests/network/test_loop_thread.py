@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -144,6 +145,29 @@ def test_offload_runs_elsewhere_and_hands_back_results_and_errors(shared: LoopTh
         return await offload(lambda: threading.current_thread().name)
 
     assert shared.run(main()).startswith("swarm-work")
+
+
+def test_a_worker_that_is_slow_to_let_go_keeps_nothing_of_its_work() -> None:
+    """On a busy machine a worker forgets a call long after its result is known; here it never does."""
+    calls = []
+
+    class Unforgetting(concurrent.futures.ThreadPoolExecutor):
+        def submit(self, call, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+            calls.append(call)
+            return super().submit(call, *args, **kwargs)
+
+    class Memory:
+        pass
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(Unforgetting())
+        memory = Memory()
+        lent = weakref.ref(memory)
+        await offload(lambda memory: None, memory)
+        del memory
+        assert calls and lent() is None
+
+    asyncio.run(main())
 
 
 def test_a_cancelled_offload_ends_only_after_its_job(shared: LoopThread) -> None:
