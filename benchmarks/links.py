@@ -22,7 +22,7 @@ import torch
 import swarmcli
 from benchmarks import _namespaces as namespaces
 from swarmcli.averaging.group import Member
-from swarmcli.averaging.round.partition import reducing_shares, slowest_link
+from swarmcli.averaging.shares import reducing_shares, slowest_link
 from swarmcli.network import PeerID
 
 MIB = 1 << 20

@@ -11,9 +11,9 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from swarmcli.averaging.checks import check_numbers
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.matchmaking.meeting import check_terms
-from swarmcli.averaging.round.reducer import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.clock import Clock
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID

@@ -74,7 +74,7 @@ class AveragerCore:
         self._lock = asyncio.Lock()
         self._layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
         self.archive = RoundArchive(node.endpoint, config.prefix)
-        self._service = AllreduceService(node.endpoint, config.prefix, self.archive)
+        self._service = AllreduceService(node.endpoint, config.prefix, self.archive.fetch_committed)
         self._program = program
         self._desk = StepDesk(self._service)
         self._finder = GroupFinder(

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
+from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode

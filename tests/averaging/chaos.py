@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.ballots import majority
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.leaving import decline
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, PeerID

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.agreement import Agreement
 from swarmcli.averaging.consensus.mates import Mates
 from swarmcli.averaging.consensus.votes import RoundVotes
 from swarmcli.averaging.round.copying import Copier
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.errors import RoundFailed
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_all_equal, assert_one_group

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.leaving import decline
-from swarmcli.averaging.round.partition import reducing_shares
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.shares import reducing_shares
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport

@@ -8,8 +8,8 @@ import torch
 
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.partition import reducing_shares
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.shares import reducing_shares
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.state.donor import StateDonor

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.partition import reducing_shares
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.shares import reducing_shares
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.network.limits import Limits

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.compression import (
     BlockwiseQuantization,
     CompressionBase,

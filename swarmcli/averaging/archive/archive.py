@@ -9,30 +9,65 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from swarmcli.averaging.archive.kept_round import (
+    KeptRound,
     RoundRecord,
     fetch_round,
     replay_prefix,
     version_of_group,
     version_of_tag,
 )
-from swarmcli.averaging.archive.stored_round import StoredRound
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.layout import Plan
+from swarmcli.averaging.round.reducer import Average
 from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.compression.base import tensor_memory
+from swarmcli.errors import StateDownloadError
 from swarmcli.events import Noticed
-from swarmcli.network import Endpoint
+from swarmcli.network import Endpoint, wire
+from swarmcli.network.loop_thread import offload
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.state.donor import StateDonor
-from swarmcli.state.snapshot import Snapshot
+from swarmcli.state.snapshot import ChunkLayout, Snapshot
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.tasks import forget
 
 _PATIENCE = 2.0  # seconds for which a round waits until the one before has been written
+_LATE_TRIES, _LATE_PAUSE = 5, 1.0  # seconds; a file is written some moments after the commit
+_LATE_DOWNLOAD = 60.0  # seconds
 _MOST_FETCHES = 8  # at a time: they are small beside downloads of a state
+
+
+@dataclass(frozen=True)
+class StoredRound:
+    """A round in a file."""
+
+    record: RoundRecord
+    file: UnnamedFile
+    _layout: ChunkLayout
+
+    @classmethod
+    async def write(cls, record: RoundRecord, averages: Sequence[torch.Tensor], file: UnnamedFile) -> StoredRound:
+        """Writes into `file`, beside the loop. Raises OSError, for a full disk among other reasons."""
+        return cls(record, file, await offload(_write, file, averages))
+
+    def load(self) -> KeptRound:
+        """The round as it was; its tensors are read from the file when they are used."""
+        return KeptRound(self.record, list(self._tensors().values()))
+
+    def snapshot(self, version: bytes) -> Snapshot:
+        """What others download."""
+        return Snapshot(version, wire.encode(self.record), self._tensors())
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        nbytes = self._layout.nbytes
+        return self._layout.tensors(self.file.map(nbytes) if nbytes else torch.empty(0, dtype=torch.uint8))
 
 
 class RoundArchive:
@@ -78,6 +113,27 @@ class RoundArchive:
     async def keep_alone(self, round_id: bytes, tag: bytes, averages: Sequence[torch.Tensor], weight: float) -> None:
         """The same for a round that this peer made by itself; returns when the tensors may change again."""
         await self._store(RoundRecord.alone(round_id, tag, self._endpoint.peer_id, weight), averages)
+
+    async def fetch_committed(
+        self, group: Group, plan: Plan, digest: bytes
+    ) -> tuple[list[torch.Tensor], tuple[Average, ...]] | None:
+        """The result of a round for a member that was late: averages and parts. None: no other member gives it."""
+        others = [member.peer_id for member in group.members if member.peer_id != self._endpoint.peer_id]
+        donors = [peer for peer in others if not group.members[group.index_of(peer)].auxiliary]
+        for _ in range(_LATE_TRIES):
+            try:
+                kept = await self.fetch(
+                    donors,
+                    plan.layout,
+                    group_id=group.group_id,
+                    plan=plan,
+                    digest=digest,
+                    timeout=_LATE_DOWNLOAD,
+                )
+                return kept.averages, tuple(kept.parts(plan))
+            except StateDownloadError:
+                await asyncio.sleep(_LATE_PAUSE)
+        return None
 
     async def written(self) -> None:
         """Returns once nothing is being written, and so no memory of a result is held here.
@@ -134,3 +190,11 @@ class RoundArchive:
             if version in (version_of_group(stored.record.group_id), version_of_tag(stored.record.tag)):
                 return stored.snapshot(version)
         return None
+
+
+def _write(file: UnnamedFile, averages: Sequence[torch.Tensor]) -> ChunkLayout:
+    layout = ChunkLayout.of({str(index): each for index, each in enumerate(averages)})
+    file.resize(layout.nbytes)
+    for offset, tensor in zip(layout.offsets, averages, strict=False):
+        file.write(offset, tensor_memory(tensor))
+    return layout

@@ -12,8 +12,9 @@ from typing import Annotated
 import msgspec
 import torch
 
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.round.layout import Layout, Plan
-from swarmcli.averaging.round.reducer import MAX_WEIGHT, MIN_WEIGHT, Average, digest_of
+from swarmcli.averaging.round.reducer import Average, digest_of
 from swarmcli.averaging.round.results import AllreduceResult, digest_of_parts
 from swarmcli.averaging.round.vector import Inputs
 from swarmcli.compression import NoCompression
@@ -88,9 +89,9 @@ class KeptRound:
         return self.record.group_id
 
     def parts(self, plan: Plan) -> list[Average]:
-        """What a member of the round, whose plan this is, would hold. Raises ValueError if they do not fit each other.
+        """What a member of the round, whose plan this is, would hold, with the digests that the members voted on.
 
-        Their digests are those that the members voted on, and the averages are what these name.
+        Raises ValueError for a round of another plan.
         """
         averages, number = [], 0
         if len(self.record.digests) != len(plan.parts) * _HASH:
@@ -100,12 +101,12 @@ class KeptRound:
                 digest = self.record.digests[part.index * _HASH : (part.index + 1) * _HASH]
                 averages.append(Average(part, senders, weights, None, digest))
             number += count
-        self._check_content(averages)
         return averages
 
-    def _check_content(self, averages: Sequence[Average]) -> None:
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError unless the averages are what the digests of all parts name."""
         values = Inputs(self.averages)
-        for average in averages:
+        for average in self.parts(plan):
             message = NoCompression().compress(values.part(average.part)) if average.senders else None
             if digest_of(average.part.index, average.senders, average.weights, message) != average.digest:
                 raise ValueError(f"part {average.part.index} is not what the digest of the round names")
@@ -159,7 +160,7 @@ async def fetch_round(
         kept = KeptRound(_read_record(state.metadata), list(state.tensors.values()))
         try:
             if plan is not None:
-                await on_executor(layout.nbytes, kept.parts, plan)
+                await on_executor(layout.nbytes, kept.check, plan)
             return kept
         except ValueError as error:
             for donor in state.donors:

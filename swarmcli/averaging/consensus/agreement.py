@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.attendance import Attendance, Crier
 from swarmcli.averaging.consensus.ballot_messages import (
     OutcomeAnswer,
@@ -23,7 +24,6 @@ from swarmcli.averaging.consensus.outcome import Decision
 from swarmcli.averaging.consensus.proposing import Parts, Proposer
 from swarmcli.averaging.consensus.votes import RoundVotes
 from swarmcli.averaging.round.messages import Noted
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.errors import NetworkError
 from swarmcli.tasks import beside
 

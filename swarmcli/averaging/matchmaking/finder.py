@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from swarmcli.averaging.bandwidth import LinkGauge, comparable
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
 from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
@@ -20,8 +21,7 @@ from swarmcli.averaging.matchmaking.moves import Goal, Offer
 from swarmcli.averaging.matchmaking.post import Post, Unheard
 from swarmcli.averaging.matchmaking.rendezvous import Rendezvous
 from swarmcli.averaging.matchmaking.seeking import Seeker
-from swarmcli.averaging.round.bandwidth import LinkGauge, comparable
-from swarmcli.averaging.round.partition import reducing_shares
+from swarmcli.averaging.shares import reducing_shares
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network.addresses import PeerInfo

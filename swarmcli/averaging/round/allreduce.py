@@ -12,23 +12,19 @@ from collections.abc import Sequence
 
 import torch
 
-from swarmcli.averaging.archive.kept_round import KeptRound
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.outcome import Again, Committed, Decision, conclude
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.attempt import Attempt
 from swarmcli.averaging.round.holdings import Holdings
 from swarmcli.averaging.round.layout import Layout, Plan
-from swarmcli.averaging.round.patience import AllreduceOptions
-from swarmcli.averaging.round.reducer import MAX_WEIGHT, MIN_WEIGHT, beyond_sums
-from swarmcli.averaging.round.results import AllreduceResult, contributions
+from swarmcli.averaging.round.reducer import Average, beyond_sums
+from swarmcli.averaging.round.results import AllreduceResult, contributions, result_digest
 from swarmcli.averaging.round.sending import Contribution
 from swarmcli.averaging.round.service import AllreduceService, tries
 from swarmcli.averaging.round.vector import Inputs, Results
-from swarmcli.errors import RoundUndecided, StateDownloadError
+from swarmcli.errors import RoundUndecided
 from swarmcli.tasks import forgetful, on_executor
-
-_FILE_TRIES, _FILE_PAUSE = 5, 1.0  # seconds; a file is written some moments after the commit
-_DOWNLOAD = 60.0  # seconds
 
 
 class Allreduce:
@@ -62,7 +58,7 @@ class Allreduce:
         layout = Layout.of(tensors, self._options.compression, self._options.tensor_infos)
         self._plan = Plan.make(layout, group.part_shares, self._options.part_size_bytes)
         self._attempts: list[Attempt] = []
-        self._late: KeptRound | None = None
+        self._late: tuple[list[torch.Tensor], tuple[Average, ...]] | None = None
         self._was_late = False
         self._mine: Contribution | None = None  # not of an auxiliary, like the next
         self._results: Results | None = None
@@ -138,27 +134,8 @@ class Allreduce:
         if copier is None or self._holdings.digest == digest:
             return
         self._was_late = True
-        if not await copier.obtain(digest) and self._step is None and self._service.archive is not None:
-            self._late = await self._fetch_file(digest)
-
-    async def _fetch_file(self, digest: bytes) -> KeptRound | None:
-        """The whole result from what others have kept of the round on disk. None: nobody gives it."""
-        assert self._service.archive is not None
-        me = self._service.endpoint.peer_id
-        donors = [each.peer_id for each in self.group.members if not each.auxiliary and each.peer_id != me]
-        for _ in range(_FILE_TRIES):
-            try:
-                return await self._service.archive.fetch(
-                    donors,
-                    self._plan.layout,
-                    group_id=self.group.group_id,
-                    plan=self._plan,
-                    digest=digest,
-                    timeout=_DOWNLOAD,
-                )
-            except StateDownloadError:
-                await asyncio.sleep(_FILE_PAUSE)
-        return None
+        if not await copier.obtain(digest) and self._step is None and self._service.fetch_committed is not None:
+            self._late = await self._service.fetch_committed(self.group, self._plan, digest)
 
     # The end
 
@@ -166,7 +143,8 @@ class Allreduce:
         parts = tuple(self._holdings.averages)
         digest = self._holdings.digest
         if self._late is not None:
-            parts, digest = tuple(self._late.parts(self._plan)), self._late.record.digest
+            parts = self._late[1]
+            digest = result_digest(parts)
         if self._auxiliary and isinstance(decision, Committed):
             digest = decision.digest  # it holds no result that could differ
         members = [member.peer_id for member in self.group.members]
@@ -191,7 +169,7 @@ class Allreduce:
 
     def _averages(self) -> list[torch.Tensor]:
         if self._late is not None:
-            return self._late.averages
+            return self._late[0]
         return [] if self._results is None else self._results.tensors()
 
     def _let_go(self, committed: bool) -> None:

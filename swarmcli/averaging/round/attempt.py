@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.agreement import Agreement
 from swarmcli.averaging.consensus.ballot_messages import PrepareAnswer, Report, VoteMessage
 from swarmcli.averaging.consensus.ballots import majority
@@ -26,11 +27,10 @@ from swarmcli.averaging.round.copying import Copier
 from swarmcli.averaging.round.exchange import Exchange, Gathered
 from swarmcli.averaging.round.holdings import NOTHING, Holdings, common_digests, digest_at, unless_missing
 from swarmcli.averaging.round.messages import OpenExchange
-from swarmcli.averaging.round.partition import reducers_among
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.sending import Contribution
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.vector import Results
+from swarmcli.averaging.shares import reducers_among
 from swarmcli.errors import CallRefused
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream

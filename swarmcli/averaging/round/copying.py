@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.ballot_messages import HoldingsAnswer, HoldingsQuestion
 from swarmcli.averaging.consensus.mates import AT_ONCE, Mates
 from swarmcli.averaging.round.holdings import Holdings, digest_at
 from swarmcli.averaging.round.layout import Part
 from swarmcli.averaging.round.messages import CopyHeader, CopyRequest
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.reducer import Average, digest_of
 from swarmcli.averaging.round.results import digest_of_parts
 from swarmcli.averaging.round.sending import check_senders

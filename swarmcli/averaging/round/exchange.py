@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.mates import Mates
 from swarmcli.averaging.round.layout import Plan
 from swarmcli.averaging.round.messages import MAX_WORDS, OpenExchange
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.reducer import Average, Reducer
 from swarmcli.averaging.round.reducing import PartReceiver
 from swarmcli.averaging.round.sending import Contribution, FromReducer, PartSender

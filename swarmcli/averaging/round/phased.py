@@ -25,13 +25,12 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.desk import MOST_STEPS, RoundNews, StepAnswer, StepDesk
 from swarmcli.averaging.round.messages import MAX_WORDS
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.program import RoundProgram
-from swarmcli.averaging.round.reducer import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.round.results import AllreduceResult, contributions
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import CompressionInfo, TensorDescriptor

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.round.aggregator import FREE_WEIGHT, PartAggregator, WeightedMean, sum_type
 from swarmcli.averaging.round.layout import Part, Plan
 from swarmcli.averaging.round.vector import Inputs, Results
@@ -23,8 +24,6 @@ from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError, InputRefused, RoundFailed
 from swarmcli.tasks import Bell, forgetful, on_executor
-
-MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
 
 _MAX_AHEAD = 64 << 20  # bytes of sums that lie beside the results, while the slowest sender catches up
 

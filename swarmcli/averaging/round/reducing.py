@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.layout import Plan
 from swarmcli.averaging.round.messages import MAX_WORDS, AverageHeader, Farewell, PartHeader, SenderTerms
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed

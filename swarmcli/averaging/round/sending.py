@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.round.layout import Part, Plan
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, PartHeader, SenderTerms
-from swarmcli.averaging.round.patience import AllreduceOptions
-from swarmcli.averaging.round.reducer import MAX_WEIGHT, MIN_WEIGHT, Average
+from swarmcli.averaging.round.reducer import Average
 from swarmcli.averaging.round.vector import Inputs, Results
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.compression.base import all_finite, tensor_memory

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from swarmcli.averaging.archive.archive import RoundArchive
+import torch
+
 from swarmcli.averaging.consensus.ballot_messages import (
     HoldingsAnswer,
     HoldingsQuestion,
@@ -29,7 +30,9 @@ from swarmcli.averaging.consensus.votes import RoundVotes, holds_nothing
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.copying import give_copies
 from swarmcli.averaging.round.holdings import Holdings
+from swarmcli.averaging.round.layout import Plan
 from swarmcli.averaging.round.messages import AbsenceNotice, CopyRequest, Noted, OpenExchange
+from swarmcli.averaging.round.reducer import Average
 from swarmcli.errors import CallRefused, RoundFailed
 from swarmcli.memory import RoundMemory
 from swarmcli.network import Endpoint, PeerID, Stream
@@ -41,6 +44,12 @@ MOST_TRIES = 4  # at one round, after which it is given up
 _EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
 _REMEMBERED = 256  # rounds whose votes and outcomes are kept, for those who ask late
 _KEPT = 20.0  # seconds that averages which were committed are given away; their file serves longer
+
+
+# What a round committed, from those who keep it on disk: averages and parts; None: nobody gives it.
+FetchCommitted: TypeAlias = Callable[
+    [Group, Plan, bytes], Awaitable[tuple[list[torch.Tensor], tuple[Average, ...]] | None]
+]
 
 
 class Round(Protocol):
@@ -66,10 +75,10 @@ def tries(group: Group) -> list[Group]:
 class AllreduceService:
     """Serves the rounds of one averager. All peers that average with each other use the same prefix."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str, archive: RoundArchive | None = None) -> None:
-        """`archive`: where a member that was late may get what its group committed."""
+    def __init__(self, endpoint: Endpoint, prefix: str, fetch_committed: FetchCommitted | None = None) -> None:
+        """`fetch_committed`: from where a member that was late may get what its group committed."""
         self.endpoint = endpoint
-        self.archive = archive
+        self.fetch_committed = fetch_committed
         self.memory = RoundMemory()
         self._prefix = prefix
         self._rounds: dict[bytes, Round] = {}

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
+from swarmcli.averaging.archive.archive import StoredRound
 from swarmcli.averaging.archive.kept_round import KeptRound
-from swarmcli.averaging.archive.stored_round import StoredRound
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Events, RoundsReplayed
 from swarmcli.network.identity import PeerID

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time

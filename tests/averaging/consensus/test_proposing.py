@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.ballot_messages import (
     Prepare,
     PrepareAnswer,
@@ -22,7 +23,6 @@ from swarmcli.averaging.consensus.outcome import Committed
 from swarmcli.averaging.consensus.votes import RoundVotes
 from swarmcli.averaging.round.attempt import Attempt
 from swarmcli.averaging.round.holdings import NOTHING
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.errors import CallRefused
 from swarmcli.testing import virtual_time

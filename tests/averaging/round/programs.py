@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.testing import MemoryNetwork
 from tests.averaging.averagers import Averagers, Peer
 

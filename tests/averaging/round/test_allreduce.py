@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.compression import Float16Compression
 from swarmcli.errors import RoundFailed, RoundUndecided

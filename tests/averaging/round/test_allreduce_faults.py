@@ -11,10 +11,10 @@ from collections import Counter
 import pytest
 import torch
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.outcome import Decision
 from swarmcli.averaging.consensus.votes import RoundVotes
 from swarmcli.averaging.round import vector
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time

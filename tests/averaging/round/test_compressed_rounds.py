@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.compression import (
     BFloat16Compression,

@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 import torch
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.holdings import Holdings
 from swarmcli.averaging.round.messages import CopyHeader, CopyRequest
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, EndOfStream

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.ballot_messages import (
     OutcomeAnswer,
     OutcomeQuestion,
@@ -30,7 +31,6 @@ from swarmcli.averaging.round.messages import (
     PartHeader,
     SenderTerms,
 )
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.compression import TensorHeader
 from swarmcli.compression.base import tensor_memory

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time

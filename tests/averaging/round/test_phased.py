@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.allreduce import Allreduce
 from swarmcli.averaging.round.desk import StepDesk
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, all_results

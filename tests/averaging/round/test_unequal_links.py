@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm

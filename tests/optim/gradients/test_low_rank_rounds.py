@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.patience import AllreduceOptions
 from swarmcli.compression import Float16Compression
 from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
 from swarmcli.testing import virtual_time

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swarmcli.averaging.group import Member
-from swarmcli.averaging.round.partition import can_exchange, reducing_shares, slowest_link
+from swarmcli.averaging.shares import can_exchange, reducing_shares, slowest_link
 from swarmcli.errors import NoReducerError
 from swarmcli.network.identity import PeerID
 

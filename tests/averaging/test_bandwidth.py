@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.bandwidth import (
+from swarmcli.averaging.bandwidth import (
     MAX_CLAIM,
     MOST_ABOVE_MEDIAN,
     LinkGauge,
     comparable,
     fastest_stretch,
 )
-from swarmcli.averaging.round.partition import reducing_shares, slowest_link
-from swarmcli.averaging.round.patience import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.shares import reducing_shares, slowest_link
 from swarmcli.network.context import Volume
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_results
