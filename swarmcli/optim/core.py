@@ -313,6 +313,8 @@ class OptimizerCore:
         is joining, until it steps again and finds out where the run is."""
         if self._lineage.stranded:
             return "stranded"
+        if self.replica.state.torn:
+            return "joining"
         lost = self.phase == "training" and self._group.is_overdue(self.config.averaging_timeout)
         return "joining" if lost else self.phase
 

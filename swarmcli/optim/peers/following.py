@@ -10,7 +10,7 @@ from swarmcli.errors import NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.peers.lineage import Claim, Standing, lineage_to_follow
+from swarmcli.optim.peers.lineage import TORN, Claim, Standing, lineage_to_follow
 from swarmcli.optim.peers.presence import Presence
 from swarmcli.optim.peers.replaying import Replayer
 from swarmcli.optim.peers.report import PeerReport
@@ -63,12 +63,15 @@ class LineageFollower:
         stranded for so long raises NoDonorReachable, settled or not.
         """
         deadline = _now() + self._load_state_timeout
-        give_up_at = min(deadline, _now() + PATIENCE_WITH_CLAIMS) if self.settled else deadline
         changed, pause, began = False, FIRST_PAUSE, _now()
+        patient_until = min(deadline, began + PATIENCE_WITH_CLAIMS)
         try:
             while True:
                 answers = await self._presence.survey()
                 wanted = self._leading(answers.values())
+                if wanted == TORN:
+                    await self._wait_for_anyone(deadline)
+                    continue
                 if wanted == self._replica.standing:
                     leading = self._presence.leads_out_of_reach(Claim(wanted, self.settled))
                     if self.stranded and not leading:
@@ -87,7 +90,10 @@ class LineageFollower:
                     changed, pause, self.stranded = True, FIRST_PAUSE, False
                 except StateDownloadError as error:
                     logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
-                    if _now() + pause >= give_up_at:
+                    if self._replica.state.torn:
+                        self.settled = False  # it holds nothing to go on with, and says so
+                        self._presence.announce(anew=True)
+                    if _now() + pause >= (patient_until if self.settled else deadline):
                         self._give_up_on(wanted, donors, error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
@@ -114,6 +120,12 @@ class LineageFollower:
             raise NoDonorReachable(f"told to stop while it waited: {text}")
         if _now() >= deadline:
             raise NoDonorReachable(f"after {self._load_state_timeout:.0f} s this peer gives up: {text}")
+        await asyncio.sleep(min(LOOK_AGAIN, deadline - _now()))
+
+    async def _wait_for_anyone(self, deadline: float) -> None:
+        """This peer's parameters are torn, and nobody is there who has others."""
+        if _now() >= deadline or self.gives_up():
+            raise NoDonorReachable("a download failed halfway, and nobody is left who could give this peer the state")
         await asyncio.sleep(min(LOOK_AGAIN, deadline - _now()))
 
     def _note_departure(self) -> None:

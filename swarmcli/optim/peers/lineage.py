@@ -83,6 +83,10 @@ class Standing:
         return self.epoch, self.samples, -int.from_bytes(self.lineage, "big")
 
 
+# Of parameters that are partly another state's, since a download could not be read to its end: every other beats it.
+TORN = Standing(0, 0, b"\xff" * LINEAGE_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A standing that a peer says it holds; `settled` once it has decided to train on it."""

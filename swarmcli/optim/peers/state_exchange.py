@@ -57,7 +57,8 @@ class StateExchange:
     async def download(self, wanted: Standing, donors: Sequence[PeerID], *, timeout: float, reason: str) -> None:
         """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
 
-        `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then.
+        `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then,
+        unless what came could not be read here: then the state may be torn, see TrainingState.restore.
         """
         began = asyncio.get_running_loop().time()
         with self._donor.expecting(wanted.lineage) as lend:  # newcomers often come together
@@ -102,9 +103,11 @@ class StateExchange:
             for donor, reason in attempts.items():
                 self._endpoint.events.emit(PeerRefused(donor, reason, "state"))
             raise StateDownloadError(f"the state that came does not fit: {error}", attempts) from error
+        except OSError as error:
+            raise StateDownloadError(f"the state that came cannot be read here: {error}") from error
 
     async def _provide(self, version: bytes) -> Snapshot | None:
-        if version != self._replica.standing.lineage:
+        if version != self._replica.standing.lineage or self._replica.state.torn:
             return None
         try:
             captured = await self._replica.capture()

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from swarmcli.optim.peers.lineage import LINEAGE_BYTES, Standing, first_lineage, hash_tensors, is_count
+from swarmcli.errors import OptimizerError
+from swarmcli.optim.peers.lineage import LINEAGE_BYTES, TORN, Standing, first_lineage, hash_tensors, is_count
 from swarmcli.optim.state.plain_values import fit, to_plain
 from swarmcli.optim.state.statistics import by_parameter, read_place, statistics_of
 from swarmcli.state.distant import AnyTensor, fill
@@ -92,6 +93,11 @@ class TrainingState:
     def epoch(self) -> int:
         return self.standing.epoch
 
+    @property
+    def torn(self) -> bool:
+        """Whether the parameters are partly another state's: they are of no use but to be replaced."""
+        return self.standing == TORN
+
     def digest(self) -> str:
         """SHA-256 over the parameters, in hexadecimal: equal exactly where they are bit-identical."""
         return hash_tensors(self.parameters).hex()
@@ -114,6 +120,7 @@ class TrainingState:
 
     def capture(self) -> CapturedState:
         """The state as it is now. Its tensors are the live ones: clone before they may change."""
+        self._check_whole()
         groups = self.optimizer.state_dict()["param_groups"]
         statistics, numbers = self.statistics.capture()
         tensors: dict[str, AnyTensor] = {f"{_STATISTIC}{place}": tensor for place, tensor in statistics.items()}
@@ -131,7 +138,11 @@ class TrainingState:
 
     @torch.no_grad()
     def restore(self, captured: CapturedState) -> None:
-        """Takes over a state that another peer captured, wholly or (ValueError: it does not fit) not at all."""
+        """Takes over a state that another peer captured, wholly or (ValueError: it does not fit) not at all.
+
+        OSError or SiteError: its tensors could not be read, and this state may be torn: parameters are filled in place,
+        since there need not be memory for a second copy of them. A later call that succeeds makes it whole.
+        """
         metadata = captured.metadata
         standing = read_standing(metadata)
         self.check_tensors(captured.tensors)
@@ -144,6 +155,7 @@ class TrainingState:
         # changes: a donor's state is taken over wholly or not at all.
         merged = [{**group, **new} for group, new in zip(groups, fitted, strict=True)]
         with self.statistics.staged(statistics, numbers, merged) as install:
+            self.standing = TORN  # whatever interrupts this: nobody trains, donates or saves such parameters
             for name, own in self._own_tensors().items():
                 fill(own, captured.tensors[name])
             install()
@@ -153,6 +165,7 @@ class TrainingState:
 
     def checkpoint(self) -> dict[str, Any]:
         """The optimizer's state_dict, and under "swarm" the scheduler, the standing and a digest of the parameters."""
+        self._check_whole()
         swarm = {
             "epoch": self.standing.epoch,
             "samples_seen": self.standing.samples,
@@ -189,6 +202,10 @@ class TrainingState:
         for name, tensor in kept.items():
             tensor.copy_(saved[name])
         self.standing, self.apart = standing, swarm.get("apart") is True
+
+    def _check_whole(self) -> None:
+        if self.torn:
+            raise OptimizerError("this peer's parameters are partly those of a state whose download failed")
 
     def _own_tensors(self) -> dict[str, torch.Tensor]:
         """Those that every peer of the run holds in the same shapes."""
