@@ -63,7 +63,7 @@ async def worker(nodes: list[DHTNode], chooser: random.Random) -> int:
 async def measure(profile: bool) -> tuple[float, float]:
     """Seconds of the work, and seconds of one start to the first answered call (the median of some)."""
     nodes = [await make_node([])]
-    contact = f"{nodes[0].endpoint.info.addresses[0]}/{nodes[0].peer_id.text}"
+    contact = f"{nodes[0].endpoint.addresses[0]}/{nodes[0].peer_id.text}"
     for _ in range(PEERS - 1):
         nodes.append(await make_node([contact]))
     profiler = cProfile.Profile()

@@ -25,7 +25,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.endpoint import Endpoint, Stream
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.transports.tcp.certificates import dialer_context, listener_context
@@ -59,7 +58,7 @@ def serve_endpoint(pipe: Pipe) -> None:
         endpoint.serve_stream("sink", Size, _sink)
         endpoint.serve("echo", Size, _echo)
         await endpoint.start()
-        pipe.send((bytes(endpoint.peer_id), endpoint.info.addresses))
+        pipe.send((bytes(endpoint.peer_id), endpoint.addresses))
         await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
         await endpoint.close()
 
@@ -87,7 +86,7 @@ def use_endpoint(place: Any, report: Callable[[str, float], None]) -> None:
 async def _use_endpoint(peer: PeerID, addresses: tuple[str, ...], report: Callable[[str, float], None]) -> None:
     endpoint = Endpoint(TCPTransport(Identity.generate()), client_mode=True)
     await endpoint.start()
-    endpoint.learn(PeerInfo(peer, addresses))
+    endpoint.learn(peer, addresses)
     for size in MESSAGES:
         memory = memoryview(bytearray(size))
         before = restart_peak()

@@ -195,7 +195,7 @@ def simulate(wrong: list[float], check: Any) -> None:
             await peers[-1].start()
         for peer in peers:
             for other in peers:
-                peer.learn(other.info)
+                peer.learn(other.peer_id, other.addresses)
         await talk(peers, 60)
         await check(peers)
         for peer in peers:
@@ -235,7 +235,7 @@ def test_pings_alone_keep_clocks_together() -> None:
         b = Endpoint(network.transport(Identity.from_seed(2)), clock=Clock(lambda: EPOCH + loop.time() + 600))
         for peer in (a, b):
             await peer.start()
-        await a.connect(b.info.addresses[0], timeout=5)
+        await a.connect(b.addresses[0], timeout=5)
         await asyncio.sleep(30)
         assert a.clock.offset == pytest.approx(300, abs=0.01)
         await asyncio.sleep(100)

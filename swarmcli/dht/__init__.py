@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from swarmcli.dht.dht import DHT
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.node import DHTNode, DHTStatistics
+from swarmcli.dht.node import DHTNode
 from swarmcli.dht.reading import Follower
 from swarmcli.dht.records import OwnedSubkey, ValueWithExpiration
 
-__all__ = ["DHT", "DHTLimits", "DHTNode", "DHTStatistics", "Follower", "OwnedSubkey", "ValueWithExpiration"]
+__all__ = ["DHT", "DHTLimits", "DHTNode", "Follower", "OwnedSubkey", "ValueWithExpiration"]

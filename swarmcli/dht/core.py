@@ -1,67 +1,71 @@
-"""What the parts of a node share: its endpoint, its bounds, whom it knows and what it stores."""
+"""What the parts of a node share: whom it knows, what it stores, and the questions that it asks other nodes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
+import msgspec
+
+from swarmcli.dht import messages
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.lookup import Lookup
-from swarmcli.dht.records import Record, key_id
+from swarmcli.dht.lookup import Ask, Lookup, traverse
+from swarmcli.dht.messages import FindReply, FindRequest, Question
+from swarmcli.dht.records import Record, id_to_bytes, key_id
 from swarmcli.dht.routing import Contact, Contacts
 from swarmcli.dht.schema import RecordChecker, RecordValidator
 from swarmcli.dht.storage import Storage, Verdict
-from swarmcli.errors import ValidationError
+from swarmcli.errors import CallRefused, ConnectionLost, NetworkError, ProtocolViolation, RemoteError, ValidationError
 from swarmcli.events import PeerRefused
-from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+
 BREATH = 64  # records that are checked before other work on the loop gets its turn
+_JITTER = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
 _MOST_REPORTED = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """How a node takes part. `parallel` is Kademlia's alpha, `bucket_size` its k."""
-
-    num_replicas: int = 5
-    bucket_size: int = 20
-    parallel: int = 3
-    cache_locally: bool = True
-    limits: DHTLimits = field(default_factory=DHTLimits)
-
-    def __post_init__(self) -> None:
-        for name in ("num_replicas", "bucket_size", "parallel"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, got {getattr(self, name)}")
+_SLOW_LINK = 64 << 10  # bytes per second
+_SHORTEST_TIMEOUT = 2.0  # seconds; a busy machine is not a dead one
 
 
 class NodeCore:
-    """State of one node, without a task of its own."""
+    """State of one node, without a task of its own.
 
-    def __init__(self, endpoint: Endpoint, options: NodeOptions, validators: Iterable[RecordValidator] = ()) -> None:
+    `ping`, `find`, `store` and `sync` ask another node. They raise NetworkError when there is no answer and
+    ValidationError when the answer is impossible. Either way the contact has left the routing table by then, unless
+    it only said no.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        limits: DHTLimits,
+        validators: Iterable[RecordValidator] = (),
+        *,
+        num_replicas: int = 5,
+        bucket_size: int = 20,
+        parallel: int = 3,
+    ) -> None:
+        """`parallel` is Kademlia's alpha, `bucket_size` its k."""
+        if min(num_replicas, bucket_size, parallel) < 1:
+            raise ValueError(f"{num_replicas=}, {bucket_size=}, {parallel=}: each is at least 1")
         self.endpoint = endpoint
-        self.options = options
-        self.limits = options.limits
-        self.contacts = Contacts(endpoint.peer_id, options.bucket_size, options.limits, self._learn)
-        self.storage = Storage(options.limits)
-        self.checker = RecordChecker(options.limits, validators)
-        self.malformed: Counter[str] = Counter()  # by what was wrong; replies and requests that broke a rule
+        self.peer_id = endpoint.peer_id
+        self.limits = limits
+        self.num_replicas, self.bucket_size, self.parallel = num_replicas, bucket_size, parallel
+        self.contacts = Contacts(endpoint.peer_id, bucket_size, limits, endpoint.learn)
+        self.storage = Storage(limits)
+        self.checker = RecordChecker(limits, validators)
         self.instance = endpoint.random.getrandbits(62) + 1
         self._reported: set[tuple[PeerID, str]] = set()
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where others may dial this node; none in client mode."""
-        return () if self.endpoint.client_mode else tuple(self.endpoint.info.addresses)
-
-    @property
-    def own_contact(self) -> Contact | None:
-        """This node as one of the network's replicas; None in client mode."""
-        return None if self.endpoint.client_mode else Contact(self.endpoint.peer_id, self.addresses)
+        return () if self.endpoint.client_mode else self.endpoint.addresses
 
     def now(self) -> float:
         """Swarm time, in which records expire."""
@@ -71,39 +75,53 @@ class NodeCore:
         """The loop's time, in which durations are measured."""
         return asyncio.get_running_loop().time()
 
+    def jittered(self, seconds: float) -> float:
+        return seconds * (1 + _JITTER * self.endpoint.random.random())
+
+    # Searching
+
     def nearest(self, target: int, count: int) -> list[Contact]:
         """The nearest nodes as far as this one knows, itself among them if it listens."""
         found = self.contacts.table.nearest(target, count)
-        own = self.own_contact
-        if own is not None:
+        if not self.endpoint.client_mode:
+            own = Contact(self.peer_id, self.addresses)
             found = sorted([*found, own], key=lambda contact: contact.node ^ target)[:count]
         return found
-
-    def parallel(self, lookups: Sequence[Lookup]) -> int:
-        """How many to ask at once: all replicas where they are probably known, else Kademlia's alpha."""
-        if all(self.contacts.table.knows_around(lookup.target) for lookup in lookups):
-            return max(self.options.parallel, self.options.num_replicas)
-        return self.options.parallel
-
-    def breadth(self, lookups: Sequence[Lookup]) -> int:
-        """How many contacts an answer should name: as many as there are replicas, which shows whoever is missing in
-        a neighbourhood that is known, and elsewhere some more in place of those that are dead."""
-        options = self.options
-        if all(self.contacts.table.knows_around(lookup.target) for lookup in lookups):
-            return options.num_replicas
-        return options.num_replicas + options.parallel
 
     def new_lookup(self, target: int, width: int) -> Lookup:
         """A search that starts with everyone this node knows near the target; it has answered to itself already."""
         lookup = Lookup(target, width)
-        lookup.offer(self.contacts.table.nearest(target, max(width, self.options.bucket_size)))
+        lookup.offer(self.contacts.table.nearest(target, max(width, self.bucket_size)))
         if not len(self.contacts.table):
-            lookup.offer(self.contacts.last_resort(self.options.bucket_size))
-        own = self.own_contact
-        if own is not None:
-            lookup.offer([own])
-            lookup.answered(own.peer_id)
+            lookup.offer(self.contacts.last_resort(self.bucket_size))
+        if not self.endpoint.client_mode:
+            lookup.offer([Contact(self.peer_id, self.addresses)])
+            lookup.answered(self.peer_id)
         return lookup
+
+    async def traverse(self, lookups: Sequence[Lookup], ask: Ask, *, all_at_once: bool = True) -> None:
+        """Runs the lookups. With `all_at_once` all replicas are asked side by side where they are probably known."""
+        known = all_at_once and self._knows_around(lookups)
+        parallel = max(self.parallel, self.num_replicas) if known else self.parallel
+        await traverse(lookups, ask, parallel=parallel, slow_after=self.limits.slow_after)
+
+    def breadth(self, lookups: Sequence[Lookup]) -> int:
+        """How many contacts an answer should name: as many as there are replicas, which shows whoever is missing in
+        a neighbourhood that is known, and elsewhere some more in place of those that are dead."""
+        return self.num_replicas + (0 if self._knows_around(lookups) else self.parallel)
+
+    def _knows_around(self, lookups: Sequence[Lookup]) -> bool:
+        return all(self.contacts.table.knows_around(lookup.target) for lookup in lookups)
+
+    async def explore(self, target: int) -> None:
+        """A search of full width: everyone near the target hears of this node, and this node of them."""
+
+        async def ask(contact: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+            return await self.find_nodes(contact, asking, self.bucket_size)
+
+        await self.traverse([self.new_lookup(target, self.bucket_size)], ask)
+
+    # Judging records
 
     def accept(self, record: Record) -> Verdict:
         """Stores a record here if it passes every rule."""
@@ -115,7 +133,7 @@ class NodeCore:
         return self.storage.put(record, now)
 
     async def checked(self, records: Sequence[Record], target: int, source: PeerID) -> list[Record]:
-        """Those records from a peer that count; the others are counted by rule and reported once."""
+        """Those records from a peer that count; of the others the first is reported."""
         now = self.now()
         good: list[Record] = []
         for index, record in enumerate(records):
@@ -131,11 +149,6 @@ class NodeCore:
                 good.append(record)
         return good
 
-    def impossible(self, peer: PeerID, reason: str) -> None:
-        """Counts and reports a message that no honest node sends. `reason` is one of ours, never the peer's words."""
-        self.malformed[reason] += 1
-        self.report(peer, reason, f"sent an impossible message: {reason}")
-
     def report(self, peer: PeerID, rule: str, text: str) -> None:
         """Tells listeners, once per peer and rule, of something that was dropped."""
         if (peer, rule) in self._reported:
@@ -145,5 +158,102 @@ class NodeCore:
         self._reported.add((peer, rule))
         self.endpoint.events.emit(PeerRefused(peer.text, text, what="dht"))
 
-    def _learn(self, contact: Contact) -> None:
-        self.endpoint.learn(PeerInfo(contact.peer_id, contact.addresses))
+    # Asking other nodes
+
+    async def ping(self, peer: PeerID) -> Contact | None:
+        """The contact as it describes itself; None for a peer in client mode."""
+        reply = await self._call(peer, messages.PING, messages.PingRequest(self.addresses), messages.PingReply)
+        contact = Contact(peer, reply.addresses)
+        self.contacts.heard_from(contact, self.loop_time())
+        return contact if contact.addresses else None
+
+    async def find(
+        self, contact: Contact, questions: Sequence[Question], *, contacts: int, values: bool
+    ) -> tuple[FindReply, Sequence[Contact]]:
+        """One message with at most MAX_TARGETS questions; also the neighbours that the answer names."""
+        request = FindRequest(self.addresses, tuple(questions), contacts, values)
+        reply = await self._ask(contact, messages.FIND, request, FindReply)
+        if len(reply.answers) != (len(questions) if values else 0):
+            raise self.impossible(contact.peer_id, "as many answers as questions were expected")
+        if sum(len(answer.records) for answer in reply.answers) > messages.MAX_RECORDS:
+            raise self.impossible(contact.peer_id, f"a message has at most {messages.MAX_RECORDS} records")
+        return reply, self._neighbours(contact, reply.neighbours, contacts * len(questions))
+
+    async def find_nodes(self, contact: Contact, lookups: Sequence[Lookup], count: int) -> list[Contact]:
+        """Whom this contact knows near the targets of the lookups."""
+        found: list[Contact] = []
+        most = messages.MAX_TARGETS
+        for start in range(0, len(lookups), most):
+            questions = [Question(id_to_bytes(lookup.target)) for lookup in lookups[start : start + most]]
+            _, neighbours = await self.find(contact, questions, contacts=count, values=False)
+            found.extend(neighbours)
+        return found
+
+    async def store(
+        self, contact: Contact, records: Sequence[Record], *, contacts: int = 0
+    ) -> tuple[Sequence[messages.Outcome], Sequence[Contact]]:
+        """One outcome per record, and neighbours of their keys. The caller keeps within the bounds of a message."""
+        request = messages.StoreRequest(self.addresses, tuple(records), contacts)
+        reply = await self._ask(contact, messages.STORE, request, messages.StoreReply)
+        if len(reply.outcomes) != len(records):
+            raise self.impossible(contact.peer_id, "as many outcomes as records were expected")
+        return reply.outcomes, self._neighbours(contact, reply.neighbours, contacts * len(records))
+
+    async def sync(self, contact: Contact, digests: Sequence[tuple[bytes, int]]) -> set[bytes]:
+        """Under which of these keys the contact holds something else than this node."""
+        request = messages.SyncRequest(self.addresses, tuple(digests))
+        return set((await self._ask(contact, messages.SYNC, request, messages.SyncReply)).wanted)
+
+    def impossible(self, peer: PeerID, reason: str) -> ValidationError:
+        """Reports an impossible answer and bans the contact; the caller raises what is returned. `reason` is one of
+        ours, never the peer's words."""
+        self.contacts.ban(peer, self.loop_time())
+        self.report(peer, reason, f"sent an impossible message: {reason}")
+        return ValidationError(reason)
+
+    def _neighbours(self, contact: Contact, neighbours: Sequence[Contact], most: int) -> Sequence[Contact]:
+        if len(neighbours) > most:
+            raise self.impossible(contact.peer_id, "more neighbours than were asked for")
+        if any(not neighbour.addresses for neighbour in neighbours):
+            raise self.impossible(contact.peer_id, "a neighbour without an address")
+        return neighbours
+
+    async def _ask(self, contact: Contact, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
+        """Like `_call`; a contact known from hearsay is a contact from now on, since it has answered."""
+        peer = contact.peer_id
+        if self.contacts.is_banned(peer, self.loop_time()):
+            raise ValidationError("the peer has sent impossible messages")
+        if not self.endpoint.can_reach(peer):
+            self.endpoint.learn(peer, contact.addresses)
+        answer = await self._call(peer, method, request, reply)
+        self.contacts.heard_from(contact, self.loop_time())
+        return answer
+
+    async def _call(self, peer: PeerID, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
+        call = partial(self.endpoint.call, peer, method, request, reply, timeout=self._timeout(peer, request))
+        try:
+            try:
+                return await call()
+            except ProtocolViolation:
+                raise
+            except ConnectionLost:
+                # Once more on a new connection: asking or storing twice is the same as once, and a connection may
+                # end because the peer gave it up for another.
+                return await call()
+        except (CallRefused, RemoteError):
+            raise
+        except ProtocolViolation:
+            self.contacts.ban(peer, self.loop_time())
+            raise
+        except NetworkError:
+            self.contacts.gone(peer, self.loop_time())
+            raise
+
+    def _timeout(self, peer: PeerID, request: msgspec.Struct) -> float:
+        """Ten measured round trips, within bounds, and time for the way of what is sent over a slow link."""
+        longest = self.limits.call_timeout
+        measured = self.endpoint.round_trip(peer)
+        patience = longest if measured is None else min(longest, max(_SHORTEST_TIMEOUT, 10 * measured))
+        if isinstance(request, messages.StoreRequest):
+            patience += sum(record.size for record in request.records) / _SLOW_LINK
+        return patience

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
@@ -26,18 +25,6 @@ from swarmcli.network.transports.tcp.transport import TCPTransport
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    initial_peers: tuple[str, ...]
-    client_mode: bool
-    host: str
-    port: int
-    announce_addresses: tuple[str, ...]
-    num_replicas: int
-    cache_locally: bool
-    startup_timeout: float
 
 
 class DHT:
@@ -73,18 +60,16 @@ class DHT:
         for name, addresses in (("initial_peers", initial_peers or ()), ("announce_addresses", announce_addresses)):
             if isinstance(addresses, str):
                 raise TypeError(f"{name} is a sequence of addresses, got the str {addresses!r}")
-        self._settings = _Settings(
-            tuple(str(address) for address in initial_peers or ()),
-            client_mode,
-            host,
-            port,
-            tuple(announce_addresses),
-            num_replicas,
-            cache_locally,
-            float(startup_timeout),
-        )
         self._shutdown_timeout = float(shutdown_timeout)
-        self._validators = list(record_validators)
+        self.client_mode = client_mode  # whether this peer only calls others and cannot be dialed
+        self._listening: dict[str, Any] = {"host": host, "port": port, "announce": tuple(announce_addresses)}
+        self._node_options: dict[str, Any] = {
+            "initial_peers": tuple(str(address) for address in initial_peers or ()),
+            "num_replicas": num_replicas,
+            "cache_locally": cache_locally,
+            "record_validators": list(record_validators),
+            "startup_timeout": float(startup_timeout),
+        }
         self._identity = Identity.generate() if identity_path is None else Identity.load_or_create(Path(identity_path))
         self._thread: LoopThread | None = None
         self._opening: SwarmFuture[DHTNode] | None = None
@@ -123,11 +108,6 @@ class DHT:
         return self._identity.peer_id
 
     @property
-    def client_mode(self) -> bool:
-        """Whether this peer only calls others and cannot be dialed."""
-        return self._settings.client_mode
-
-    @property
     def node(self) -> DHTNode:
         """The node itself, for coroutines on the loop thread. RuntimeError before it is ready and after the end."""
         if self._node is None:
@@ -145,7 +125,7 @@ class DHT:
 
     def get_visible_addresses(self) -> list[str]:
         """Where others can dial this peer, in the form that `initial_peers` takes; empty in client mode."""
-        return [f"{address}/{self.peer_id.text}" for address in self.endpoint.info.addresses]
+        return [f"{address}/{self.peer_id.text}" for address in self.endpoint.addresses]
 
     get_visible_maddrs = get_visible_addresses
 
@@ -221,8 +201,12 @@ class DHT:
         self._closed = True
         try:
             if self._thread is not None:
-                self._end(self._thread)
+                self._thread.run(self._close(), self._shutdown_timeout)
+        except TimeoutError:
+            logger.warning("this peer did not come to its end within %g s and was cut off", self._shutdown_timeout)
         finally:
+            if self._thread is not None:
+                self._thread.release()
             self._identity.close()
 
     def __enter__(self) -> DHT:
@@ -237,35 +221,17 @@ class DHT:
         state = "closed" if self._closed else "running" if self._node is not None else "not ready"
         return f"<DHT {self.peer_id.short} {state}>"
 
-    def _end(self, thread: LoopThread) -> None:
-        try:
-            thread.run(self._close(), self._shutdown_timeout)
-        except TimeoutError:
-            logger.warning("this peer did not come to its end within %g s and was cut off", self._shutdown_timeout)
-        finally:
-            thread.release()
-
     async def _open(self) -> DHTNode:
         self._opener = asyncio.current_task()
-        settings = self._settings
-        transport = TCPTransport(
-            self._identity, host=settings.host, port=settings.port, announce=settings.announce_addresses
-        )
-        endpoint = Endpoint(transport, clock=self.clock, client_mode=settings.client_mode, events=self.events)
+        transport = TCPTransport(self._identity, **self._listening)
+        endpoint = Endpoint(transport, clock=self.clock, client_mode=self.client_mode, events=self.events)
         try:
             await endpoint.start()
         except (Exception, asyncio.CancelledError):
             await endpoint.close()
             raise
         set_default_clock(self.clock)
-        self._node = await DHTNode.create(
-            endpoint,
-            initial_peers=settings.initial_peers,
-            num_replicas=settings.num_replicas,
-            cache_locally=settings.cache_locally,
-            record_validators=self._validators,
-            startup_timeout=settings.startup_timeout,
-        )
+        self._node = await DHTNode.create(endpoint, **self._node_options)
         return self._node
 
     async def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Bounds of one node."""
+"""Bounds of one node. Those of single messages are in `messages.py`, whose types carry them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ class DHTLimits:
     max_expiration: float = 86400.0  # records live at most this long
     expiration_slack: float = 900.0  # how much longer than that a record from a wrong clock may live
     max_reply: int = 384 << 10  # of records in one message
-    max_targets: int = 256  # ids in one question
-    max_contacts: int = 512  # peers in one answer
-    max_addresses: int = 8  # of one peer
-    max_address: int = 256  # characters of one address
-    max_records: int = 4096  # in one message
     writes_per_second: float = 256.0  # records from one peer
     write_burst: float = 8192.0
     bytes_per_second: float = 4 << 20  # of records from one peer

@@ -1,7 +1,7 @@
 """Iterative searches for the nodes nearest to an id (Kademlia, section 2.3).
 
 `Lookup` is one search, a state machine without I/O. `traverse` drives several at once, so that one message to a peer
-serves all that want to ask it. `reference_lookup` is the slow, obvious version that tests compare `Lookup` with.
+serves all that want to ask it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Lookup:
 
     def __init__(self, target: int, width: int) -> None:
         self.target = target
-        self.finished = False
         self.width = width
+        self.finished = False  # set from outside when enough is known, and reset when one that answered has failed
         self._order: list[tuple[int, PeerID]] = []  # (distance, peer), nearest first
         self._contacts: dict[PeerID, Contact] = {}
         self._asked: dict[PeerID, Asked] = {}
@@ -60,7 +60,8 @@ class Lookup:
         answered = sum(self._asked[peer] is Asked.ANSWERED for peer in window)
         if self._left <= 0:
             fresh = []
-        if not fresh and not waiting and (answered >= self.width or not self._pending_slow()):
+        slow = Asked.SLOW in self._asked.values()
+        if not fresh and not waiting and (answered >= self.width or not slow):
             self.finished = True
         return fresh[: max(0, parallel - waiting)]
 
@@ -85,14 +86,6 @@ class Lookup:
     def failed(self, peer: PeerID) -> None:
         self._asked[peer] = Asked.FAILED
 
-    def reopen(self) -> None:
-        """The search goes on, because somebody who had answered has failed since."""
-        self.finished = False
-
-    def stop(self) -> None:
-        """Enough is known; nobody else is asked."""
-        self.finished = True
-
     def nearest(self) -> list[Contact]:
         """The nearest that answered, at most `width`, nearest first."""
         found = [self._contacts[peer] for _, peer in self._order if self._asked[peer] is Asked.ANSWERED]
@@ -108,34 +101,6 @@ class Lookup:
                     break
         return window
 
-    def _pending_slow(self) -> bool:
-        return any(state is Asked.SLOW for state in self._asked.values())
-
-
-def reference_lookup(
-    target: int, width: int, start: Iterable[Contact], ask: Callable[[Contact], Iterable[Contact]]
-) -> list[Contact]:
-    """Asks one after the other, always the nearest not asked yet, until the nearest `width` have all answered.
-
-    `ask` raises NetworkError for a peer that does not answer. Slow and obvious: the measure for `Lookup`.
-    """
-    candidates = {contact.peer_id: contact for contact in start}
-    answered: set[PeerID] = set()
-    dead: set[PeerID] = set()
-    while True:
-        alive = (contact for contact in candidates.values() if contact.peer_id not in dead)
-        nearest = sorted(alive, key=lambda contact: contact.node ^ target)[:width]
-        unasked = [contact for contact in nearest if contact.peer_id not in answered]
-        if not unasked:
-            return nearest
-        try:
-            found = ask(unasked[0])
-        except NetworkError:
-            dead.add(unasked[0].peer_id)
-            continue
-        answered.add(unasked[0].peer_id)
-        candidates.update({other.peer_id: other for other in found})
-
 
 T = TypeVar("T")
 
@@ -147,72 +112,57 @@ async def traverse(lookups: Sequence[Lookup], ask: Ask, *, parallel: int, slow_a
 
     `ask` sends one message for the named lookups and returns the contacts from the answer. A NetworkError or
     DHTError from it counts as no answer. Whoever takes longer than `slow_after` seconds is waited for no more than
-    others: somebody else is asked too. DHTClient that are still under way when all lookups have ended are cancelled.
+    others: somebody else is asked too. Calls that are still under way when all lookups have ended are cancelled.
     """
-    await _Traversal(lookups, ask, parallel, slow_after).run()
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    calls: set[asyncio.Task[None]] = set()
 
-
-class _Traversal:
-    def __init__(self, lookups: Sequence[Lookup], ask: Ask, parallel: int, slow_after: float) -> None:
-        self._lookups = lookups
-        self._ask = ask
-        self._parallel = parallel
-        self._slow_after = slow_after
-        self._loop = asyncio.get_running_loop()
-        self._client: set[asyncio.Task[None]] = set()
-        self._ended = asyncio.Event()
-
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            self._advance()
-            await self._ended.wait()
-            for call in self._client:
-                call.cancel()
-
-    def _advance(self) -> None:
+    def advance() -> None:
         """Sends what is due now; sets the event when nothing is left to do."""
-        if self._ended.is_set():
+        if ended.is_set():
             return
         asked: dict[PeerID, tuple[Contact, list[Lookup]]] = {}
-        for lookup in self._lookups:
-            for contact in lookup.due(self._parallel):
+        for lookup in lookups:
+            for contact in lookup.due(parallel):
                 asked.setdefault(contact.peer_id, (contact, []))[1].append(lookup)
-        if all(lookup.finished for lookup in self._lookups):
-            self._ended.set()
+        if all(lookup.finished for lookup in lookups):
+            ended.set()
             return
-        for contact, reasons in asked.values():
-            self._send(contact, reasons)
+        for contact, asking in asked.values():
+            due = set(map(id, asking))
+            asking += [each for each in lookups if id(each) not in due and each.wants(contact.peer_id)]
+            for lookup in asking:
+                lookup.asking(contact.peer_id)
+            task = group.create_task(call(contact, asking))
+            calls.add(task)
+            task.add_done_callback(calls.discard)
 
-    def _send(self, contact: Contact, reasons: list[Lookup]) -> None:
-        known = set(map(id, reasons))
-        sharing = [lookup for lookup in self._lookups if id(lookup) not in known and lookup.wants(contact.peer_id)]
-        everyone = reasons + sharing
-        for lookup in everyone:
-            lookup.asking(contact.peer_id)
-        call = self._group.create_task(self._call(contact, everyone))
-        self._client.add(call)
-        call.add_done_callback(self._client.discard)
-
-    async def _call(self, contact: Contact, lookups: Sequence[Lookup]) -> None:
-        patience = self._loop.call_later(self._slow_after, self._grow_impatient, contact.peer_id, lookups)
+    async def call(contact: Contact, asking: Sequence[Lookup]) -> None:
+        impatience = loop.call_later(slow_after, overdue, contact.peer_id, asking)
         try:
-            found = list(await self._ask(contact, lookups))
+            found = list(await ask(contact, asking))
         except (NetworkError, DHTError):
-            for lookup in lookups:
+            for lookup in asking:
                 lookup.failed(contact.peer_id)
         else:
-            for lookup in lookups:
+            for lookup in asking:
                 lookup.answered(contact.peer_id)
                 lookup.offer(found)
         finally:
-            patience.cancel()
-        self._advance()
+            impatience.cancel()
+        advance()
 
-    def _grow_impatient(self, peer: PeerID, lookups: Sequence[Lookup]) -> None:
-        for lookup in lookups:
+    def overdue(peer: PeerID, asking: Sequence[Lookup]) -> None:
+        for lookup in asking:
             lookup.slow(peer)
-        self._advance()
+        advance()
+
+    async with asyncio.TaskGroup() as group:
+        advance()
+        await ended.wait()
+        for task in calls:
+            task.cancel()
 
 
 async def gather_answers(

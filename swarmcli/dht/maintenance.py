@@ -1,4 +1,4 @@
-"""Looking after the routing table: pinging the doubtful, finding lost contacts again, exploring what is unknown.
+"""Finding the network, and staying in it: first contacts, the doubtful, the lost, and what is unknown.
 
 Because every node now and then tries its first contacts and those that it lost, two halves of a network that could
 not see each other merge again once they can.
@@ -9,57 +9,111 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from swarmcli.dht.client import DHTClient
 from swarmcli.dht.core import NodeCore
 from swarmcli.dht.lookup import gather_answers
 from swarmcli.dht.records import ID_BITS, node_id
-from swarmcli.dht.routing import Contact
-from swarmcli.dht.writing import Writer
-from swarmcli.errors import DHTError, NetworkError, OwnAddressError
-from swarmcli.events import Event, PeerDisconnected
-from swarmcli.network.addresses import PeerInfo
+from swarmcli.dht.routing import Change, Contact
+from swarmcli.errors import (
+    BootstrapError,
+    CallTimeout,
+    DHTError,
+    NetworkError,
+    OwnAddressError,
+    SwarmError,
+    WrongPeerError,
+)
+from swarmcli.events import Event, Noticed, PeerDisconnected
+from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 
+_FIRST_PAUSE = 0.1  # seconds between two attempts at one first contact; it doubles
+_LONGEST_PAUSE = 1.0
 _PROBES = 4  # lost contacts tried at a time
-_JITTER = 0.25
 _BREATHER = 1.0  # seconds between two rounds of probes, at the least
 
 
-class Maintenance:
-    """`run` works until it is cancelled."""
+async def find_first_contact(core: NodeCore, addresses: Sequence[str], timeout: float) -> dict[str, PeerID | None]:
+    """Tries all addresses side by side and again until one answers; returns whom each led to (None: nobody yet).
 
-    def __init__(self, core: NodeCore, client: DHTClient, writer: Writer) -> None:
+    Raises AddressError for an address that cannot be read, and BootstrapError, with what failed last at each
+    address, when none has answered after `timeout` seconds. A node whose only first contact is itself is alone,
+    which is no error. The first failure at each address is an event of the endpoint: the wait may be long.
+    """
+    found: dict[str, PeerID | None] = {address: parse_address(address).peer_id for address in addresses}
+    others = [address for address, peer in found.items() if peer != core.peer_id]
+    failures: dict[str, SwarmError] = {}
+    deadline = core.loop_time() + timeout
+
+    async def keep_trying(address: str) -> bool:
+        """Whether it answered. Returns False only where every further try would end in the same way."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                peer = found[address] = await core.endpoint.connect(address, timeout=core.limits.call_timeout)
+                await core.ping(peer)
+                return True
+            except OwnAddressError as error:
+                failures[address] = error
+                found[address] = core.peer_id
+                return all(peer == core.peer_id for peer in found.values())  # the only first contact there is
+            except WrongPeerError as error:
+                failures[address] = error
+                return False
+            except SwarmError as error:
+                if address not in failures:
+                    what = str(error).removeprefix(f"{address}: ") or type(error).__name__
+                    left = round(deadline - core.loop_time(), 1)
+                    text = f"{address} does not answer yet: {what}; trying again for {left:g} s"
+                    core.endpoint.events.emit(Noticed("info", text))
+                failures[address] = error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    answered = not others
+    async with asyncio.TaskGroup() as group:
+        waiting = {group.create_task(keep_trying(address)) for address in others}
+        try:
+            async with asyncio.timeout_at(deadline):
+                while waiting and not answered:
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    answered = any(task.result() for task in done)
+        except TimeoutError:
+            pass
+        for task in waiting:
+            task.cancel()
+    if answered:
+        return found
+    attempts = {address: failures.get(address, CallTimeout("no answer yet")) for address in others}
+    lines = [str(error) or type(error).__name__ for error in attempts.values()]
+    named = [line if each in line else f"{each}: {line}" for each, line in zip(attempts, lines, strict=True)]
+    within = f" within {timeout:g} s" if waiting else ""
+    raise BootstrapError(f"no first contact answered{within}: {'; '.join(named)}", attempts)
+
+
+class Maintenance:
+    """Looks after the routing table; `run` works until it is cancelled."""
+
+    def __init__(self, core: NodeCore) -> None:
         self._core = core
-        self._client = client
-        self._writer = writer
-        self._first_contacts: dict[str, PeerID | None] = {}
+        self.first_contacts: dict[str, PeerID | None] = {}  # tried again whenever the peer is not in the table
         self._first_contacts_due = float("-inf")  # loop time
         self._to_ping: dict[PeerID, None] = {}
         self._somebody_to_ping = asyncio.Event()
         self._somebody_lost = asyncio.Event()
 
-    def remember(self, first_contacts: dict[str, PeerID | None]) -> None:
-        """Addresses to try again whenever the peer behind them (None: not met yet) is not in the table."""
-        self._first_contacts.update(first_contacts)
-
     def on_event(self, event: Event) -> None:
         """A neighbour whose connection is gone is asked at once: if it is dead, its records want a new home."""
         if isinstance(event, PeerDisconnected):
-            own = node_id(self._core.endpoint.peer_id)
-            for contact in self._core.contacts.table.nearest(own, self._core.options.bucket_size):
+            own = node_id(self._core.peer_id)
+            for contact in self._core.contacts.table.nearest(own, self._core.bucket_size):
                 if contact.peer_id.text == event.peer:
                     self._ping_soon(contact.peer_id)
 
-    def contact_lost(self, contact: Contact) -> None:
-        self._somebody_lost.set()
-
-    def contact_doubtful(self, contact: Contact) -> None:
-        """It has not been heard of for long, and a newcomer waits for its place."""
-        self._ping_soon(contact.peer_id)
-
-    async def explore(self, target: int) -> None:
-        """A search of full width: everyone near the target hears of this node, and this node of them."""
-        await self._writer.search([target], self._core.options.bucket_size)
+    def contact_changed(self, change: Change, contact: Contact) -> None:
+        if change == "lost":
+            self._somebody_lost.set()
+        elif change == "doubtful":
+            self._ping_soon(contact.peer_id)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -79,7 +133,7 @@ class Maintenance:
             await self._probe()
             await asyncio.sleep(_BREATHER)
             until_due = max(0.0, self._core.contacts.next_probe() - self._core.loop_time())
-            pause = min(until_due, self._jittered(self._core.limits.probe_interval))
+            pause = min(until_due, self._core.jittered(self._core.limits.probe_interval))
             try:
                 async with asyncio.timeout(pause):
                     await self._somebody_lost.wait()
@@ -90,13 +144,13 @@ class Maintenance:
     async def _keep_exploring(self) -> None:
         """Looks now and then into a part of the network that this node knows few of (Kademlia, section 2.3)."""
         random = self._core.endpoint.random
+        table = self._core.contacts.table
         while True:
-            await asyncio.sleep(self._jittered(self._core.limits.refresh_interval))
-            thin = self._core.contacts.table.thin_buckets()
-            if thin:
+            await asyncio.sleep(self._core.jittered(self._core.limits.refresh_interval))
+            if thin := table.thin_buckets():
                 # The far end holds half of all nodes and the next bucket half of the rest, so look there first.
                 index = thin[-1 - min(len(thin) - 1, int(random.expovariate(0.5)))]
-                await self.explore(self._core.contacts.table.id_in_bucket(index, random.getrandbits(ID_BITS)))
+                await self._core.explore(table.id_in_bucket(index, random.getrandbits(ID_BITS)))
 
     def _ping_soon(self, peer: PeerID) -> None:
         if len(self._to_ping) < self._core.limits.max_evicted:
@@ -105,38 +159,36 @@ class Maintenance:
 
     async def _ping(self, peers: Sequence[PeerID]) -> list[Contact]:
         """Those that answered; the others have left the table."""
-        answers = await gather_answers([self._client.ping(peer) for peer in peers], (NetworkError, DHTError))
+        answers = await gather_answers([self._core.ping(peer) for peer in peers], (NetworkError, DHTError))
         return [contact for contact in answers if contact is not None]
 
     async def _probe(self) -> None:
         """Whoever of the lost is there again knows others that were lost with it."""
-        lost = self._core.contacts.lost_contacts(self._core.loop_time(), _PROBES)
+        core = self._core
+        lost = core.contacts.lost_contacts(core.loop_time(), _PROBES)
         for contact in lost:
-            self._core.endpoint.learn(PeerInfo(contact.peer_id, contact.addresses))
+            core.endpoint.learn(contact.peer_id, contact.addresses)
         found = await self._ping([contact.peer_id for contact in lost])
-        if self._core.loop_time() >= self._first_contacts_due:
-            self._first_contacts_due = self._core.loop_time() + self._jittered(self._core.limits.probe_interval)
+        if core.loop_time() >= self._first_contacts_due:
+            self._first_contacts_due = core.loop_time() + self._core.jittered(core.limits.probe_interval)
             found += await self._ping(await self._missing_first_contacts())
         if found:
-            await self.explore(node_id(self._core.endpoint.peer_id))
+            await core.explore(node_id(core.peer_id))
 
     async def _missing_first_contacts(self) -> list[PeerID]:
         """Those of the first contacts that can be dialed but are not in the table."""
-        own = self._core.endpoint.peer_id
+        own, table = self._core.peer_id, self._core.contacts.table
         missing = [
             address
-            for address, peer in self._first_contacts.items()
-            if peer != own and (peer is None or peer not in self._core.contacts.table)
+            for address, peer in self.first_contacts.items()
+            if peer != own and (peer is None or peer not in table)
         ]
         found = await gather_answers([self._dial(address) for address in missing], (NetworkError,))
-        self._first_contacts.update(zip(missing, found, strict=True))
+        self.first_contacts.update(zip(missing, found, strict=True))
         return [peer for peer in found if peer is not None and peer != own]
 
     async def _dial(self, address: str) -> PeerID:
         try:
             return await self._core.endpoint.connect(address, timeout=self._core.limits.call_timeout)
         except OwnAddressError:
-            return self._core.endpoint.peer_id
-
-    def _jittered(self, seconds: float) -> float:
-        return seconds * (1 + _JITTER * self._core.endpoint.random.random())
+            return self._core.peer_id

@@ -1,18 +1,21 @@
-"""Keys, subkeys and records: what lies under a key, how it is encoded, and which of two records wins."""
+"""Keys, subkeys and records: what lies under a key, how it is encoded and signed, and which of two records wins."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from swarmcli.dht.limits import DHTLimits
 from swarmcli.errors import ValidationError
 from swarmcli.network import wire
-from swarmcli.network.identity import PEER_ID_BYTES, PeerID
+from swarmcli.network.identity import PEER_ID_BYTES, Identity, PeerID
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -88,12 +91,10 @@ def encode_subkey(subkey: Subkey) -> bytes:
         return msgspec.msgpack.encode(msgspec.msgpack.Ext(_OWNED_EXTENSION, bytes(subkey.owner) + subkey.name))
     if isinstance(subkey, bool) or not isinstance(subkey, str | bytes | int):
         raise TypeError(f"a subkey is str, bytes, int or OwnedSubkey, got {type(subkey).__name__}")
-    if isinstance(subkey, bytes):
-        return msgspec.msgpack.encode(bytes(subkey))
     try:
-        return msgspec.msgpack.encode(subkey)
+        return msgspec.msgpack.encode(bytes(subkey) if isinstance(subkey, bytes) else subkey)  # a PeerID, for example
     except OverflowError as error:
-        raise ValueError(f"a subkey that is a number has at most 64 bits, got {subkey}") from error
+        raise ValueError(f"a subkey that is a number has at most 64 bits, got {subkey!r}") from error
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -107,7 +108,10 @@ def decode_subkey(data: bytes) -> Subkey:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValidationError("the subkey is not readable msgpack") from error
     if isinstance(value, msgspec.msgpack.Ext):
-        value = _decode_owned(value)
+        owned = bytes(value.data)
+        if value.code != _OWNED_EXTENSION or len(owned) < PEER_ID_BYTES:
+            raise ValidationError(f"the subkey is of an unknown kind: extension {value.code}, {len(owned)} bytes")
+        value = OwnedSubkey(PeerID(owned[:PEER_ID_BYTES]), owned[PEER_ID_BYTES:])
     try:
         canonical = encode_subkey(value) == data
     except TypeError as error:
@@ -120,13 +124,6 @@ def decode_subkey(data: bytes) -> Subkey:
 def is_owned(subkey: bytes) -> bool:
     """Whether this encoded (and checked) subkey belongs to somebody."""
     return isinstance(decode_subkey(subkey), OwnedSubkey)
-
-
-def _decode_owned(extension: msgspec.msgpack.Ext) -> OwnedSubkey:
-    data = bytes(extension.data)
-    if extension.code != _OWNED_EXTENSION or len(data) < PEER_ID_BYTES:
-        raise ValidationError(f"the subkey is of an unknown kind: extension {extension.code}, {len(data)} bytes")
-    return OwnedSubkey(PeerID(data[:PEER_ID_BYTES]), data[PEER_ID_BYTES:])
 
 
 SIGNING_PURPOSE = "dht record"
@@ -144,7 +141,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """One value as it is stored and sent. `sequence` and `signature` belong to owned subkeys only."""
 
     key: str
-    subkey: bytes  # as `keys.encode_subkey` writes it
+    subkey: bytes  # as `encode_subkey` writes it
     value: bytes  # msgpack; TOMBSTONE withdraws the subkey
     expiration: float  # seconds of swarm time
     sequence: int = 0
@@ -200,12 +197,6 @@ def merge_record(records: dict[bytes, Record], record: Record) -> bool:
     return True
 
 
-def merge_all(records: dict[bytes, Record], others: Iterable[Record]) -> None:
-    """Merges many; the result does not depend on their order."""
-    for record in others:
-        merge_record(records, record)
-
-
 def read_records(records: Iterable[Record], now: float) -> ValueWithExpiration | None:
     """What a user sees of a key's records: no withdrawn and no expired ones.
 
@@ -227,3 +218,86 @@ def read_records(records: Iterable[Record], now: float) -> ValueWithExpiration |
     if plain is not None and plain.expiration_time >= latest:
         return plain
     return ValueWithExpiration(dictionary, latest)
+
+
+_REMEMBERED = 1 << 14
+_SHORTEST_TOMBSTONE = 60.0  # seconds that a withdrawal stays, at the least
+
+
+class Author:
+    """Makes records of one's own: encodes and checks them, and numbers and signs those under owned subkeys.
+
+    Signs for one identity or several, and remembers the numbers of the owned records that it made.
+    """
+
+    def __init__(self, identity: Identity, limits: DHTLimits) -> None:
+        self._identities = {identity.peer_id: identity}
+        self._limits = limits
+        # (key, subkey) → the last number, and the latest expiration of everything written so far.
+        self._written: OrderedDict[tuple[str, bytes], tuple[int, float]] = OrderedDict()
+
+    def adopt(self, identity: Identity) -> None:
+        """From now on this author also writes what that identity owns."""
+        self._identities[identity.peer_id] = identity
+
+    def write(self, key: str, subkey: Subkey, value: Any, expiration: float, now: float) -> Record:
+        """A record that is ready to be stored, its expiration capped. TypeError, ValueError: what is wrong with it."""
+        if math.isnan(expiration):
+            raise ValueError("expiration_time is a time in seconds, got nan")
+        encoded = encode_value(value)
+        if len(encoded) > self._limits.max_value:
+            raise ValueError(f"value has {len(encoded)} bytes; at most {self._limits.max_value} can be stored")
+        return self._made(key, subkey, encoded, min(float(expiration), now + self._limits.max_expiration), now)
+
+    def withdraw(self, key: str, subkey: OwnedSubkey, current: Record | None, now: float) -> Record:
+        """A tombstone that outlives everything it withdraws: `current` and what this author wrote before."""
+        if current is not None:
+            self._remember(current)
+        _, latest = self._written.get((key, encode_subkey(subkey)), (0, 0.0))
+        return self._made(key, subkey, TOMBSTONE, max(latest, now + _SHORTEST_TOMBSTONE), now)
+
+    def surpass(self, record: Record, current: Record, now: float) -> Record | None:
+        """The record again with a higher number than `current`, one of this owner's from an earlier life.
+
+        None if the record stands under a subkey of nobody that this author signs for.
+        """
+        subkey = decode_subkey(record.subkey)
+        if not isinstance(subkey, OwnedSubkey) or subkey.owner not in self._identities:
+            return None
+        self._remember(current)
+        return self._signed(record, subkey, now)
+
+    def _made(self, key: str, subkey: Subkey, value: bytes, expiration: float, now: float) -> Record:
+        if not isinstance(key, str):
+            raise TypeError(f"key is a str, got {type(key).__name__}")
+        if len(key.encode()) > self._limits.max_key:
+            raise ValueError(f"key has {len(key.encode())} bytes; at most {self._limits.max_key} are allowed")
+        if isinstance(subkey, OwnedSubkey) and subkey.owner not in self._identities:
+            raise ValueError(f"subkey belongs to {subkey.owner.short}; only its owner can write it")
+        encoded = encode_subkey(subkey)
+        if len(encoded) > self._limits.max_subkey:
+            raise ValueError(f"subkey has {len(encoded)} bytes; at most {self._limits.max_subkey} are allowed")
+        record = Record(key, encoded, value, expiration)
+        return self._signed(record, subkey, now) if isinstance(subkey, OwnedSubkey) else record
+
+    def _signed(self, record: Record, subkey: OwnedSubkey, now: float) -> Record:
+        # From the clock, so that an owner who starts anew need not ask for his last number first; never backwards.
+        last, _ = self._written.get((record.key, record.subkey), (0, 0.0))
+        numbered = msgspec.structs.replace(record, sequence=max(int(now * 1000), last + 1))
+        self._remember(numbered)
+        return sign_record(self._identities[subkey.owner], numbered)
+
+    def _remember(self, record: Record) -> None:
+        place = record.key, record.subkey
+        last, latest = self._written.pop(place, (0, 0.0))
+        self._written[place] = max(last, record.sequence), max(latest, record.expiration)
+        if len(self._written) > _REMEMBERED:
+            self._written.popitem(last=False)
+
+
+def sign_record(identity: Identity, record: Record) -> Record:
+    """The same record with the signature of `identity`, who must own its subkey (else ValueError)."""
+    subkey = decode_subkey(record.subkey)
+    if not isinstance(subkey, OwnedSubkey) or subkey.owner != identity.peer_id:
+        raise ValueError(f"{identity.peer_id.short} cannot sign for the subkey {subkey!r}")
+    return msgspec.structs.replace(record, signature=identity.sign(SIGNING_PURPOSE, *record.signed_fields()))

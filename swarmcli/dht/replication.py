@@ -10,96 +10,78 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
-from swarmcli.dht.client import DHTClient
-from swarmcli.dht.core import NodeCore
+from swarmcli.dht.core import BREATH, NodeCore
+from swarmcli.dht.messages import MAX_RECORDS
 from swarmcli.dht.records import id_to_bytes
-from swarmcli.dht.routing import Contact
-from swarmcli.dht.writing import Writer
+from swarmcli.dht.routing import Change, Contact
+from swarmcli.dht.writing import deliver
 from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network.identity import PeerID
 
-_CHUNK = 256  # keys whose replicas are worked out before other work on the loop gets its turn
-_JITTER = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
+Work: TypeAlias = dict[PeerID, tuple[Contact, list[int]]]  # with whom to compare, and under which keys
 
 
 class Replicator:
     """Listens to changes in the routing table; `run` does the work until it is cancelled."""
 
-    def __init__(self, core: NodeCore, client: DHTClient, writer: Writer) -> None:
+    def __init__(self, core: NodeCore) -> None:
         self._core = core
-        self._client = client
-        self._writer = writer
         self._appeared: dict[PeerID, Contact] = {}
         self._lost: dict[PeerID, Contact] = {}
         self._news = asyncio.Event()
 
-    def contact_appeared(self, contact: Contact) -> None:
-        self._lost.pop(contact.peer_id, None)
-        self._appeared[contact.peer_id] = contact
-        self._news.set()
-
-    def contact_lost(self, contact: Contact) -> None:
-        self._appeared.pop(contact.peer_id, None)
-        self._lost[contact.peer_id] = contact
-        self._news.set()
+    def contact_changed(self, change: Change, contact: Contact) -> None:
+        if change != "doubtful":
+            for news in (self._appeared, self._lost):
+                news.pop(contact.peer_id, None)
+            (self._appeared if change == "appeared" else self._lost)[contact.peer_id] = contact
+            self._news.set()
 
     async def run(self) -> None:
         """Waits for news or for the next general comparison."""
-        period = self._core.limits.sync_interval
         while True:
-            pause = period * (1 + _JITTER * self._core.endpoint.random.random())
+            news = None
             try:
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(self._core.jittered(self._core.limits.sync_interval)):
                     await self._news.wait()
             except TimeoutError:
-                await self._sync(await self._everything())
-                continue
-            await asyncio.sleep(self._core.limits.sync_delay)  # a newcomer seldom comes alone
-            self._news.clear()
-            appeared, self._appeared = self._appeared, {}
-            lost, self._lost = self._lost, {}
-            for rank, work in sorted((await self._affected(appeared, lost)).items()):
+                pass
+            else:
+                await asyncio.sleep(self._core.limits.sync_delay)  # a newcomer seldom comes alone
+                self._news.clear()
+                news = self._appeared, self._lost
+                self._appeared, self._lost = {}, {}
+            for rank, work in sorted((await self._plan(news)).items()):
                 # The nearest replica acts first; when the others compare, there is mostly nothing left to send.
                 await asyncio.sleep(rank * self._core.limits.sync_delay)
                 await self._sync(work)
 
-    def responsible(self, target: int) -> list[Contact]:
-        """The nodes that are to hold a key, as far as this one knows."""
-        return self._core.nearest(target, self._core.options.num_replicas)
+    async def _plan(self, news: tuple[dict[PeerID, Contact], dict[PeerID, Contact]] | None) -> dict[int, Work]:
+        """By this node's rank among the replicas of a key: who is to be compared with, and under which keys.
 
-    async def _everything(self) -> dict[PeerID, tuple[Contact, list[int]]]:
-        work: dict[PeerID, tuple[Contact, list[int]]] = {}
+        `news` are the contacts that appeared and those that were lost; only what they affect is in the plan. None:
+        everything, as if this node came first everywhere.
+        """
+        plan: dict[int, Work] = defaultdict(dict)
+        own = self._core.peer_id
         for index, target in enumerate(self._core.storage.keys(self._core.now())):
-            if index % _CHUNK == _CHUNK - 1:
+            if index % BREATH == BREATH - 1:
                 await asyncio.sleep(0)
-            self._add(work, self.responsible(target), target)
-        return work
-
-    async def _affected(
-        self, appeared: dict[PeerID, Contact], lost: dict[PeerID, Contact]
-    ) -> dict[int, dict[PeerID, tuple[Contact, list[int]]]]:
-        """By this node's rank among the replicas of a key: who is to be compared with, and under which keys."""
-        plan: dict[int, dict[PeerID, tuple[Contact, list[int]]]] = defaultdict(dict)
-        own = self._core.endpoint.peer_id
-        for index, target in enumerate(self._core.storage.keys(self._core.now())):
-            if index % _CHUNK == _CHUNK - 1:
-                await asyncio.sleep(0)
-            holders = self.responsible(target)
-            rank = next((rank for rank, holder in enumerate(holders) if holder.peer_id == own), len(holders))
-            if _lost_a_holder(target, holders, lost.values()):
-                self._add(plan[rank], holders, target)
-            else:
-                self._add(plan[rank], [holder for holder in holders if holder.peer_id in appeared], target)
+            holders = self._core.nearest(target, self._core.num_replicas)
+            rank = 0
+            if news is not None:
+                rank = next((rank for rank, holder in enumerate(holders) if holder.peer_id == own), len(holders))
+                if not _lost_a_holder(target, holders, news[1].values()):
+                    holders = [holder for holder in holders if holder.peer_id in news[0]]
+            for holder in holders:
+                if holder.peer_id != own:
+                    plan[rank].setdefault(holder.peer_id, (holder, []))[1].append(target)
         return plan
 
-    def _add(self, work: dict[PeerID, tuple[Contact, list[int]]], holders: Iterable[Contact], target: int) -> None:
-        for holder in holders:
-            if holder.peer_id != self._core.endpoint.peer_id:
-                work.setdefault(holder.peer_id, (holder, []))[1].append(target)
-
-    async def _sync(self, work: dict[PeerID, tuple[Contact, list[int]]]) -> None:
-        limit = asyncio.Semaphore(self._core.options.parallel)
+    async def _sync(self, work: Work) -> None:
+        limit = asyncio.Semaphore(self._core.parallel)
 
         async def one(contact: Contact, targets: Sequence[int]) -> None:
             async with limit:
@@ -113,21 +95,16 @@ class Replicator:
                 group.create_task(one(contact, targets))
 
     async def _sync_with(self, contact: Contact, targets: Sequence[int]) -> None:
-        most = self._core.limits.max_records
-        for start in range(0, len(targets), most):
-            digests = list(self._digests(targets[start : start + most]))
-            wanted = await self._client.sync(contact, digests)
-            for number, _ in digests:
-                if number in wanted:
-                    records = list(self._core.storage.records(int.from_bytes(number, "big")))
-                    await self._writer.deliver(contact, records)
-
-    def _digests(self, targets: Iterable[int]) -> Iterable[tuple[bytes, int]]:
-        now = self._core.now()
-        for target in targets:
-            entry = self._core.storage.entry(target, now)
-            if entry is not None:
-                yield id_to_bytes(target), entry.digest()
+        storage = self._core.storage
+        for start in range(0, len(targets), MAX_RECORDS):
+            digests: dict[int, int] = {}
+            for target in targets[start : start + MAX_RECORDS]:
+                if (entry := storage.entry(target, self._core.now())) is not None:
+                    digests[target] = entry.digest()
+            wanted = await self._core.sync(contact, [(id_to_bytes(target), each) for target, each in digests.items()])
+            for target in digests:
+                if id_to_bytes(target) in wanted:
+                    await deliver(self._core, contact, list(storage.records(target)))
 
 
 def _lost_a_holder(target: int, holders: Sequence[Contact], lost: Iterable[Contact]) -> bool:

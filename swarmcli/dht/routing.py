@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import msgspec
 
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.network.identity import PeerID
+from swarmcli.network.wire.messages import Addresses
+
+# Of a contact: it is new in the table; it has left it; it was not heard of for long, and a newcomer waits.
+Change: TypeAlias = Literal["appeared", "lost", "doubtful"]
 
 
-@dataclass(frozen=True, slots=True)
-class Contact:
-    """A listening peer and where to dial it."""
+class Contact(msgspec.Struct, frozen=True):
+    """A listening peer and where to dial it; also as it travels in messages."""
 
     peer_id: PeerID
-    addresses: tuple[str, ...]
+    addresses: Addresses
 
     @property
     def node(self) -> int:
@@ -161,12 +167,12 @@ class _Lost:
 class Contacts:
     """The routing table with a memory for those who left it. Times are the loop's, handed in."""
 
-    def __init__(self, own: PeerID, bucket_size: int, limits: DHTLimits, learn: Callable[[Contact], None]) -> None:
+    def __init__(
+        self, own: PeerID, bucket_size: int, limits: DHTLimits, learn: Callable[[PeerID, tuple[str, ...]], None]
+    ) -> None:
         """`learn` takes every first-hand address to the endpoint's address book."""
         self.table = RoutingTable(own, bucket_size)
-        self.on_appeared: list[Callable[[Contact], None]] = []  # it is new in the table
-        self.on_lost: list[Callable[[Contact], None]] = []  # it has left the table
-        self.on_doubtful: list[Callable[[Contact], None]] = []  # not heard of for long, and a newcomer waits
+        self.listeners: list[Callable[[Change, Contact], None]] = []
         self._own = own
         self._limits = limits
         self._learn = learn
@@ -178,26 +184,27 @@ class Contacts:
         if contact.peer_id == self._own or not contact.addresses or self.is_banned(contact.peer_id, now):
             return
         if self.table.get(contact.peer_id) != contact:
-            self._learn(contact)
+            self._learn(contact.peer_id, contact.addresses)
         self._lost.pop(contact.peer_id, None)
-        appeared, questionable = self.table.seen(contact)
+        appeared, doubtful = self.table.seen(contact)
         if appeared:
-            _tell(self.on_appeared, contact)
-        if questionable is not None:
-            _tell(self.on_doubtful, questionable)
+            self._tell("appeared", contact)
+        if doubtful is not None:
+            self._tell("doubtful", doubtful)
 
     def gone(self, peer: PeerID, now: float) -> None:
-        """It does not answer: out of the table, and remembered for probes."""
+        """It does not answer: out of the table, and remembered for probes that come ever less often."""
         lost, successor = self.table.failed(peer)
-        if lost is None:
-            self._postpone(peer, now)
-            return
-        self._lost[peer] = _Lost(lost, now + _FIRST_PAUSE, _FIRST_PAUSE)
-        if len(self._lost) > self._limits.max_evicted:
-            self._lost.popitem(last=False)
-        _tell(self.on_lost, lost)
+        if lost is not None:
+            self._lost[peer] = _Lost(lost, now + _FIRST_PAUSE, _FIRST_PAUSE)
+            if len(self._lost) > self._limits.max_evicted:
+                self._lost.popitem(last=False)
+            self._tell("lost", lost)
+        elif known := self._lost.get(peer):
+            known.pause = min(4 * known.pause, _LONGEST_PAUSE)
+            known.next_probe = now + known.pause
         if successor is not None:
-            _tell(self.on_appeared, successor)
+            self._tell("appeared", successor)
 
     def ban(self, peer: PeerID, now: float) -> None:
         """It has sent what no honest node sends: out of the table and nobody to ask for a while."""
@@ -226,13 +233,6 @@ class Contacts:
         """Those lost most recently, for when the table is empty: then all of them may be there again."""
         return [lost.contact for lost in list(self._lost.values())[-count:]]
 
-    def _postpone(self, peer: PeerID, now: float) -> None:
-        lost = self._lost.get(peer)
-        if lost is not None:
-            lost.pause = min(4 * lost.pause, _LONGEST_PAUSE)
-            lost.next_probe = now + lost.pause
-
-
-def _tell(listeners: Iterable[Callable[[Contact], None]], contact: Contact) -> None:
-    for listener in listeners:
-        listener(contact)
+    def _tell(self, change: Change, contact: Contact) -> None:
+        for listener in self.listeners:
+            listener(change, contact)

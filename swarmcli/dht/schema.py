@@ -244,10 +244,9 @@ class RecordValidator(Protocol):
 
 
 class RecordChecker:
-    """Bounds, the owner's signature, then the users' validators; refusals are counted by rule."""
+    """Bounds, the owner's signature, then the users' validators; refusals under watched keys are counted by rule."""
 
     def __init__(self, limits: DHTLimits, validators: Iterable[RecordValidator] = ()) -> None:
-        self.refused: Counter[str] = Counter()
         self._watched: dict[str, Counter[str]] = {}
         self._limits = limits
         self._validators: list[RecordValidator] = [SignatureValidator()]
@@ -276,7 +275,6 @@ class RecordChecker:
                 rule = validator.name
                 validator.validate(record)
         except ValidationError as error:
-            self.refused[rule] += 1
             if record.key in self._watched:
                 self._watched[record.key][rule] += 1
             raise ValidationError(f"{rule}: {error}") from error

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn
+from dataclasses import dataclass
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import BREATH, NodeCore
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.messages import Answer, Neighbour, Outcome
+from swarmcli.dht.messages import Answer, Outcome
 from swarmcli.dht.records import Record, id_from_bytes, is_owned, key_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import Verdict
-from swarmcli.errors import CallRefused, ValidationError
 from swarmcli.network.identity import PeerID
 
 
@@ -44,11 +42,16 @@ class DHTService:
 
     async def find(self, peer: PeerID, request: messages.FindRequest) -> messages.FindReply:
         """Neighbours of the targets and, if asked for, the records under them, cut at the size of a reply."""
-        targets = tuple(question.target for question in request.questions)
-        self._check_ids(peer, targets, self._core.limits.max_targets)
         self._heard_from(peer, request.addresses)
-        answers = self._answers(request.questions) if request.values else []
-        neighbours = self._neighbours(peer, [id_from_bytes(target) for target in targets], request.contacts)
+        room, left = self._core.limits.max_reply, messages.MAX_RECORDS
+        answers: list[Answer] = []
+        for question in request.questions if request.values else ():
+            answer = self._answer(question, room, left)
+            room -= sum(record.size for record in answer.records)
+            left -= len(answer.records)
+            answers.append(answer)
+        targets = [id_from_bytes(question.target) for question in request.questions]
+        neighbours = self._neighbours(peer, targets, request.contacts)
         return messages.FindReply(self._core.instance, neighbours, tuple(answers))
 
     async def store(self, peer: PeerID, request: messages.StoreRequest) -> messages.StoreReply:
@@ -59,14 +62,13 @@ class DHTService:
         for index, record in enumerate(request.records):
             if index % BREATH == BREATH - 1:
                 await asyncio.sleep(0)
-            allowed = index < self._core.limits.max_records and self._meter.allow(peer, record.size, now)
+            allowed = self._meter.allow(peer, record.size, now)
             outcomes.append(self._judge(peer, record) if allowed else Outcome(Verdict.BUSY))
         targets = list(dict.fromkeys(key_id(record.key) for record in request.records)) if request.contacts else []
         return messages.StoreReply(tuple(outcomes), self._neighbours(peer, targets, request.contacts))
 
     async def sync(self, peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
         """Which of these keys look otherwise here."""
-        self._check_ids(peer, tuple(number for number, _ in request.digests), self._core.limits.max_records)
         self._heard_from(peer, request.addresses)
         now = self._core.now()
         wanted: list[bytes] = []
@@ -76,6 +78,9 @@ class DHTService:
                 wanted.append(number)
         return messages.SyncReply(tuple(wanted))
 
+    def _heard_from(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
+        self._core.contacts.heard_from(Contact(peer, addresses), self._core.loop_time())
+
     def _judge(self, peer: PeerID, record: Record) -> Outcome:
         verdict = self._core.accept(record)
         if verdict is Verdict.REFUSED:
@@ -84,62 +89,31 @@ class DHTService:
             return Outcome(verdict, self._core.storage.find(key_id(record.key), record.subkey))
         return Outcome(verdict)
 
-    def _answers(self, questions: Sequence[messages.Question]) -> list[Answer]:
-        room = self._core.limits.max_reply
-        left = self._core.limits.max_records
-        answers: list[Answer] = []
-        for question in questions:
-            answer, size = self._answer(question, room, left)
-            room -= size
-            left -= len(answer.records)
-            answers.append(answer)
-        return answers
-
-    def _answer(self, question: messages.Question, room: int, left: int) -> tuple[Answer, int]:
-        """What was stored after the question's cursor, as far as it fits; and the bytes that it takes."""
+    def _answer(self, question: messages.Question, room: int, left: int) -> Answer:
+        """What was stored after the question's cursor, as far as `room` bytes and `left` records allow."""
         cursor = question.cursor if question.instance == self._core.instance else 0
         if room <= 0 or left <= 0:  # nothing fits any more, so nothing is looked up
-            return Answer((), cursor, more=True), 0
+            return Answer((), cursor, more=True)
         entry = self._core.storage.entry(id_from_bytes(question.target), self._core.now())
-        newer = entry.since(cursor) if entry is not None else []
-        size = 0
         records: list[Record] = []
-        for stored in newer:
-            size += stored.record.size
-            if size > room or len(records) >= left:
-                return Answer(tuple(records), cursor, more=True), size - stored.record.size
+        for stored in entry.since(cursor) if entry is not None else ():
+            room -= stored.record.size
+            if room < 0 or len(records) >= left:
+                return Answer(tuple(records), cursor, more=True)
             records.append(stored.record)
             cursor = stored.version
-        return Answer(tuple(records), cursor), size
+        return Answer(tuple(records), cursor)
 
-    def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Neighbour, ...]:
+    def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Contact, ...]:
         """The nearest known nodes of each target, once each, without the asker."""
-        count = min(max(0, count), self._core.options.bucket_size)
+        count = min(max(0, count), self._core.bucket_size)
         found: dict[PeerID, Contact] = {}
         for target in targets:
-            if count == 0 or len(found) + count > self._core.limits.max_contacts:
+            if count == 0 or len(found) + count > messages.MAX_CONTACTS:
                 break
             found.update((near.peer_id, near) for near in self._core.contacts.table.nearest(target, count + 1))
         found.pop(asker, None)
-        most = count * len(targets)
-        return tuple(Neighbour(near.peer_id, near.addresses) for near in list(found.values())[:most])
-
-    def _heard_from(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
-        try:
-            contact = messages.contact_from(peer, addresses, self._core.limits)
-        except ValidationError as error:
-            self._refuse(peer, str(error))
-        self._core.contacts.heard_from(contact, self._core.loop_time())
-
-    def _check_ids(self, peer: PeerID, ids: tuple[bytes, ...], most: int) -> None:
-        try:
-            messages.check_ids(ids, most)
-        except ValidationError as error:
-            self._refuse(peer, str(error))
-
-    def _refuse(self, peer: PeerID, reason: str) -> NoReturn:
-        self._core.impossible(peer, reason)
-        raise CallRefused("malformed", reason)
+        return tuple(found.values())[: count * len(targets)]
 
 
 @dataclass(slots=True)
@@ -149,34 +123,27 @@ class _Budget:
     updated: float
 
 
-@dataclass(slots=True)
 class WriteMeter:
     """Token buckets per peer. Bounded: the peers that were quiet longest are forgotten first."""
 
-    limits: DHTLimits
-    max_peers: int = 4096
-    _budgets: OrderedDict[bytes, _Budget] = field(default_factory=OrderedDict)
+    def __init__(self, limits: DHTLimits, max_peers: int = 4096) -> None:
+        self._limits = limits
+        self._max_peers = max_peers
+        self._budgets: OrderedDict[bytes, _Budget] = OrderedDict()
 
     def allow(self, peer: bytes, size: int, now: float) -> bool:
         """Whether `peer` may write one more record of `size` bytes at loop time `now`; counts it if so."""
-        budget = self._budget(peer, now)
+        limits = self._limits
+        budget = self._budgets.setdefault(peer, _Budget(limits.write_burst, limits.bytes_burst, now))
+        self._budgets.move_to_end(peer)
+        if len(self._budgets) > self._max_peers:
+            self._budgets.popitem(last=False)
+        passed = max(0.0, now - budget.updated)
+        budget.records = min(limits.write_burst, budget.records + passed * limits.writes_per_second)
+        budget.bytes = min(limits.bytes_burst, budget.bytes + passed * limits.bytes_per_second)
+        budget.updated = now
         if budget.records < 1 or budget.bytes < size:
             return False
         budget.records -= 1
         budget.bytes -= size
         return True
-
-    def _budget(self, peer: bytes, now: float) -> _Budget:
-        limits = self.limits
-        budget = self._budgets.get(peer)
-        if budget is None:
-            budget = self._budgets[peer] = _Budget(limits.write_burst, limits.bytes_burst, now)
-            if len(self._budgets) > self.max_peers:
-                self._budgets.popitem(last=False)
-            return budget
-        self._budgets.move_to_end(peer)
-        passed = max(0.0, now - budget.updated)
-        budget.records = min(limits.write_burst, budget.records + passed * limits.writes_per_second)
-        budget.bytes = min(limits.bytes_burst, budget.bytes + passed * limits.bytes_per_second)
-        budget.updated = now
-        return budget

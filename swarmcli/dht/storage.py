@@ -1,4 +1,5 @@
-"""What a node keeps for the network: records by key, bounded, with expiration, and with a history that followers read.
+"""What a node keeps: records by key for the network, bounded, with expiration, and with a history that followers read;
+and for itself what it has read lately.
 
 Every accepted record gets the next number of the storage's own count. The records of a key are kept in that order,
 so that "what changed since number n" costs no more than what did change.
@@ -7,7 +8,8 @@ so that "what changed since number n" costs no more than what did change.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -171,3 +173,43 @@ def _expendable(records: Iterable[Record]) -> Record | None:
     """Of the subkeys that nobody owns, the one that expires first."""
     unowned = [record for record in records if record.subkey != NO_SUBKEY and not is_owned(record.subkey)]
     return min(unowned, key=lambda record: record.expiration, default=None)
+
+
+class ReadCache:
+    """Bounded by entries, by bytes (a quarter of the storage's bound) and by age. Keys are ids."""
+
+    def __init__(self, limits: DHTLimits) -> None:
+        self._limits = limits
+        self._entries: OrderedDict[int, tuple[list[Record], float]] = (
+            OrderedDict()
+        )  # and the loop time of their reading
+        self._size = 0
+
+    def put(self, number: int, records: Mapping[bytes, Record], loop_time: float) -> None:
+        """What all replicas together hold has been read."""
+        self.drop(number)
+        self._entries[number] = list(records.values()), loop_time
+        self._size += sum(record.size for record in records.values())
+        while self._entries and (
+            len(self._entries) > self._limits.cache_entries or self._size > self._limits.max_storage // 4
+        ):
+            self.drop(next(iter(self._entries)))
+
+    def get(self, number: int, now: float, loop_time: float) -> list[Record] | None:
+        """The cached records if they are young and at least one of them is alive at swarm time `now`."""
+        records, read_at = self._entries.get(number, ([], 0.0))
+        if records and loop_time - read_at > self._limits.cache_age:
+            self.drop(number)
+            return None
+        if not any(record.expiration > now for record in records):
+            return None
+        self._entries.move_to_end(number)
+        return records
+
+    def drop(self, number: int) -> None:
+        records, _ = self._entries.pop(number, ([], 0.0))
+        self._size -= sum(record.size for record in records)
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._size = 0

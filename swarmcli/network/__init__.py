@@ -1,7 +1,7 @@
 """Peers, connections between them, and calls over these."""
 
 from swarmcli.errors import EndOfStream
-from swarmcli.network.addresses import Address, PeerInfo, format_address, parse_address
+from swarmcli.network.addresses import Address, format_address, parse_address
 from swarmcli.network.endpoint import Endpoint, EndpointStatistics
 from swarmcli.network.identity import Identity, PeerID, verify
 from swarmcli.network.limits import Limits
@@ -17,7 +17,6 @@ __all__ = [
     "Identity",
     "Limits",
     "PeerID",
-    "PeerInfo",
     "Purpose",
     "Stream",
     "Transport",

@@ -32,14 +32,6 @@ class Address:
         return format_address(self)
 
 
-@dataclass(frozen=True, slots=True)
-class PeerInfo:
-    """A peer and where it can be dialed; `addresses` is empty for a peer in client mode."""
-
-    peer_id: PeerID
-    addresses: tuple[str, ...] = ()
-
-
 def parse_address(text: str) -> Address:
     """Reads an address. Raises AddressError with what was given and what was expected."""
     if not isinstance(text, str) or len(text) > MAX_ADDRESS:
@@ -81,10 +73,10 @@ class AddressBook:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def learn(self, info: PeerInfo) -> None:
+    def learn(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
         """Takes in hearsay. No addresses: nothing new."""
-        if info.addresses:
-            self._entry(info.peer_id).heard = _bounded(info.addresses)
+        if addresses:
+            self._entry(peer).heard = _bounded(addresses)
 
     def told(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
         """Takes in what the peer itself says. No addresses: it cannot be dialed, or says nothing."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from swarmcli.clock import Clock
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.events import Events, PeerRefused
-from swarmcli.network.addresses import AddressBook, PeerInfo
+from swarmcli.network.addresses import AddressBook
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.network.transports.base import Connection, Transport
 from swarmcli.network.wire.handlers import Handlers
@@ -36,7 +36,7 @@ class EndpointContext:
         self.transport = transport
         self.limits = transport.limits
         self.peer_id = transport.identity.peer_id
-        self.info = PeerInfo(self.peer_id)  # with addresses once the endpoint listens
+        self.addresses: tuple[str, ...] = ()  # where this peer can be dialed, once it listens
         self.clock = clock
         self.events = events
         self.random = dice

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from swarmcli.clock import Clock
 from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost
 from swarmcli.events import Events
-from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.context import EndpointContext, Volume
 from swarmcli.network.control.channel import ChannelRetired
 from swarmcli.network.control.pool import ControlPool
@@ -83,17 +82,17 @@ class Endpoint:
         self._closed = False
 
     @property
-    def info(self) -> PeerInfo:
-        """This peer and where it can be dialed: addresses are there once it listens."""
-        return self._context.info
+    def addresses(self) -> tuple[str, ...]:
+        """Where this peer can be dialed, once it listens; nowhere in client mode."""
+        return self._context.addresses
 
     # Life
 
     async def start(self) -> None:
-        """Listens, unless in client mode, and sets `info`. Raises ListenError."""
+        """Listens, unless in client mode, and sets `addresses`. Raises ListenError."""
         if not self.client_mode:
             found = await self._context.transport.listen(self._accept)
-            self._context.info = PeerInfo(self.peer_id, self._announce or found)
+            self._context.addresses = self._announce or found
         self._context.tasks.spawn(self._keep_alive())
 
     async def close(self) -> None:
@@ -178,13 +177,13 @@ class Endpoint:
 
     # Knowing peers
 
-    def learn(self, info: PeerInfo) -> None:
+    def learn(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
         """Takes up where a peer can be dialed, by hearsay. The book is bounded; see Limits.max_known_peers."""
-        if info.peer_id != self.peer_id:
-            self._context.book.learn(info)
+        if peer != self.peer_id:
+            self._context.book.learn(peer, addresses)
 
     def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
-        return self.info.addresses if peer == self.peer_id else self._context.book.addresses_of(peer)
+        return self.addresses if peer == self.peer_id else self._context.book.addresses_of(peer)
 
     async def connect(self, address: str, *, timeout: float) -> PeerID:
         """First contact at an address; with a peer id in it, only with that peer. Returns who answered.

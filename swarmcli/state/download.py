@@ -179,7 +179,7 @@ class _Download:
             check_addresses(other.addresses)
             if other.peer_id not in self._known and len(self._known) < _MOST_HEARSAY:
                 self._known.add(other.peer_id)
-                self.endpoint.learn(PeerInfo(other.peer_id, other.addresses))
+                self.endpoint.learn(other.peer_id, other.addresses)
                 place = self.endpoint.random.randrange(len(self._waiting) + 1)
                 self._waiting.insert(place, other.peer_id)
 

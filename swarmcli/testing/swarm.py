@@ -41,7 +41,7 @@ class Swarm:
         )
         endpoint = Endpoint(transport, client_mode=client_mode, seed=number)
         await endpoint.start()
-        node = await DHTNode.create(endpoint, initial_peers=self.nodes[0].endpoint.info.addresses if number else ())
+        node = await DHTNode.create(endpoint, initial_peers=self.nodes[0].endpoint.addresses if number else ())
         self.nodes.append(node)
         self._ends.push_async_callback(node.shutdown)
         return node

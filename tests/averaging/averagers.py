@@ -97,7 +97,7 @@ class Averagers:
         events: list[Event] = []
         endpoint.events.subscribe(events.append)
         await endpoint.start()
-        contacts = [peer.endpoint.info.addresses[0] for peer in self.peers if peer.endpoint.info.addresses][:1]
+        contacts = [peer.endpoint.addresses[0] for peer in self.peers if peer.endpoint.addresses][:1]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         if tensors is None:
             tensors = [torch.full(shape, float(number * 10**index)) for index, shape in enumerate(shapes)]

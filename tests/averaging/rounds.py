@@ -80,7 +80,7 @@ class Swarm:
             peer.service.start()
         leader = self.peers[0]
         for peer in self.peers[1:]:  # as after matchmaking: everyone is connected to the leader
-            await peer.endpoint.connect(leader.endpoint.info.addresses[0], timeout=10)
+            await peer.endpoint.connect(leader.endpoint.addresses[0], timeout=10)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -95,7 +95,7 @@ class Swarm:
                 peer.kind.listening,
                 peer.kind.auxiliary,
                 peer.kind.bandwidth,
-                peer.endpoint.info.addresses,
+                peer.endpoint.addresses,
             )
             for peer in self.peers
         ]

@@ -88,7 +88,7 @@ class Searchers:
         seed = self.seed * 10_000 + self._made
         endpoint = Endpoint(transport, clock=clock, client_mode=not listening, seed=seed)
         await endpoint.start()
-        contacts = [address for peer in self.peers for address in peer.node.endpoint.info.addresses][:3]
+        contacts = [address for peer in self.peers for address in peer.node.endpoint.addresses][:3]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         settings = AveragerConfig(prefix="test", matchmaking=self.options, **config)
         finder = GroupFinder(node, settings, 100, {}, unheard=lambda *_: None, parted=lambda _: None)

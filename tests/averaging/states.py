@@ -65,7 +65,7 @@ class Swarm:
             donor.start()
         for endpoint in self.endpoints:
             for other in self.endpoints:
-                endpoint.learn(other.info)
+                endpoint.learn(other.peer_id, other.addresses)
         return self
 
     async def __aexit__(self, *exception: object) -> None:

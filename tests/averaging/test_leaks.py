@@ -68,7 +68,7 @@ class Trio:
             await endpoint.start()
             service.start()
         for endpoint in self.endpoints[1:]:
-            await endpoint.connect(self.endpoints[0].info.addresses[0], timeout=30)
+            await endpoint.connect(self.endpoints[0].addresses[0], timeout=30)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -77,7 +77,7 @@ class Trio:
             await endpoint.close()
 
     def group(self) -> Group:
-        members = [Member(each.peer_id, addresses=each.info.addresses) for each in self.endpoints]
+        members = [Member(each.peer_id, addresses=each.addresses) for each in self.endpoints]
         self._nonce += 1
         return Group.form(b"", members, reducing_shares(members, NUMEL), self._nonce.to_bytes(16, "big"))
 

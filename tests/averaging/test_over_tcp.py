@@ -29,7 +29,7 @@ def test_two_trainers_and_an_auxiliary_behind_a_firewall() -> None:
             await endpoint.start()
             service.start()
         members = [
-            Member(endpoint.peer_id, not endpoint.client_mode, index == 2, 1.0, endpoint.info.addresses)
+            Member(endpoint.peer_id, not endpoint.client_mode, index == 2, 1.0, endpoint.addresses)
             for index, endpoint in enumerate(endpoints)
         ]
         for endpoint in endpoints[1:]:
@@ -67,7 +67,7 @@ def test_a_download_from_two_donors() -> None:
             await endpoint.start()
         for donor, endpoint in zip(donors, endpoints, strict=False):
             donor.start()
-            endpoints[2].learn(endpoint.info)
+            endpoints[2].learn(endpoint.peer_id, endpoint.addresses)
         got = await download_state(endpoints[2], "test", [endpoint.peer_id for endpoint in endpoints[:2]], timeout=30)
         assert got.metadata == {"epoch": 1} and got.received >= 4_000_000
         assert all(torch.equal(got.tensors[name], tensor) for name, tensor in state.tensors.items())

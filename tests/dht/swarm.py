@@ -83,7 +83,7 @@ def identity(name: object) -> Identity:
 
 def address(node: DHTNode) -> str:
     """In the form that `initial_peers` takes."""
-    return f"{node.endpoint.info.addresses[0]}/{node.peer_id.text}"
+    return f"{node.endpoint.addresses[0]}/{node.peer_id.text}"
 
 
 def soon(node: DHTNode, seconds: float = 1000.0) -> float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.dht import authoring
-from swarmcli.dht.authoring import Author
+from swarmcli.dht import records
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import TOMBSTONE, OwnedSubkey
+from swarmcli.dht.records import TOMBSTONE, Author, OwnedSubkey
 from swarmcli.dht.schema import SignatureValidator
 from swarmcli.network.identity import Identity
 
@@ -24,7 +23,8 @@ def test_numbers_only_rise_even_if_the_clock_does_not() -> None:
 def test_records_without_an_owner_are_not_numbered() -> None:
     author = Author(OWNER, DHTLimits())
     record = author.write("key", "name", 1, 2000.0, 1000.0)
-    assert (record.sequence, record.signature) == (0, b"") and not author.owns(record)
+    assert (record.sequence, record.signature) == (0, b"")
+    assert author.surpass(record, record, 1000.0) is None
 
 
 def test_an_author_signs_for_every_identity_that_it_adopted_and_no_other() -> None:
@@ -35,12 +35,12 @@ def test_an_author_signs_for_every_identity_that_it_adopted_and_no_other() -> No
     author.adopt(other)
     first = author.write("key", theirs, 1, 2000.0, 1000.0)
     again = author.surpass(first, first, 1000.0)
+    assert again is not None
     gone = author.withdraw("key", theirs, again, 1000.0)
     for record in (author.write("key", MINE, 1, 2000.0, 1000.0), first, again, gone):
         SignatureValidator().validate(record)
-        assert author.owns(record)
     assert first.sequence < again.sequence < gone.sequence
-    assert not Author(OWNER, DHTLimits()).owns(first)
+    assert Author(OWNER, DHTLimits()).surpass(first, first, 1000.0) is None
 
 
 def test_a_tombstone_outlives_everything_it_withdraws() -> None:
@@ -57,8 +57,9 @@ def test_a_tombstone_outlives_everything_it_withdraws() -> None:
 
 
 def test_memory_of_numbers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authoring, "_REMEMBERED", 3)
+    monkeypatch.setattr(records, "_REMEMBERED", 3)
     author = Author(OWNER, DHTLimits())
-    for number in range(10):
+    for number in range(4):
         author.write(f"key {number}", MINE, 1, 2000.0, 1000.0)
-    assert len(author._written) == 3
+    numbers = [author.write(f"key {number}", MINE, 1, 2000.0, 500.0).sequence for number in (3, 0)]
+    assert numbers == [1_000_001, 500_000], "the first key was forgotten, and is numbered by the clock again"

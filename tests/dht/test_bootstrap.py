@@ -23,7 +23,7 @@ def test_a_first_contact_that_comes_up_late_is_waited_for() -> None:
             assert not early.done()
             late = await swarm.node("late", [])
             await early
-            assert early.result().statistics().contacts == late.statistics().contacts == 1
+            assert len(early.result().core.contacts.table) == len(late.core.contacts.table) == 1
 
     run(main())
 
@@ -33,9 +33,9 @@ def test_when_none_answers_each_is_named_with_what_failed() -> None:
         async with Swarm() as swarm:
             cut = await swarm.node("cut", [])
             foreign = await swarm.endpoint("no node")
-            wrong = f"{cut.endpoint.info.addresses[0]}/{identity('somebody else').peer_id.text}"
+            wrong = f"{cut.endpoint.addresses[0]}/{identity('somebody else').peer_id.text}"
             absent = "memory://absent"
-            addresses = [address(cut), wrong, absent, foreign.info.addresses[0]]
+            addresses = [address(cut), wrong, absent, foreign.addresses[0]]
             endpoint = await swarm.endpoint("newcomer")
             swarm.network.cut(cut.peer_id, endpoint.peer_id)
             started = asyncio.get_running_loop().time()
@@ -56,7 +56,7 @@ def test_an_address_with_another_peer_s_key_ends_the_search_at_once() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             here = await swarm.node("here", [])
-            wrong = f"{here.endpoint.info.addresses[0]}/{identity('somebody else').peer_id.text}"
+            wrong = f"{here.endpoint.addresses[0]}/{identity('somebody else').peer_id.text}"
             with pytest.raises(BootstrapError, match="no first contact answered: ") as caught:
                 await swarm.node("newcomer", [wrong])
             assert asyncio.get_running_loop().time() < 1.0
@@ -130,7 +130,7 @@ def test_one_of_several_is_enough() -> None:
         async with Swarm() as swarm:
             first = await swarm.node("first", [])
             node = await swarm.node("second", ["memory://absent", address(first)])
-            assert node.statistics().contacts == 1
+            assert len(node.core.contacts.table) == 1
             assert asyncio.get_running_loop().time() < 1.0
 
     run(main())
@@ -163,7 +163,7 @@ def test_four_peers_that_start_at_the_same_moment_form_one_network(batch: int) -
                 return await swarm.node(number, [contact])
 
             nodes = await asyncio.gather(*(one(number) for number in range(4)))
-            assert [node.statistics().contacts for node in nodes] == [3, 3, 3, 3], f"seed {seed}"
+            assert [len(node.core.contacts.table) for node in nodes] == [3, 3, 3, 3], f"seed {seed}"
             assert await nodes[1].store("key", seed, soon(nodes[1]))
             for node in nodes:
                 assert (await node.get("key", latest=True)).value == seed  # type: ignore[union-attr]

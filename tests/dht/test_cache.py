@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.node import ReadCache
 from swarmcli.dht.records import Record, encode_subkey, encode_value
+from swarmcli.dht.storage import ReadCache
 
 
 def record(subkey: str, expiration: float = 100.0, value: object = 1) -> Record:
@@ -17,31 +17,22 @@ def held(*records: Record) -> dict[bytes, Record]:
 
 def test_it_forgets_with_age_and_expiration() -> None:
     cache = ReadCache(DHTLimits(cache_age=10.0))
-    cache.replace(1, held(record("a"), record("b", 20.0)), loop_time=0.0)
+    cache.put(1, held(record("a"), record("b", 20.0)), loop_time=0.0)
     assert cache.get(1, now=5.0, loop_time=10.0) == [record("a"), record("b", 20.0)]
     assert cache.get(1, now=100.0, loop_time=10.0) is None, "nothing of it is alive"
     assert cache.get(1, now=5.0, loop_time=10.1) is None
     assert cache.get(2, now=5.0, loop_time=0.0) is None
 
 
-def test_own_writes_show_in_what_is_cached() -> None:
-    cache = ReadCache(DHTLimits())
-    cache.amend(1, [record("a")])
-    assert cache.get(1, 0.0, 0.0) is None, "one's own record is not all there is"
-    cache.replace(1, held(record("a")), loop_time=0.0)
-    cache.amend(1, [record("b"), record("a", 50.0, "older")])
-    assert cache.get(1, 0.0, 0.0) == [record("a"), record("b")]
-
-
 def test_entries_and_bytes_are_bounded() -> None:
     cache = ReadCache(DHTLimits(cache_entries=2))
     for number in (1, 2, 1, 3):
         if cache.get(number, 0.0, 0.0) is None:
-            cache.replace(number, held(record("a")), loop_time=0.0)
+            cache.put(number, held(record("a")), loop_time=0.0)
     assert [cache.get(number, 0.0, 0.0) is None for number in (1, 2, 3)] == [False, True, False]
     small = ReadCache(DHTLimits(max_storage=4000))
-    small.replace(1, held(record("a", value="x" * 500)), 0.0)
-    small.replace(2, held(record("a", value="x" * 500)), 0.0)
+    small.put(1, held(record("a", value="x" * 500)), 0.0)
+    small.put(2, held(record("a", value="x" * 500)), 0.0)
     assert small.get(1, 0.0, 0.0) is None and small.get(2, 0.0, 0.0) is not None
     small.clear()
-    assert small.get(2, 0.0, 0.0) is None and small._size == 0
+    assert small.get(2, 0.0, 0.0) is None

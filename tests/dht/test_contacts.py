@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
 
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.routing import Contact, Contacts
@@ -15,44 +14,40 @@ def contact(number: int) -> Contact:
     return Contact(PeerID(number.to_bytes(32, "big")), (f"memory://{number}",))
 
 
-class Listener:
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, Contact]] = []
-
-    def hear(self, change: str, contact: Contact) -> None:
-        self.heard.append((change, contact))
+Heard = list[tuple[str, Contact]]
 
 
-def made(bucket_size: int = 20, **limits: int) -> tuple[Contacts, Listener, list[Contact]]:
-    learned: list[Contact] = []
-    contacts = Contacts(contact(0).peer_id, bucket_size, DHTLimits(**limits), learned.append)
-    listener = Listener()
-    for change in ("appeared", "lost", "doubtful"):
-        getattr(contacts, f"on_{change}").append(partial(listener.hear, change))
-    return contacts, listener, learned
+def made(bucket_size: int = 20, **limits: int) -> tuple[Contacts, Heard, list[PeerID]]:
+    """Contacts, with lists of the changes that they told of and of the peers whose addresses they learned."""
+    learned: list[PeerID] = []
+    heard: Heard = []
+    own = contact(0).peer_id
+    contacts = Contacts(own, bucket_size, DHTLimits(**limits), lambda peer, addresses: learned.append(peer))
+    contacts.listeners.append(lambda change, contact: heard.append((change, contact)))
+    return contacts, heard, learned
 
 
 def test_listeners_hear_of_every_change_once() -> None:
-    contacts, listener, learned = made()
+    contacts, heard, learned = made()
     for _ in range(2):
         contacts.heard_from(contact(1), 0.0)
     contacts.heard_from(contact(0), 0.0)
     contacts.heard_from(Contact(contact(2).peer_id, ()), 0.0)
-    assert learned == [contact(1)]
+    assert learned == [contact(1).peer_id]
     for _ in range(2):
         contacts.gone(contact(1).peer_id, now=0.0)
     contacts.gone(contact(5).peer_id, now=0.0)
-    assert listener.heard == [("appeared", contact(1)), ("lost", contact(1))]
+    assert heard == [("appeared", contact(1)), ("lost", contact(1))]
 
 
 def test_a_full_bucket_makes_its_oldest_doubtful_and_a_death_lets_a_newcomer_in() -> None:
-    contacts, listener, _ = made(bucket_size=1)
+    contacts, heard, _ = made(bucket_size=1)
     far = [contact(n) for n in range(1, 40) if (contact(n).node ^ contact(0).node).bit_length() == 256][:2]
     for each in far:
         contacts.heard_from(each, 0.0)
-    assert listener.heard == [("appeared", far[0]), ("doubtful", far[0])]
+    assert heard == [("appeared", far[0]), ("doubtful", far[0])]
     contacts.gone(far[0].peer_id, now=0.0)
-    assert listener.heard[2:] == [("lost", far[0]), ("appeared", far[1])]
+    assert heard[2:] == [("lost", far[0]), ("appeared", far[1])]
 
 
 def test_lost_contacts_are_probed_ever_less_often_until_they_are_heard_from() -> None:
@@ -83,7 +78,7 @@ def test_the_memory_for_the_lost_is_bounded() -> None:
 
 
 def test_the_banned_are_not_taken_in_for_a_while() -> None:
-    contacts, listener, _ = made(max_evicted=2)
+    contacts, heard, _ = made(max_evicted=2)
     peer = contact(1).peer_id
     contacts.heard_from(contact(1), 0.0)
     contacts.ban(peer, now=0.0)
@@ -91,7 +86,7 @@ def test_the_banned_are_not_taken_in_for_a_while() -> None:
     assert peer not in contacts.table and contacts.is_banned(peer, now=299.0) and contacts.next_probe() == math.inf
     contacts.heard_from(contact(1), 300.0)
     assert peer in contacts.table
-    assert [what for what, _ in listener.heard] == ["appeared", "lost", "appeared"]
+    assert [what for what, _ in heard] == ["appeared", "lost", "appeared"]
     for number in range(2, 5):
         contacts.ban(contact(number).peer_id, now=0.0)
     assert not contacts.is_banned(contact(2).peer_id, now=0.0) and contacts.is_banned(contact(4).peer_id, now=0.0)

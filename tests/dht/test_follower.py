@@ -118,7 +118,7 @@ def test_it_moves_on_to_other_replicas() -> None:
             assert await follower.refresh() == {}
             await nodes[0].store("key", 0, soon(nodes[0]), subkey="first")
             assert values(await follower.refresh()) == {"first": 0}
-            for node in [node for node in nodes[1:] if node.statistics().records][:3]:
+            for node in [node for node in nodes[1:] if node.core.storage.count()][:3]:
                 swarm.kill(node)
             assert values(await follower.refresh()) == {"first": 0}
             await asyncio.sleep(5.0)
@@ -164,12 +164,12 @@ def test_records_that_their_owner_had_replaced_are_ignored_and_counted() -> None
             reader = await swarm.node("reader", client_mode=True)
             mine = keeper.own_subkey()
             await keeper.store("key", "old", soon(keeper), subkey=mine)
-            (old,) = keeper._core.storage.records(key_id("key"))
+            (old,) = keeper.core.storage.records(key_id("key"))
             await keeper.store("key", "new", soon(keeper), subkey=mine)
             follower = reader.follow("key")
             assert values(await follower.refresh()) == {mine: "new"} and follower.outdated == 0
-            keeper._core.storage = Storage(keeper._core.limits)  # a replica that forgot, or wants others to forget
-            keeper._core.storage.put(old, keeper._core.now())
+            keeper.core.storage = Storage(keeper.core.limits)  # a replica that forgot, or wants others to forget
+            keeper.core.storage.put(old, keeper.core.now())
             follower._read.cursors.clear()
             assert values(await follower.refresh()) == {mine: "new"} and follower.outdated == 1
 

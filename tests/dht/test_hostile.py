@@ -10,11 +10,20 @@ import msgspec
 import pytest
 
 from swarmcli.dht import DHTLimits, DHTNode, messages
-from swarmcli.dht.authoring import sign_record
-from swarmcli.dht.messages import Answer, FindReply, FindRequest, Neighbour, Outcome, StoreReply
-from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value, id_to_bytes, key_id, node_id
+from swarmcli.dht.messages import Answer, FindReply, FindRequest, Outcome, StoreReply
+from swarmcli.dht.records import (
+    OwnedSubkey,
+    Record,
+    encode_subkey,
+    encode_value,
+    id_to_bytes,
+    key_id,
+    node_id,
+    sign_record,
+)
+from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import Verdict
-from swarmcli.errors import CallRefused
+from swarmcli.errors import CallRefused, ConnectionLost
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
@@ -28,7 +37,7 @@ Find = Callable[[FindRequest], Any]
 async def liar(swarm: Swarm, find: Find, store: Callable[..., Any] | None = None) -> Endpoint:
     """Says that it is a node, and answers as it likes. Every node of the swarm has heard of it."""
     endpoint = await swarm.endpoint("liar")
-    own = endpoint.info.addresses
+    own = endpoint.addresses
 
     async def ping(peer: PeerID, request: messages.PingRequest) -> messages.PingReply:
         return messages.PingReply(own)
@@ -57,8 +66,8 @@ class WrongKind(msgspec.Struct):
     nonsense: list[int]
 
 
-def neighbours(count: int, addresses: tuple[str, ...] = ("memory://absent",)) -> tuple[Neighbour, ...]:
-    return tuple(Neighbour(identity(f"invented {number}").peer_id, addresses) for number in range(count))
+def neighbours(count: int, addresses: tuple[str, ...] = ("memory://absent",)) -> tuple[Contact, ...]:
+    return tuple(Contact(identity(f"invented {number}").peer_id, addresses) for number in range(count))
 
 
 def endless(request: FindRequest) -> Answer:
@@ -90,14 +99,12 @@ def test_malformed_answers_are_counted_and_the_search_goes_on(kind: str) -> None
             heard: list[Any] = []
             nodes[1].endpoint.events.subscribe(heard.append)
             endpoint = await liar(swarm, MALFORMED[kind])
-            assert endpoint.peer_id in nodes[1]._core.contacts.table
+            assert endpoint.peer_id in nodes[1].core.contacts.table
             await nodes[0].store("key", 1, soon(nodes[0]))
             assert (await nodes[1].get("key", latest=True)).value == 1  # type: ignore[union-attr]
             refusals = [event for event in heard if isinstance(event, PeerRefused)]
             assert {event.peer for event in refusals} == {endpoint.peer_id.text}
-            if kind != "another type":  # which the calls below notice, count and name
-                assert sum(nodes[1].statistics().malformed_messages.values()) >= 1
-            assert endpoint.peer_id not in nodes[1]._core.contacts.table, "whoever talks nonsense is no contact"
+            assert endpoint.peer_id not in nodes[1].core.contacts.table, "whoever talks nonsense is no contact"
             await endpoint.close()
 
     run(main())
@@ -156,7 +163,7 @@ def test_an_old_record_played_back_changes_nothing() -> None:
             owner = await swarm.node("owner")
             mine = owner.own_subkey()
             await owner.store("key", "old", soon(owner, 900.0), subkey=mine)
-            old = next(iter(reader._core.storage.records(key_id("key"))))
+            old = next(iter(reader.core.storage.records(key_id("key"))))
             await owner.store("key", "new", soon(owner, 100.0), subkey=mine)
             stranger = await swarm.endpoint("stranger", client_mode=True)
             await stranger.connect(address(reader), timeout=5.0)
@@ -187,8 +194,7 @@ def test_nobody_takes_anothers_subkey() -> None:
             assert (await store(stranger, node, unsigned)).verdict == Verdict.REFUSED
             plain = Record("key", encode_subkey("a"), encode_value(1), soon(node), sequence=1 << 62)
             assert (await store(stranger, node, plain)).verdict == Verdict.REFUSED
-            assert node.statistics().records == 0
-            assert node.statistics().refused_records == {"signature": 2}
+            assert node.core.storage.count() == 0
             await stranger.close()
 
     run(main())
@@ -210,7 +216,7 @@ def test_an_invented_newer_record_does_not_mislead_its_owner() -> None:
             for number in range(3):
                 assert await nodes[0].store("key", number, soon(nodes[0]), subkey=mine)
             written = nodes[0]._author._written[("key", encode_subkey(mine))]
-            assert written.sequence < 1 << 60
+            assert written[0] < 1 << 60
             assert (await nodes[1].get("key", latest=True)).value[mine].value == 2  # type: ignore[union-attr]
             await endpoint.close()
 
@@ -250,7 +256,7 @@ def test_whoever_answers_a_search_and_then_stores_nothing_is_replaced() -> None:
             assert len(near) > 5
             for key in near:
                 assert await nodes[0].store(key, 1, soon(nodes[0]))
-                holders = [node for node in nodes if node._core.storage.entry(key_id(key), 0.0) is not None]
+                holders = [node for node in nodes if node.core.storage.entry(key_id(key), 0.0) is not None]
                 assert len(holders) >= 2, key
             await endpoint.close()
 
@@ -272,16 +278,15 @@ def _place(node: DHTNode) -> int:
         (messages.STORE, messages.StoreRequest(("x" * 1000,), ()), StoreReply),
     ],
 )
-def test_impossible_requests_are_refused_by_name(method: str, request_: Any, reply: type) -> None:
+def test_impossible_requests_end_their_connection(method: str, request_: Any, reply: type) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             node = await swarm.node("node")
             stranger = await swarm.endpoint("stranger", client_mode=True)
             await stranger.connect(address(node), timeout=5.0)
-            with pytest.raises(CallRefused) as caught:
+            with pytest.raises(ConnectionLost, match="unreadable message"):
                 await stranger.call(node.peer_id, method, request_, reply, timeout=5.0)
-            assert caught.value.code == "malformed"
-            assert sum(node.statistics().malformed_messages.values()) == 1
+            assert node.endpoint.statistics().violations == {"unreadable message": 1}
             await stranger.close()
 
     run(main())
@@ -301,7 +306,7 @@ def test_a_reply_stays_within_its_bounds_whatever_is_asked() -> None:
             reply = await stranger.call(nodes[0].peer_id, messages.FIND, request, FindReply, timeout=5.0)
             assert sum(record.size for answer in reply.answers for record in answer.records) <= limits.max_reply
             assert any(answer.more for answer in reply.answers)
-            assert len(reply.neighbours) <= limits.max_contacts
+            assert len(reply.neighbours) <= messages.MAX_CONTACTS
             await stranger.close()
 
     run(main())
@@ -316,7 +321,7 @@ def test_a_peer_that_claims_a_false_address_does_not_stay_a_contact() -> None:
             request = messages.PingRequest(("memory://absent",))
             await stranger.call(nodes[0].peer_id, messages.PING, request, messages.PingReply, timeout=5.0)
             await nodes[0].get("key", latest=True)
-            assert stranger.peer_id not in nodes[0]._core.contacts.table
+            assert stranger.peer_id not in nodes[0].core.contacts.table
             await stranger.close()
 
     run(main())

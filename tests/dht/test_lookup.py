@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
-from swarmcli.dht.lookup import Lookup, reference_lookup
+from swarmcli.dht.lookup import Lookup
 from swarmcli.dht.records import ID_BITS
 from swarmcli.dht.routing import Contact, RoutingTable
-from swarmcli.errors import CallTimeout
+from swarmcli.errors import CallTimeout, NetworkError
 from swarmcli.network.identity import PeerID
 
 Ask = Callable[[Contact], list[Contact]]
@@ -66,6 +66,31 @@ def drive(lookup: Lookup, ask: Ask, parallel: int, chooser: random.Random, slow:
             lookup.answered(asked.peer_id)
             lookup.offer(found)
     raise AssertionError("the search does not end")
+
+
+def reference_lookup(
+    target: int, width: int, start: Iterable[Contact], ask: Callable[[Contact], Iterable[Contact]]
+) -> list[Contact]:
+    """Asks one after the other, always the nearest not asked yet, until the nearest `width` have all answered.
+
+    `ask` raises NetworkError for a peer that does not answer. Slow and obvious: the measure for `Lookup`.
+    """
+    candidates = {contact.peer_id: contact for contact in start}
+    answered: set[PeerID] = set()
+    dead: set[PeerID] = set()
+    while True:
+        alive = (contact for contact in candidates.values() if contact.peer_id not in dead)
+        nearest = sorted(alive, key=lambda contact: contact.node ^ target)[:width]
+        unasked = [contact for contact in nearest if contact.peer_id not in answered]
+        if not unasked:
+            return nearest
+        try:
+            found = ask(unasked[0])
+        except NetworkError:
+            dead.add(unasked[0].peer_id)
+            continue
+        answered.add(unasked[0].peer_id)
+        candidates.update({other.peer_id: other for other in found})
 
 
 @pytest.mark.parametrize("dead", [0.0, 0.2, 0.5])
@@ -159,8 +184,8 @@ def test_a_stopped_search_asks_nobody_and_a_reopened_one_goes_on() -> None:
         lookup.answered(each.peer_id)
     assert lookup.due(3) == [] and lookup.finished
     lookup.failed(second.peer_id)
-    lookup.reopen()
+    lookup.finished = False
     (third,) = lookup.due(3)
     assert lookup.wants(third.peer_id)
-    lookup.stop()
+    lookup.finished = True
     assert not lookup.wants(third.peer_id) and lookup.due(3) == []

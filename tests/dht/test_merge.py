@@ -59,7 +59,7 @@ def test_halves_merge_without_any_first_contact() -> None:
             swarm.network.heal()
             await asyncio.sleep(300.0)
             for node in nodes:
-                assert node.statistics().contacts == 9
+                assert len(node.core.contacts.table) == 9
                 assert (await node.get("key", latest=True)).value == "one"  # type: ignore[union-attr]
 
     run(main())
@@ -73,7 +73,7 @@ def test_two_networks_merge_when_a_first_contact_comes_up() -> None:
             left = await swarm.grow(4)
             founder = await swarm.node("founder", [])
             late = await swarm.endpoint("late")
-            late_address = f"{late.info.addresses[0]}/{late.peer_id.text}"
+            late_address = f"{late.addresses[0]}/{late.peer_id.text}"
             swarm.network.partition([late.peer_id])
             follower = await swarm.node("follower", [address(founder), late_address])
             swarm.network.heal()
@@ -95,7 +95,7 @@ def test_a_node_that_was_cut_off_from_everyone_finds_back_at_once() -> None:
             swarm.network.partition([lonely.peer_id])
             for _ in range(4):
                 await lonely.get(f"missing {_}", latest=True)
-            assert lonely.statistics().contacts == 0
+            assert len(lonely.core.contacts.table) == 0
             swarm.network.heal()
             assert (await lonely.get("key", latest=True)).value == 1, "the contacts lost last are asked again"  # type: ignore[union-attr]
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.dht import messages
-from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.messages import Answer, FindReply, FindRequest, Neighbour, Outcome, Question, StoreReply, StoreRequest
+from swarmcli.dht.messages import Answer, FindReply, FindRequest, Outcome, Question, StoreReply, StoreRequest
 from swarmcli.dht.records import Record
-from swarmcli.errors import ValidationError
+from swarmcli.dht.routing import Contact
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 
@@ -21,7 +20,7 @@ numbers = st.integers(0, 2**63 - 1)
 records = st.builds(
     Record, st.text(max_size=20), st.binary(), st.binary(), st.floats(allow_nan=False), numbers, st.binary(max_size=64)
 )
-neighbours = st.lists(st.builds(Neighbour, ids.map(PeerID), addresses), max_size=3).map(tuple)
+neighbours = st.lists(st.builds(Contact, ids.map(PeerID), addresses), max_size=3).map(tuple)
 several_records = st.lists(records, max_size=3).map(tuple)
 answers = st.lists(st.builds(Answer, several_records, numbers, st.booleans()), max_size=3).map(tuple)
 MESSAGES: dict[type, st.SearchStrategy[object]] = {
@@ -71,22 +70,22 @@ def test_garbage_and_damaged_messages_have_one_kind_of_error(kind: type) -> None
     damage()
 
 
-def test_bounds_on_what_others_say_of_peers() -> None:
-    limits = DHTLimits()
-    peer = PeerID(bytes(32))
-    assert messages.contact_from(peer, (), limits).addresses == ()
-    good = tuple("a" * limits.max_address for _ in range(limits.max_addresses))
-    assert messages.contact_from(peer, good, limits).addresses == good
-    for bad in ((*good, "a"), ("a" * (limits.max_address + 1),)):
-        with pytest.raises(ValidationError, match="at most 8 addresses of 256 characters"):
-            messages.contact_from(peer, bad, limits)
-    with pytest.raises(ValidationError, match="more neighbours"):
-        messages.contacts_in((Neighbour(peer, ("a",)),) * 3, 2, limits)
+PEER = PeerID(bytes(32))
+BEYOND = [
+    messages.PingRequest(("a",) * 9),
+    messages.PingReply(("a" * 1000,)),
+    Question(b"short"),
+    FindRequest((), (Question(bytes(32)),) * 1000),
+    FindReply(1, (Contact(PEER, ("a",)),) * 1000, ()),
+    FindReply(1, (Contact(PEER, ("a",) * 9),), ()),
+    StoreRequest((), (Record("key", b"", b"", 0.0),) * 5000),
+    StoreReply((Outcome(0),) * 5000),
+    messages.SyncRequest((), ((b"short", 1),)),
+    messages.SyncReply((bytes(32),) * 5000),
+]
 
 
-def test_ids_have_one_length_and_a_bound() -> None:
-    messages.check_ids((bytes(32),) * 3, 3)
-    with pytest.raises(ValidationError, match="at most 3 ids"):
-        messages.check_ids((bytes(32),) * 4, 3)
-    with pytest.raises(ValidationError, match="32 bytes"):
-        messages.check_ids((bytes(31),), 3)
+@pytest.mark.parametrize("message", BEYOND, ids=lambda message: type(message).__name__)
+def test_what_is_beyond_its_bounds_is_not_decoded(message: msgspec.Struct) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        wire.decode(type(message), wire.encode(message))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,6 @@ from swarmcli.dht.records import (
     decode_value,
     encode_subkey,
     encode_value,
-    merge_all,
     merge_record,
     read_records,
 )
@@ -45,28 +45,24 @@ def test_values_come_back_as_they_went(value: object) -> None:
     assert decode_value(encode_value(value)) == value
 
 
+def merged(them: Iterable[Record]) -> dict[bytes, Record]:
+    held: dict[bytes, Record] = {}
+    for record in them:
+        merge_record(held, record)
+    return held
+
+
 @given(st.lists(records), st.randoms(use_true_random=False))
 def test_merging_does_not_depend_on_order_or_repetition(them: list[Record], shuffler: random.Random) -> None:
-    once: dict[bytes, Record] = {}
-    merge_all(once, them)
     again = them + [record for record in them if shuffler.random() < 0.5]
     shuffler.shuffle(again)
-    other: dict[bytes, Record] = {}
-    merge_all(other, again)
-    assert once == other
+    assert merged(them) == merged(again)
 
 
-@given(st.lists(records), st.lists(records), st.lists(records))
-def test_merging_merged_halves_gives_the_whole(first: list[Record], second: list[Record], third: list[Record]) -> None:
-    def merged(*parts: list[Record]) -> dict[bytes, Record]:
-        result: dict[bytes, Record] = {}
-        for part in parts:
-            merge_all(result, part)
-        return result
-
-    left = merged(list(merged(first, second).values()), third)
-    right = merged(first, list(merged(second, third).values()))
-    assert left == right == merged(first, second, third)
+@given(st.lists(records), st.lists(records))
+def test_merging_merged_halves_gives_the_whole(first: list[Record], second: list[Record]) -> None:
+    halves = [*merged(first).values(), *merged(second).values()]
+    assert merged(halves) == merged(first + second)
 
 
 @given(records)
@@ -77,11 +73,9 @@ def test_the_same_record_changes_nothing(record: Record) -> None:
 
 
 def test_sequence_numbers_go_before_expirations() -> None:
-    held: dict[bytes, Record] = {}
     later = Record("key", encode_subkey("a"), encode_value("clock ran ahead"), 5000.0, sequence=1)
     newer = Record("key", encode_subkey("a"), encode_value("newer"), 50.0, sequence=2)
-    merge_all(held, [newer, later])
-    assert held[newer.subkey] is newer
+    assert merged([newer, later])[newer.subkey] is newer
 
 
 def test_readers_see_neither_expired_nor_withdrawn_records() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.dht import DHTLimits, DHTNode
-from swarmcli.dht.records import key_id
+from swarmcli.dht.records import key_id, node_id
 from swarmcli.dht.storage import Storage
 from swarmcli.testing.virtual_time import run
 from tests.suites import soak
@@ -18,12 +18,12 @@ from .swarm import QUIET, Swarm, soon
 def holders(swarm: Swarm, key: str) -> set[int]:
     """Numbers of the nodes that hold a key."""
     target = key_id(key)
-    return {number for number, node in enumerate(swarm.nodes) if node._core.storage.entry(target, 0.0) is not None}
+    return {number for number, node in enumerate(swarm.nodes) if node.core.storage.entry(target, 0.0) is not None}
 
 
 def nearest(swarm: Swarm, key: str, count: int = 5, without: set[int] = frozenset()) -> set[int]:  # type: ignore[assignment]
     numbers = [number for number in range(len(swarm.nodes)) if number not in without]
-    return set(sorted(numbers, key=lambda n: swarm.nodes[n]._core.own_contact.node ^ key_id(key))[:count])  # type: ignore[union-attr]
+    return set(sorted(numbers, key=lambda n: node_id(swarm.nodes[n].peer_id) ^ key_id(key))[:count])
 
 
 def test_records_move_to_newcomers_that_are_nearer() -> None:
@@ -69,7 +69,7 @@ def test_replicas_that_missed_something_are_brought_up_to_date() -> None:
             nodes = await swarm.grow(5, limits=DHTLimits(sync_interval=30.0))
             await nodes[0].store("key", 1, soon(nodes[0]), subkey="a")
             await asyncio.sleep(10.0)
-            nodes[2]._core.storage = Storage(DHTLimits())
+            nodes[2].core.storage = Storage(DHTLimits())
             assert holders(swarm, "key") == {0, 1, 3, 4}
             await asyncio.sleep(60.0)
             assert holders(swarm, "key") == {0, 1, 2, 3, 4}
@@ -140,7 +140,7 @@ def test_a_run_with_losses_and_deaths_can_be_repeated_from_its_seed() -> None:
                 swarm.kill(node)
             await asyncio.sleep(30.0)
             statistics = [node.endpoint.statistics() for node in nodes]
-            records = [node.statistics().records for node in nodes]
+            records = [node.core.storage.count() for node in nodes]
             return [(each.calls_made, each.traffic.sent, held) for each, held in zip(statistics, records, strict=True)]
 
     assert run(main(), seed=4) == run(main(), seed=4)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarmcli.dht.authoring import sign_record
-from swarmcli.dht.records import TOMBSTONE, OwnedSubkey, Record, encode_subkey, encode_value
+from swarmcli.dht.records import TOMBSTONE, OwnedSubkey, Record, encode_subkey, encode_value, sign_record
 from swarmcli.dht.schema import SignatureValidator
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import Identity

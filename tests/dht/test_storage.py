@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.records import NO_SUBKEY, OwnedSubkey, Record, Subkey, encode_subkey, encode_value, key_id, merge_all
+from swarmcli.dht.records import (
+    NO_SUBKEY,
+    OwnedSubkey,
+    Record,
+    Subkey,
+    encode_subkey,
+    encode_value,
+    key_id,
+    merge_record,
+)
 from swarmcli.dht.storage import Storage, Verdict
 from swarmcli.network.identity import Identity
 
@@ -46,7 +55,7 @@ def test_storages_that_saw_the_same_hold_the_same(them: list[Record], order: lis
             second.put(them[index], now=0.0)
     expected: dict[str, dict[bytes, Record]] = {}
     for each in them:
-        merge_all(expected.setdefault(each.key, {}), [each])
+        merge_record(expected.setdefault(each.key, {}), each)
     for key, held in expected.items():
         for storage in (first, second):
             entry = storage.entry(key_id(key), 0.0)
@@ -67,11 +76,13 @@ def test_changes_since_a_cursor_make_up_the_whole(them: list[Record], reads: lis
             changes = entry.since(cursor)
             assert [stored.version for stored in changes] == sorted(stored.version for stored in changes)
             assert all(stored.version > cursor for stored in changes)
-            merge_all(seen, [stored.record for stored in changes])
+            for stored in changes:
+                merge_record(seen, stored.record)
             cursor = storage.version
     entry = storage.entry(key_id("one"), 0.0)
     if entry is not None:
-        merge_all(seen, [stored.record for stored in entry.since(cursor)])
+        for stored in entry.since(cursor):
+            merge_record(seen, stored.record)
         assert seen == {name: stored.record for name, stored in entry.records.items()}
 
 

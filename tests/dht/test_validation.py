@@ -34,7 +34,6 @@ def test_bounds(change: dict[str, object]) -> None:
     checker.check(GOOD, now=0.0)
     with pytest.raises(ValidationError, match=r"^bounds: "):
         checker.check(msgspec.structs.replace(GOOD, **change), now=0.0)
-    assert checker.refused == {"bounds": 1}
 
 
 def test_the_cap_on_expirations_leaves_room_for_wrong_clocks() -> None:
@@ -46,7 +45,6 @@ def test_signatures_are_checked_without_being_asked_for() -> None:
     stolen = msgspec.structs.replace(GOOD, subkey=encode_subkey(OwnedSubkey(Identity.from_seed(1).peer_id)))
     with pytest.raises(ValidationError, match=r"^signature: "):
         checker.check(stolen, now=0.0)
-    assert checker.refused == {"signature": 1}
 
 
 def test_users_validators_come_on_top() -> None:
@@ -55,7 +53,6 @@ def test_users_validators_come_on_top() -> None:
     checker.add([SchemaValidator.for_keys("key", value=str, subkey=str)])
     with pytest.raises(ValidationError, match=r"^schema: "):
         checker.check(GOOD, now=0.0)
-    assert checker.refused == {"schema": 1}
 
 
 def test_refusals_are_counted_by_key_for_whoever_watches_it() -> None:
@@ -65,4 +62,3 @@ def test_refusals_are_counted_by_key_for_whoever_watches_it() -> None:
         with pytest.raises(ValidationError):
             checker.check(msgspec.structs.replace(record, signature=b"s"), now=0.0)
     assert watched == {"signature": 1} and checker.watch("key") is watched
-    assert checker.refused == {"signature": 2}

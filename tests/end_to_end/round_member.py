@@ -77,7 +77,7 @@ async def _run(pipe: Connection, index: int, roles: Sequence[Role]) -> None:
         _strike_at(endpoint, pipe, roles[index].strike)
     service = AllreduceService(endpoint, "test")
     service.start()
-    pipe.send(endpoint.info.addresses)
+    pipe.send(endpoint.addresses)
     group = _group(await asyncio.to_thread(pipe.recv), roles)
     if index > 0:
         await endpoint.connect(group.members[0].addresses[0], timeout=30)

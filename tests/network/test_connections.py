@@ -10,7 +10,7 @@ import pytest
 
 from swarmcli.errors import ConnectionLost, PeerUnreachable
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
-from swarmcli.network import Endpoint, Identity, Limits, PeerID, PeerInfo
+from swarmcli.network import Endpoint, Identity, Limits, PeerID
 from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Number, double, endpoints
@@ -94,7 +94,7 @@ def test_calls_that_waited_for_their_turn_move_to_the_better_connection() -> Non
                 for n in range(6)
             ]
             await asyncio.sleep(1)
-            await smaller.connect(larger.info.addresses[0], timeout=5)  # not naming the peer, so it dials anew
+            await smaller.connect(larger.addresses[0], timeout=5)  # not naming the peer, so it dials anew
             await asyncio.sleep(1)
             assert larger.statistics().control_connections == 2
             await asyncio.sleep(61)
@@ -127,7 +127,7 @@ def test_a_peer_that_started_anew_is_recognized_at_once() -> None:
         async with endpoints(network, 1) as [a]:
             old = Endpoint(network.transport(Identity.from_seed(1)), client_mode=True, seed=1)
             await old.start()
-            await old.connect(a.info.addresses[0], timeout=5)
+            await old.connect(a.addresses[0], timeout=5)
             await asyncio.sleep(1)
             lost, events = a.lost(old.peer_id), []
             a.events.subscribe(events.append)
@@ -140,7 +140,7 @@ def test_a_peer_that_started_anew_is_recognized_at_once() -> None:
             new = Endpoint(network.transport(Identity.from_seed(1)), client_mode=True, seed=2)
             new.serve("double", Number, double)
             await new.start()
-            await new.connect(a.info.addresses[0], timeout=5)
+            await new.connect(a.addresses[0], timeout=5)
             assert await lost == "the peer started anew"
             await asyncio.wait([waiting])
             assert await a.call(new.peer_id, "double", Number(1), Number, timeout=5) == Number(2)
@@ -177,17 +177,17 @@ def test_all_addresses_are_tried_and_the_one_that_answers_is_remembered() -> Non
     async def main() -> None:
         network = MemoryNetwork()
         async with endpoints(network, 3) as [a, b, c]:
-            (good,) = b.info.addresses
+            (good,) = b.addresses
             stranger = Endpoint(network.transport(Identity.from_seed(9)), client_mode=True)
             await stranger.start()
-            addresses = ("memory://nobody", "no address at all", c.info.addresses[0], good)
-            stranger.learn(PeerInfo(b.peer_id, addresses))
+            addresses = ("memory://nobody", "no address at all", c.addresses[0], good)
+            stranger.learn(b.peer_id, addresses)
             assert await stranger.call(b.peer_id, "double", Number(1), Number, timeout=9) == Number(2)
             await asyncio.sleep(0.1)
             assert stranger.addresses_of(b.peer_id)[0] == good
-            stranger.learn(PeerInfo(b.peer_id, ("memory://a-lie",)))
+            stranger.learn(b.peer_id, ("memory://a-lie",))
             assert stranger.addresses_of(b.peer_id) == (good, "memory://a-lie")
-            stranger.learn(PeerInfo(a.peer_id, ("memory://nobody", c.info.addresses[0])))
+            stranger.learn(a.peer_id, ("memory://nobody", c.addresses[0]))
             with pytest.raises(PeerUnreachable, match=r"refused.*is .*, not"):
                 await stranger.call(a.peer_id, "double", Number(1), Number, timeout=9)
             await stranger.close()
@@ -200,12 +200,12 @@ def test_the_address_book_is_bounded() -> None:
         async with endpoints(MemoryNetwork(), 1, limits=Limits(max_known_peers=50)) as [a]:
             peers = [Identity.from_seed(seed).peer_id for seed in range(1, 200)]
             for peer in peers:
-                a.learn(PeerInfo(peer, (*(f"memory://{n}" for n in range(100)), "memory://" + "x" * 10_000)))
+                a.learn(peer, (*(f"memory://{n}" for n in range(100)), "memory://" + "x" * 10_000))
                 a.addresses_of(peers[0])  # asked for again and again, so it stays
             assert a.statistics().known_peers == 50
             assert len(a.addresses_of(peers[0])) == 8 and a.addresses_of(peers[1]) == ()
-            a.learn(PeerInfo(a.peer_id, ("memory://somewhere-else",)))
-            assert a.addresses_of(a.peer_id) == a.info.addresses
+            a.learn(a.peer_id, ("memory://somewhere-else",))
+            assert a.addresses_of(a.peer_id) == a.addresses
 
     run(main())
 

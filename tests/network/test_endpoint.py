@@ -22,7 +22,7 @@ from swarmcli.errors import (
     WrongPeerError,
 )
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
-from swarmcli.network import Endpoint, Identity, Limits, PeerID, PeerInfo
+from swarmcli.network import Endpoint, Identity, Limits, PeerID
 from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Number, double, endpoints
@@ -68,12 +68,12 @@ def test_either_end_calls_the_other_on_one_connection() -> None:
 def test_a_client_is_called_back_by_whom_it_dialed_and_by_nobody_else() -> None:
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 3, clients=(1, 2)) as [a, client, other]:
-            assert client.info == PeerInfo(client.peer_id) and not a.can_reach(client.peer_id)
+            assert client.addresses == () and not a.can_reach(client.peer_id)
             with pytest.raises(PeerUnreachable):
                 await a.call(client.peer_id, "double", Number(1), Number, timeout=5)
             assert now() == 0  # it is known at once
-            await client.connect(a.info.addresses[0], timeout=5)
-            await other.connect(a.info.addresses[0], timeout=5)
+            await client.connect(a.addresses[0], timeout=5)
+            await other.connect(a.addresses[0], timeout=5)
             assert await a.call(client.peer_id, "double", Number(2), Number, timeout=5) == Number(4)
             with pytest.raises(PeerUnreachable):
                 await client.call(other.peer_id, "double", Number(1), Number, timeout=5)
@@ -166,7 +166,7 @@ def test_cancelled_calls_give_their_places_back() -> None:
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 2, limits=Limits(max_calls_per_peer=4)) as [a, b]:
             b.serve("busy", Number, Busy())
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             for delay in (0.0, 0.001, 0.01, 0.02, 0.5):
                 calls = [asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=60)) for _ in "1234"]
                 await asyncio.sleep(delay)
@@ -187,7 +187,7 @@ def test_calls_cancelled_before_they_are_written_give_their_places_back() -> Non
         async with endpoints(network, 2, limits=Limits(max_calls_per_peer=8)) as [a, b]:
             busy = Busy()
             b.serve("busy", bytes, busy)
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             network.freeze(b.peer_id)
             calls = [
                 asyncio.create_task(a.call(b.peer_id, "busy", bytes(500_000), Number, timeout=60)) for _ in range(8)
@@ -361,7 +361,7 @@ def test_lost_tells_the_reason_to_everyone_who_waits() -> None:
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 2) as [a, b]:
             assert await a.lost(b.peer_id) == "not connected"
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             first, second, given_up = a.lost(b.peer_id), a.lost(b.peer_id), a.lost(b.peer_id)
             given_up.cancel()
             await asyncio.sleep(1)
@@ -400,7 +400,7 @@ def test_closing_does_not_wait_for_the_dead() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         async with endpoints(network, 2) as [a, b]:
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             network.freeze(b.peer_id)
             start = now()
             await a.close()
@@ -412,13 +412,13 @@ def test_closing_does_not_wait_for_the_dead() -> None:
 def test_the_first_contact_may_be_unknown_but_not_another_than_named() -> None:
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 3) as [a, b, c]:
-            address = b.info.addresses[0]
+            address = b.addresses[0]
             assert await a.connect(address, timeout=5) == b.peer_id
             assert await a.connect(f"{address}/{b.peer_id}", timeout=5) == b.peer_id
             with pytest.raises(WrongPeerError):
                 await c.connect(f"{address}/{a.peer_id}", timeout=5)
             with pytest.raises(ConnectError, match="itself"):
-                await a.connect(a.info.addresses[0], timeout=5)
+                await a.connect(a.addresses[0], timeout=5)
             with pytest.raises(ConnectError) as nobody:
                 await a.connect("memory://nobody", timeout=5)
             assert nobody.value.step == "connect"
@@ -433,7 +433,7 @@ def test_events_tell_who_came_and_went() -> None:
         async with endpoints(MemoryNetwork(), 2) as [a, b]:
             seen: list[Event] = []
             a.events.subscribe(seen.append)
-            await b.connect(a.info.addresses[0], timeout=5)
+            await b.connect(a.addresses[0], timeout=5)
             await asyncio.sleep(1)
             await b.close()
             await asyncio.sleep(1)
@@ -480,7 +480,7 @@ def test_announced_addresses_replace_those_of_the_listener() -> None:
         network = MemoryNetwork()
         peer = Endpoint(network.transport(Identity.from_seed(1)), announce=["memory://public"])
         await peer.start()
-        assert peer.info.addresses == ("memory://public",) == peer.addresses_of(peer.peer_id)
+        assert peer.addresses == ("memory://public",) == peer.addresses_of(peer.peer_id)
         await peer.close()
 
     run(main())

@@ -95,7 +95,7 @@ def test_an_answer_alone_is_no_reason_to_ping() -> None:
 def test_unwatched_peers_are_pinged_rarely_and_watched_ones_often() -> None:
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             await asyncio.sleep(1)
             before = a.statistics().traffic.sent + b.statistics().traffic.sent
             await asyncio.sleep(100)
@@ -113,7 +113,7 @@ def test_an_idle_connection_stands_for_a_day_and_its_death_is_noticed() -> None:
     async def main() -> None:
         network = MemoryNetwork(loss=0.05)
         async with endpoints(network, 2) as [a, b]:
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             await asyncio.sleep(86400)
             gone: list[Event] = []
             for peer in (a, b):
@@ -130,7 +130,7 @@ def test_a_frozen_peer_is_given_up_and_a_short_freeze_forgiven() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         async with endpoints(network, 2) as [a, b]:
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             lost = a.lost(b.peer_id)
             await asyncio.sleep(10)
             network.freeze(b.peer_id)
@@ -150,7 +150,7 @@ def test_a_machine_that_slept_does_not_take_its_peers_for_dead() -> None:
 
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             lost, loop = a.lost(b.peer_id), asyncio.get_running_loop()
             assert isinstance(loop, virtual_time.VirtualTimeLoop)
             for _ in range(20):
@@ -182,7 +182,7 @@ def test_a_long_message_over_a_slow_line_is_life_in_both_directions() -> None:
 def test_a_lossy_line_is_no_death(seed: int) -> None:
     async def main() -> None:
         async with endpoints(MemoryNetwork(seed=seed, loss=0.3, latency=0.2), 2) as [a, b]:
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             lost = a.lost(b.peer_id)
             await asyncio.sleep(2000)
             assert not lost.done()

@@ -144,7 +144,7 @@ def test_a_connection_that_was_dialed_for_a_stream_given_up_is_closed() -> None:
 
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 2, clients=(1,)) as [a, client]:
-            await client.connect(a.info.addresses[0], timeout=5)
+            await client.connect(a.addresses[0], timeout=5)
             await asyncio.sleep(1)
             offered = a._streams._offered
 

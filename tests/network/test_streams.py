@@ -77,7 +77,7 @@ def test_streams_flow_both_ways_whoever_can_dial(clients: tuple[int, ...]) -> No
     async def main() -> None:
         async with endpoints(MemoryNetwork(), 2, clients=clients) as [a, b]:
             if 1 in clients:
-                await b.connect(a.info.addresses[0], timeout=5)
+                await b.connect(a.addresses[0], timeout=5)
                 await asyncio.sleep(1)
             for opener, other in ((a, b), (b, a), (a, b)):
                 other.withdraw("echo")
@@ -464,7 +464,7 @@ def test_opening_has_a_deadline() -> None:
     async def main() -> None:
         network = MemoryNetwork()
         async with endpoints(network, 2) as [a, b]:
-            await a.connect(b.info.addresses[0], timeout=5)
+            await a.connect(b.addresses[0], timeout=5)
             network.cut(a.peer_id, b.peer_id)
             start = now()
             with pytest.raises(CallTimeout, match=r"no stream to .* for echo within 2 s"):

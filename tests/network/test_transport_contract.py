@@ -370,7 +370,7 @@ async def test_endpoints_call_and_stream_both_ways_even_where_one_cannot_be_dial
             peer.serve("double", Number, double)
             peer.serve_stream("echo", Number, _echo)
             await peer.start()
-        assert await client.connect(listener.info.addresses[0], timeout=10) == listener.peer_id
+        assert await client.connect(listener.addresses[0], timeout=10) == listener.peer_id
         for peer, other in ((client, listener), (listener, client), (client, listener)):
             assert await peer.call(other.peer_id, "double", Number(21), Number, timeout=10) == Number(42)
             await _stream_there_and_back(peer, other.peer_id)
@@ -387,8 +387,8 @@ async def test_a_thousand_calls_at_once_and_a_stream_beside_them(world: World) -
             peer.serve("double", Number, double)
             peer.serve_stream("echo", Number, _echo)
             await peer.start()
-        a.learn(b.info)
-        b.learn(a.info)
+        a.learn(b.peer_id, b.addresses)
+        b.learn(a.peer_id, a.addresses)
         streaming = asyncio.create_task(_stream_there_and_back(a, b.peer_id))
         there = [a.call(b.peer_id, "double", Number(n), Number, timeout=30) for n in range(1000)]
         back = [b.call(a.peer_id, "double", Number(n), Number, timeout=30) for n in range(1000)]

@@ -90,7 +90,7 @@ async def endpoints(
             await peer.start()
         for peer in peers:
             for other in peers:
-                peer.learn(other.info)
+                peer.learn(other.peer_id, other.addresses)
         yield peers
     finally:
         for peer in peers:
@@ -133,7 +133,7 @@ class Attacker:
         self.peer_id = transport.identity.peer_id
 
     async def dial(self, victim: Endpoint, purpose: Purpose, *, greet: bool = True) -> tuple[Connection, Recorder]:
-        connection = await self.transport.dial(victim.info.addresses[0], victim.peer_id, purpose, 10.0)
+        connection = await self.transport.dial(victim.addresses[0], victim.peer_id, purpose, 10.0)
         recorder = Recorder()
         connection.start(recorder)
         if greet and purpose is Purpose.CONTROL:

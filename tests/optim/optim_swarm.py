@@ -44,7 +44,7 @@ async def make_node(
     transport = network.transport(Identity.from_seed(number), listening=not client_mode)
     endpoint = Endpoint(transport, client_mode=client_mode, events=Events(), seed=number)
     await endpoint.start()
-    contacts = [f"{address}/{first.peer_id.text}" for address in first.endpoint.info.addresses] if first else []
+    contacts = [f"{address}/{first.peer_id.text}" for address in first.endpoint.addresses] if first else []
     return await DHTNode.create(endpoint, initial_peers=contacts)
 
 

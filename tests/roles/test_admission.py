@@ -26,7 +26,7 @@ async def meet(run_id: str, fingerprint: Mapping[str, str], *, serve: bool = Tru
     try:
         if serve:
             Admission(old, "demo", MINE)
-        contact = await new.connect(old.info.addresses[0], timeout=5.0)
+        contact = await new.connect(old.addresses[0], timeout=5.0)
         welcomed = await Admission(new, run_id, fingerprint).ask([contact])
         return welcomed, reported
     finally:
@@ -55,7 +55,7 @@ def test_the_differing_keys_are_named_at_the_run() -> None:
         await new.start()
         old.events.subscribe(reported.append)
         Admission(old, "demo", MINE)
-        contact = await new.connect(old.info.addresses[0], timeout=5.0)
+        contact = await new.connect(old.addresses[0], timeout=5.0)
         with pytest.raises(FingerprintError):
             await Admission(new, "demo", {}).ask([contact])
         await new.close()

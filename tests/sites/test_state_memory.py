@@ -62,7 +62,7 @@ def peak() -> Iterator[list[float]]:
 async def donate(site: TrainingState, spool: Path) -> DownloadedState:
     """The site's state, in a file of a peer in the same process."""
     async with peers(site) as (donor,), plain_endpoint() as endpoint:
-        endpoint.learn(donor.endpoint.info)
+        endpoint.learn(donor.endpoint.peer_id, donor.endpoint.addresses)
         ids, version = [donor.endpoint.peer_id], site.standing.lineage
         return await download_state(endpoint, "run", ids, version=version, timeout=30, spool=spool)
 
@@ -76,7 +76,7 @@ async def download(site: TrainingState, state: DownloadedState) -> None:
     async with peers(site) as (newcomer,), plain_endpoint() as endpoint:
         donor = StateDonor(endpoint, "run", provide)
         donor.start()
-        newcomer.endpoint.learn(endpoint.info)
+        newcomer.endpoint.learn(endpoint.peer_id, endpoint.addresses)
         wanted = read_standing(state.metadata)
         await newcomer.exchange.download(wanted, [endpoint.peer_id], timeout=30, reason="for a test")
         donor.close()

@@ -62,7 +62,7 @@ class Peer:
     async def take_over(self, *donors: Peer) -> tuple[str, ...]:
         """Downloads the state that the donors have now; who gave something of it."""
         for donor in donors:
-            self.endpoint.learn(donor.endpoint.info)
+            self.endpoint.learn(donor.endpoint.peer_id, donor.endpoint.addresses)
         return await self.take_over_from(donors[0].state, [donor.endpoint.peer_id for donor in donors])
 
     async def take_over_from(self, like: TrainingState, donors: list[PeerID]) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def while_training() -> int:
                 advance(site, 2)
                 wanted, steps = site.standing, 0
                 for other in others:
-                    other.endpoint.learn(donor.endpoint.info)
+                    other.endpoint.learn(donor.endpoint.peer_id, donor.endpoint.addresses)
                 async with asyncio.TaskGroup() as tasks:
                     ids = [donor.endpoint.peer_id]
                     coming = [
@@ -282,7 +282,7 @@ def donate(meeting: str) -> bytes | None:
 
         async def main() -> None:
             async with peers(site) as (donor,):
-                address = f"{donor.endpoint.info.addresses[0]}/{donor.endpoint.peer_id.text}"
+                address = f"{donor.endpoint.addresses[0]}/{donor.endpoint.peer_id.text}"
                 await asyncio.to_thread(Path(meeting, "address").write_text, address)
                 await asyncio.to_thread(Path(meeting, "done").read_text)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from swarmcli.averaging.consensus.ballot_messages import PresenceAnswer, PresenceQuestion
 from swarmcli.averaging.group import Group
 from swarmcli.errors import NetworkError
-from swarmcli.network import Endpoint, PeerID, PeerInfo
+from swarmcli.network import Endpoint, PeerID
 
 A = TypeVar("A")
 
@@ -63,7 +63,7 @@ class Mates:
     def learn_addresses(self) -> None:
         for member in self.group.members:
             if member.addresses:
-                self.endpoint.learn(PeerInfo(member.peer_id, member.addresses))
+                self.endpoint.learn(member.peer_id, member.addresses)
 
     def peer(self, index: int) -> PeerID:
         return self.group.members[index].peer_id

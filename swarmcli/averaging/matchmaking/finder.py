@@ -24,7 +24,6 @@ from swarmcli.averaging.matchmaking.seeking import Seeker
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import DHTError, NetworkError
-from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 
@@ -183,7 +182,7 @@ class GroupFinder:
         )
 
     def _me(self, *, looking: bool) -> Candidate:
-        addresses = self._endpoint.info.addresses if self.listening else ()
+        addresses = self._endpoint.addresses if self.listening else ()
         last = self._last_search, self._last_tag
         return Candidate(self._endpoint.peer_id, *last, self.listening, addresses, self.group_bits, looking)
 
@@ -214,7 +213,7 @@ class GroupFinder:
         self._newcomer = False
         for member in group.members:
             search.roll.finish(member.peer_id)
-            self._endpoint.learn(PeerInfo(member.peer_id, member.addresses))
+            self._endpoint.learn(member.peer_id, member.addresses)
         size = self._config.matchmaking.target_group_size
         everyone = size is None or len(self._attendance.holders) <= size
         peers = frozenset(member.peer_id for member in group.members)

@@ -21,7 +21,6 @@ from swarmcli.averaging.matchmaking.meeting import (
     Reply,
 )
 from swarmcli.errors import NetworkError
-from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
@@ -50,7 +49,7 @@ class Post:
 
     def learn(self, candidate: Candidate) -> None:
         """Takes up where a candidate can be dialed."""
-        self.endpoint.learn(PeerInfo(candidate.peer_id, candidate.addresses))
+        self.endpoint.learn(candidate.peer_id, candidate.addresses)
 
     async def join(self, peer: PeerID, message: Join) -> Answer:
         return await self._call(peer, "join", message, Answer)

@@ -102,7 +102,7 @@ class ControlPool:
         """Greets on a new connection and takes it up. Raises ConnectionLost."""
         channel = ControlChannel(connection, self._context, self.reactions, self._channel_lost)
         try:
-            await connection.send(encode(Hello(self._context.boot_id, self._context.info.addresses)))
+            await connection.send(encode(Hello(self._context.boot_id, self._context.addresses)))
         except asyncio.CancelledError:
             connection.abort("given up while being dialed")
             raise

@@ -171,7 +171,7 @@ class StreamPool:
                 return channel
         control = await self._control.control(peer)
         addresses = self._context.book.addresses_of(peer)
-        askable = bool(self._context.info.addresses)
+        askable = bool(self._context.addresses)
         if not addresses and not askable:
             raise PeerUnreachable(f"neither this peer nor {peer.short} can be dialed")
         ways = [partial(self._dial, peer, addresses)] if addresses else []
@@ -196,7 +196,7 @@ class StreamPool:
         """Has the other end dial. It names our token on the new connection; see `_offered`."""
         token, self._next_token = self._next_token, self._next_token + 1
         future = streams.requests[token] = asyncio.get_running_loop().create_future()
-        control.post(BulkWanted(token, self._context.info.addresses))
+        control.post(BulkWanted(token, self._context.addresses))
         try:
             return await future
         except asyncio.CancelledError:

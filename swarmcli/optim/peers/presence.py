@@ -17,7 +17,6 @@ import msgspec
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.events import EpochReported, Gone, PeerSeen
-from swarmcli.network.addresses import PeerInfo
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.peers.board import Board
@@ -141,7 +140,7 @@ class Presence:
         before, self.others = self.others, {p: r for p, r in records.items() if r.phase != "left"}
         self._claims = self._at_work = None
         for peer, report in self.others.items():
-            self._endpoint.learn(PeerInfo(peer, tuple(report.addresses)))
+            self._endpoint.learn(peer, tuple(report.addresses))
             if before.get(peer) != report:
                 self.hearing.note_report(peer, report)
                 self._tell(peer, report, before.get(peer))

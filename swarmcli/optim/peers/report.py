@@ -221,7 +221,7 @@ def describe(
         samples=metrics.samples,
         samples_per_second=samples_per_second,
         client_mode=node.client_mode,
-        addresses=[] if node.client_mode else list(node.endpoint.info.addresses)[:MAX_ADDRESSES],
+        addresses=[] if node.client_mode else list(node.endpoint.addresses)[:MAX_ADDRESSES],
         loss=metrics.last_loss,
         recent=[ReportedLoss(**each._asdict()) for each in metrics.recent],
         drift=drift,

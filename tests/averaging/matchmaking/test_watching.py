@@ -26,7 +26,7 @@ def test_a_watched_peer_that_is_gone_is_told_once() -> None:
         async with Averagers(0) as swarm:
             me, dead, stranger, dropped = await swarm.add(4)
             for peer in (dead, dropped):
-                await me.endpoint.connect(peer.endpoint.info.addresses[0], timeout=5)
+                await me.endpoint.connect(peer.endpoint.addresses[0], timeout=5)
             lost: list[PeerID] = []
             watches = Watches(me.endpoint, lost.append)
             for peer in (dead, dropped, me):

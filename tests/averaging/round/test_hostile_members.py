@@ -353,7 +353,7 @@ def test_strangers_and_impostors_have_no_say() -> None:
             stranger = Endpoint(swarm.network.transport(Identity.from_seed(77), listening=False), client_mode=True)
             await stranger.start()
             leader = swarm.peers[0]
-            stranger.learn(leader.endpoint.info)
+            stranger.learn(leader.endpoint.peer_id, leader.endpoint.addresses)
 
             async def refused(endpoint: Endpoint, method: str, request: Any, answer: Any, code: str) -> None:
                 with pytest.raises(CallRefused) as caught:

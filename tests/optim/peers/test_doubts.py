@@ -58,7 +58,7 @@ async def run_with(claim: str) -> float:
 
         if claim != "error":
             liar.endpoint.serve("run.standing", StandingRequest, answer)
-        lie = {"epoch": far.epoch, "lineage": far.lineage.hex(), "addresses": list(liar.endpoint.info.addresses)}
+        lie = {"epoch": far.epoch, "lineage": far.lineage.hex(), "addresses": list(liar.endpoint.addresses)}
         if claim != "no lie":
             await Board(liar, "run_peers", PeerReport, 3600.0).publish(core.report().model_copy(update=lie))
         await together(*(trainer.train(22) for trainer in trainers))

@@ -82,7 +82,7 @@ class Swarm:
         events: list[Event] = []
         endpoint.events.subscribe(events.append)
         await endpoint.start()
-        contacts = [peer.node.endpoint.info.addresses[0] for peer in self.peers if peer.node.endpoint.info.addresses]
+        contacts = [peer.node.endpoint.addresses[0] for peer in self.peers if peer.node.endpoint.addresses]
         node = await DHTNode.create(endpoint, initial_peers=contacts[:1])
         dht: Any = SimpleNamespace(node=node, client_mode=not listening)
         plan = read_plan(dict(levels), 0, swarm=True)
