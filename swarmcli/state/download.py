@@ -15,7 +15,7 @@ from typing import Any
 
 from swarmcli.errors import CallRefused, CompressionError, NetworkError, ProtocolViolation, StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.network import Endpoint, PeerID, PeerInfo, Stream
+from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.addresses import check_addresses
 from swarmcli.network.loop_thread import offload
 from swarmcli.state.assembly import Assembly, DonorDigests, DownloadedState, Unequal
