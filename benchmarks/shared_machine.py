@@ -19,7 +19,8 @@ from pathlib import Path
 
 from swarmcli.cli.processes import Children
 from swarmcli.errors import JournalError
-from swarmcli.journal import JOURNAL_NAME, EpochRecord, JournalReader
+from swarmcli.events import EpochAdvanced
+from swarmcli.journal import JOURNAL_NAME, JournalReader
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "stdlib-lm.yaml"
 RUN = "shared-machine"
@@ -66,7 +67,7 @@ def epochs_per_second(trainers: int, way: Way) -> float:
         return (len(counted) - 1) / (counted[-1] - counted[0]) if len(counted) > 1 else 0.0
 
 
-def epochs(home: Path) -> list[EpochRecord]:
+def epochs(home: Path) -> list[EpochAdvanced]:
     try:
         with JournalReader(home / JOURNAL_NAME) as journal:
             return journal.epochs(RUN)

@@ -47,11 +47,11 @@ def _api(source: DashboardSource, feed: Feed) -> APIRouter:
 
     @api.get("/status")
     def status() -> Response:
-        return _json(source.status())
+        return _json(source.look())
 
     @api.get("/peers")
     def peers() -> Response:
-        return _json(source.peers())
+        return _json(source.look().peers)
 
     @api.get("/epochs")
     def epochs(after: After = -1, limit: Limit = 600) -> Response:

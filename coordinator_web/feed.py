@@ -1,4 +1,4 @@
-"""Keeps open pages up to date: a snapshot first, then what changed, as server-sent events.
+"""Keeps open pages up to date: everything first, then what changed, as server-sent events.
 
 Every connection begins with everything, so a page that lost its server needs no memory of what it missed, and a
 server that was started anew needs none of its pages.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from coordinator_web.source import DashboardSource, EpochRow, PeerRow, Snapshot
+from coordinator_web.source import DashboardSource, PeerStatus
+from swarmcli.events import EpochAdvanced
 
 INTERVAL_SECONDS = 0.5  # between two looks at the source
 MAX_VIEWERS = 32  # pages open at once
@@ -33,20 +34,8 @@ class Cursor:
     epoch: int = -1
     round: int = 0
     event: int = 0
-    peers: dict[str, PeerRow] = field(default_factory=dict)
-    unsettled: dict[int, EpochRow] = field(default_factory=dict)
-
-    @classmethod
-    def at(cls, snapshot: Snapshot) -> Cursor:
-        cursor = cls(peers={row.peer_id: row for row in snapshot.peers})
-        if snapshot.epochs:
-            cursor.epoch = snapshot.epochs[-1].epoch
-            cursor.unsettled = {row.epoch: row for row in snapshot.epochs[-UNSETTLED_EPOCHS:]}
-        if snapshot.rounds:
-            cursor.round = snapshot.rounds[-1].id
-        if snapshot.events:
-            cursor.event = snapshot.events[-1].id
-        return cursor
+    peers: dict[str, PeerStatus] = field(default_factory=dict)
+    unsettled: dict[int, EpochAdvanced] = field(default_factory=dict)
 
 
 class Feed:
@@ -57,16 +46,6 @@ class Feed:
         self._interval = interval
         self._viewers = 0
         self._closing = asyncio.Event()
-
-    def snapshot(self) -> Snapshot:
-        source = self._source
-        return Snapshot(
-            status=source.status(),
-            peers=tuple(source.peers()),
-            epochs=tuple(source.epochs()),
-            rounds=tuple(source.rounds()),
-            events=tuple(source.events()),
-        )
 
     def close(self) -> None:
         """Ends all streams within an interval; to be called on the loop that serves them."""
@@ -80,10 +59,10 @@ class Feed:
     async def stream(self) -> AsyncIterator[bytes]:
         self._viewers += 1
         try:
-            snapshot = await asyncio.to_thread(self.snapshot)
             yield b"retry: %d\n\n" % RETRY_MILLISECONDS
-            yield _message("snapshot", snapshot)
-            cursor = Cursor.at(snapshot)
+            cursor = Cursor()
+            for message in await asyncio.to_thread(lambda: list(self._changes(cursor, first=True))):
+                yield message
             while not await self._closed_within(self._interval):
                 for message in await asyncio.to_thread(lambda: list(self._changes(cursor))):
                     yield message
@@ -97,27 +76,36 @@ class Feed:
             return False
         return True
 
-    def _changes(self, cursor: Cursor) -> Iterator[bytes]:
+    def _changes(self, cursor: Cursor, *, first: bool = False) -> Iterator[bytes]:
         """Messages that bring a page at `cursor` up to date; moves the cursor. The status always comes, so a page
-        hears something in every interval and can tell a quiet run from a lost connection."""
+        hears something in every interval and can tell a quiet run from a lost connection.
+
+        `first`: for a page that was just opened, or that lost its connection and forgets what it had.
+        """
+        if first:
+            yield _message("begin", None)
+        status = self._source.look()
+        peers = {row.peer_id: row for row in status.peers}
+        changed = [row for peer_id, row in peers.items() if cursor.peers.get(peer_id) != row]
+        gone = [peer_id for peer_id in cursor.peers if peer_id not in peers]
+        if changed or gone:
+            cursor.peers = peers
+            yield _message("peers", {"changed": changed, "gone": gone})
         epochs = self._source.epochs(after=max(-1, cursor.epoch - UNSETTLED_EPOCHS))
-        if news := [row for row in epochs if cursor.unsettled.get(row.epoch) != row]:
-            cursor.epoch = epochs[-1].epoch
+        news = [row for row in epochs if cursor.unsettled.get(row.epoch) != row]
+        if news or first:
+            cursor.epoch = max((row.epoch for row in epochs), default=-1)
             cursor.unsettled = {row.epoch: row for row in epochs[-UNSETTLED_EPOCHS:]}
             yield _message("epochs", news)
-        if rounds := self._source.rounds(after=cursor.round):
-            cursor.round = rounds[-1].id
+        rounds = self._source.rounds(after=cursor.round)
+        if rounds or first:
+            cursor.round = max((row.id for row in rounds), default=0)
             yield _message("rounds", rounds)
-        if events := self._source.events(after=cursor.event):
-            cursor.event = events[-1].id
+        events = self._source.events(after=cursor.event)
+        if events or first:
+            cursor.event = max((row.id for row in events), default=0)
             yield _message("events", events)
-        rows = {row.peer_id: row for row in self._source.peers()}
-        changed = [row for peer_id, row in rows.items() if cursor.peers.get(peer_id) != row]
-        gone = [peer_id for peer_id in cursor.peers if peer_id not in rows]
-        if changed or gone:
-            cursor.peers = rows
-            yield _message("peers", {"changed": changed, "gone": gone})
-        yield _message("status", self._source.status())
+        yield _message("status", replace(status, peers=()))
 
 
 def _message(name: str, value: Any) -> bytes:

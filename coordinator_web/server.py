@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from coordinator_web.app import create_app
+from coordinator_web.source import DashboardSource
 from swarmcli.errors import ListenError
 
 GRACE_SECONDS = 2  # for answers under way when the server stops
@@ -117,6 +119,20 @@ class DashboardServer:
     def _leave(self) -> None:
         self._app.state.feed.close()  # streams never end by themselves, and uvicorn waits for them
         self._server.should_exit = True
+
+
+@contextlib.contextmanager
+def serving(source: DashboardSource, host: str, listening: socket.socket) -> Iterator[str]:
+    """Serves the dashboard on a socket that listens at `host` while the block lasts; gives its address.
+
+    On another interface than loopback the page is open to whoever reaches it: it changes nothing.
+    """
+    server = DashboardServer(create_app(source, hosts=[host]), host=host, listening=listening)
+    url = server.start_in_thread()
+    try:
+        yield url
+    finally:
+        server.stop()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,12 +1,14 @@
 """What happened, as typed values that anyone may subscribe to.
 
-The core packages emit events and know nobody who listens. Roles subscribe the journal, the live view and the
-dashboard. Times are not in the events: a listener stamps them, since it knows which clock it shows.
+The core packages emit events and know nobody who listens. Roles subscribe the journal and the terminal. The journal
+keeps a value as it was emitted and gives the same type back, so a fact looks alike in the core, in the file, on the
+terminal and on the dashboard.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,7 +22,14 @@ Gone = Literal["", "left", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Base of all events. Peers appear as the full text of their id."""
+    """Base of all events. Peers appear as the full text of their id.
+
+    Who emits an event leaves `time` and `id` at 0: a listener knows which clock it shows, and a journal numbers its
+    rows.
+    """
+
+    time: float = field(default=0.0, kw_only=True)  # seconds since 1970
+    id: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,7 @@ class PeerRefused(Event):
 @dataclass(frozen=True, slots=True)
 class PeerSeen(Event):
     """A peer of the run appeared or its record changed; `gone` when it said goodbye ("left"), or let its record expire
-    ("lost")."""
+    ("lost"). `first_seen` is set like `time`, by who keeps the event."""
 
     peer: str
     name: str
@@ -57,6 +66,7 @@ class PeerSeen(Event):
     samples_per_second: float
     client_mode: bool
     gone: Gone = ""
+    first_seen: float = field(default=0.0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,12 @@ class RoundFinished(Event):
     bytes_sent: int
     bytes_received: int
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage → seconds spent in it
+
+    @property
+    def took(self) -> float:
+        """Seconds from when the group was there: while it formed, its members may well have computed. Of a round
+        that found no group, the seconds of looking for one."""
+        return math.fsum(self.seconds.values()) - (self.seconds.get("looking for group", 0.0) if self.round_id else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typer.main import get_command
 from coordinator_web.app import create_app
 from swarmcli.cli.failures import ExitCode
 from swarmcli.cli.main import app
-from swarmcli.journal import Journal, RunDescription
+from swarmcli.journal import Journal, RunRecord
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
@@ -132,13 +132,13 @@ def test_the_others_are_well_while_their_journal_says_so(healthy: ModuleType, tm
     assert Path(healthy.JOURNAL).parent == parsed("trainer-1")["home"]
     path = tmp_path / Path(healthy.JOURNAL).name
     assert "unable to open" in healthy.main(str(path))
-    description = RunDescription("run", "trainer", "peer", "name", "0.1")
-    journal = Journal.open(path, run=description, clock=time.time)
+    description = RunRecord("run", "trainer", "peer", "name", "0.1")
+    journal = Journal(path, run=description, clock=time.time)
     journal.flush()
     assert healthy.main(str(path)) is None
     journal.close("done")
     assert healthy.main(str(path)) == "no run is under way"
-    late = Journal.open(path, run=description, clock=lambda: time.time() - 3600)
+    late = Journal(path, run=description, clock=lambda: time.time() - 3600)
     late.flush()
     assert healthy.main(str(path)).startswith("no sign of life for 3")
     late.close("done")

@@ -17,12 +17,11 @@ const STATES = {
   synchronizing: "Synchronizing",
   stranded: "Waiting, out of reach",
   finished: "Finished",
-  stopping: "Stopping",
 };
 const ROLES = ["trainer", "auxiliary", "monitor"];
 
 const $ = (id) => document.getElementById(id);
-const view = { status: null, peers: new Map(), epochs: [], rounds: [], events: [], heard: 0 };
+const view = { status: null, peers: new Map(), names: new Map(), epochs: [], rounds: [], events: [], heard: 0 };
 
 // ---- what arrives
 
@@ -38,13 +37,8 @@ function thin(epochs) {
 }
 
 const take = {
-  snapshot(data) {
-    view.peers = new Map(data.peers.map((peer) => [peer.peer_id, peer]));
-    view.epochs = thin(data.epochs);
-    view.rounds = data.rounds.slice(-MOST_ROUNDS);
-    view.events = data.events.slice(-MOST_EVENTS);
-    view.status = data.status;
-    drawEverything();
+  begin() {
+    Object.assign(view, { peers: new Map(), epochs: [], rounds: [], events: [] }); // all of it comes anew
   },
   status(data) {
     view.status = data;
@@ -52,7 +46,10 @@ const take = {
     drawPeers();
   },
   peers({ changed, gone }) {
-    for (const peer of changed) view.peers.set(peer.peer_id, peer);
+    for (const peer of changed) {
+      view.peers.set(peer.peer_id, peer);
+      view.names.set(peer.peer_id, peer.name); // rounds tell of peers that are gone, too
+    }
     for (const id of gone) view.peers.delete(id);
   },
   epochs(data) {
@@ -86,14 +83,6 @@ const rateChart = new Chart($("rate-chart"), {
   fromZero: true,
 });
 
-function drawEverything() {
-  drawStatus();
-  drawPeers();
-  drawEpochs();
-  drawRounds();
-  drawEvents();
-}
-
 function drawStatus() {
   const { status } = view;
   document.body.dataset.state = status.state;
@@ -108,8 +97,9 @@ function drawStatus() {
   write($("throughput"), status.state === "finished" ? "–" : rate(status.samples_per_second));
   $("result").hidden = status.state !== "finished" || status.result === "";
   write($("result"), status.result);
-  write($("loss"), decimal(status.loss));
-  document.title = `epoch ${status.epoch}${status.loss === null ? "" : ` · loss ${decimal(status.loss)}`} · ${status.run_id} · swarm`;
+  const loss = status.losses.at(-1) ?? null;
+  write($("loss"), decimal(loss));
+  document.title = `epoch ${status.epoch}${loss === null ? "" : ` · loss ${decimal(loss)}`} · ${status.run_id} · swarm`;
   drawProgress(status);
   $("alarm").hidden = status.alarm === "";
   write($("alarm"), status.alarm);
@@ -148,7 +138,7 @@ function eta(status) {
 function drawInvite(status) {
   $("invite").hidden = status.join_line === "" || status.state === "finished";
   write($("join-line"), status.join_line);
-  const first = status.trainers === 0 && status.state === "waiting";
+  const first = status.state === "waiting";
   write($("invite-heading"), first ? "Waiting for the first trainer" : "Join this run");
   $("invite").classList.toggle("prominent", first);
 }
@@ -156,12 +146,13 @@ function drawInvite(status) {
 function drawOwn(own) {
   $("own").hidden = own === null;
   if (own === null) return;
-  const rounds = own.rounds_committed + own.rounds_failed;
-  write($("own-share"), percent(own.share));
-  write($("own-samples"), count(own.total_samples + own.samples));
-  write($("own-rate"), rate(own.samples_per_second));
+  const me = Array.from(view.peers.values()).find((peer) => peer.me);
+  const rounds = own.rounds_committed + own.rounds_failed + own.rounds_undecided;
+  write($("own-share"), percent(me?.share ?? null));
+  write($("own-samples"), count(own.own_samples + (me?.samples ?? 0)));
+  write($("own-rate"), rate(me?.samples_per_second ?? 0));
   write($("own-epochs"), count(own.epochs));
-  write($("own-rounds"), own.rounds_failed ? `${count(own.rounds_committed)} of ${count(rounds)}` : count(rounds));
+  write($("own-rounds"), rounds > own.rounds_committed ? `${count(own.rounds_committed)} of ${count(rounds)}` : count(rounds));
   write($("own-bytes"), `${bytes(own.bytes_sent)}, ${bytes(own.bytes_received)}`);
 }
 
@@ -173,8 +164,9 @@ function drawPeers() {
     return differing < 0 ? 0 : left[differing] < right[differing] ? -1 : 1;
   });
   const { status } = view;
-  write($("peer-count"), count(peers.filter((peer) => !GONE.includes(peer.health)).length));
-  const parts = [[status.trainers, "trainer"], [status.auxiliaries, "auxiliary", "auxiliaries"], [status.monitors, "monitor"]];
+  const here = peers.filter((peer) => !GONE.includes(peer.health));
+  write($("peer-count"), count(here.length));
+  const parts = ROLES.map((role) => [here.filter((peer) => peer.role === role).length, role, role.replace(/y$/, "ie") + "s"]);
   write($("peer-sub"), parts.filter(([number]) => number > 0).map((part) => plural(...part)).join(", ") || "\u00a0");
   const hidden = hiddenPeers(peers);
   write($("peers-note"), hidden ? `and ${plural(hidden, "more peer")} not listed` : "\u00a0");
@@ -184,20 +176,21 @@ function drawPeers() {
 
 function drawEpochs() {
   const { epochs } = view;
-  const pick = (field) => epochs.filter((row) => row[field] !== null).map((row) => ({ epoch: row.epoch, value: row[field] }));
-  const losses = pick("loss");
+  const points = (rows, value) => rows.map((row) => ({ epoch: row.epoch, value: value(row) }));
+  const losses = points(epochs.filter((row) => row.loss !== null), (row) => row.loss);
+  const stepped = epochs.filter((row) => row.samples > 0 && row.seconds > 0); // of one that was taken over nobody knows
   lossChart.show(losses);
-  rateChart.show(pick("samples_per_second"));
-  const last = epochs.findLast((row) => row.seconds !== null); // of one that was taken over nobody knows
+  rateChart.show(points(stepped, (row) => row.samples / row.seconds));
+  const last = stepped.at(-1);
   write($("last-epoch"), last ? duration(last.seconds) : "–");
-  write($("last-epoch-sub"), last && last.averaging_seconds !== null ? `${duration(last.averaging_seconds)} of it averaging` : "\u00a0");
+  write($("last-epoch-sub"), last ? `${duration(last.averaging_seconds)} of it averaging` : "\u00a0");
   write($("loss-sub"), losses.length > 1 ? `from ${decimal(losses[0].value)} at epoch ${losses[0].epoch}` : "\u00a0");
 }
 
 function drawRounds() {
   write($("rounds-note"), roundsNote(view.rounds) || "\u00a0");
   $("rounds-empty").hidden = view.rounds.length > 0;
-  showRounds($("rounds"), view.rounds.toReversed());
+  showRounds($("rounds"), view.rounds.toReversed(), view.names);
 }
 
 function drawEvents() {
@@ -220,7 +213,7 @@ function connect() {
     stream.addEventListener(name, (event) => {
       view.heard = Date.now();
       handle(JSON.parse(event.data));
-      if (failures || document.body.dataset.connection !== "live") connected();
+      if (name === "status" && (failures || document.body.dataset.connection !== "live")) connected(); // it comes last
     });
   }
   stream.onerror = () => lose(failures > 0); // a server that restarts in place is back before anyone reads a banner

@@ -68,10 +68,10 @@ function createPeer() {
 function updatePeer(node, peer, now) {
   const at = (selector) => node.querySelector(selector);
   node.dataset.health = peer.health;
-  write(at(".name"), peer.name || peer.short_id);
+  write(at(".name"), peer.name || short(peer));
   at(".who").title = peer.peer_id;
   at(".tag").hidden = !peer.me;
-  const details = [peer.name && peer.name !== peer.short_id ? peer.short_id : "", peer.device, peer.client_mode ? "behind a firewall" : ""];
+  const details = [peer.name && peer.name !== short(peer) ? short(peer) : "", peer.device, peer.client_mode ? "behind a firewall" : ""];
   write(at(".who .sub"), details.filter(Boolean).join(" · "));
   write(at(".role"), peer.role);
   write(at(".epoch .value"), count(peer.epoch));
@@ -87,34 +87,41 @@ function updatePeer(node, peer, now) {
   write(at(".seen"), peer.me ? "now" : ago(now - peer.last_seen));
 }
 
+function short(peer) {
+  return peer.peer_id.slice(0, 10);
+}
+
 export function hiddenPeers(peers) {
   return Math.max(0, peers.length - MOST_PEERS);
 }
 
 // ---- rounds, newest first; what went wrong stands under the round, and who and how long once it is opened
 
+const MOST_MEMBERS = 12; // of a group, that are named
 const opened = new Set(); // ids of rounds
 
-export function showRounds(parent, rounds) {
+// `names`: of peers, by id.
+export function showRounds(parent, rounds, names) {
+  const called = (peer) => names.get(peer) || peer.slice(0, 10);
   const rows = rounds.flatMap((round) => [
     { round, kind: "" },
-    ...(explanation(round) ? [{ round, kind: "why" }] : []),
+    ...(explanation(round, called) ? [{ round, kind: "why" }] : []),
     ...(opened.has(round.id) ? [{ round, kind: "detail" }] : []),
   ]);
-  const show = () => showRounds(parent, rounds);
-  reconcile(parent, rows, (each) => `${each.round.id}${each.kind}`, createRow, (node, each) => updateRow(node, each, show));
+  const show = () => showRounds(parent, rounds, names);
+  reconcile(parent, rows, (each) => `${each.round.id}${each.kind}`, (each) => createRow(each, called), (node, each) => updateRow(node, each, called, show));
 }
 
-function explanation(round) {
-  const left = round.left_out.map((peer) => `${peer.name} left out: ${peer.reason || "no reason given"}`);
+function explanation(round, called) {
+  const left = Object.entries(round.left_out).map(([peer, reason]) => `${called(peer)} left out: ${reason || "no reason given"}`);
   const reason = round.reason || (round.outcome === "committed" ? "" : "no reason given");
   return [reason, ...left].filter(Boolean).join(" · ");
 }
 
-function createRow({ round, kind }) {
-  if (kind === "why") return underneath("Why", "why", element("bdi", "", explanation(round)));
-  if (kind === "detail") return underneath("Group", "detail", ...detail(round));
-  return createRound(round);
+function createRow({ round, kind }, called) {
+  if (kind === "why") return underneath("Why", "why", element("bdi"));
+  if (kind === "detail") return underneath("Group", "detail", ...detail(round, called));
+  return createRound(round, called);
 }
 
 function underneath(label, className, ...children) {
@@ -126,20 +133,26 @@ function underneath(label, className, ...children) {
   return node;
 }
 
-function detail(round) {
-  const stages = Object.entries(round.stages).map(([stage, seconds]) => `${stage} ${duration(seconds)}`);
-  const names = round.group.map((member, index) => {
-    const notes = [index === 0 ? "led" : "", member.contributed ? "" : "no tensors"].filter(Boolean).join(", ");
-    return element("bdi", "", notes ? `${member.name} (${notes})` : member.name);
+// From when the group was there; of a round that found none, the seconds of looking for one.
+function took(round) {
+  const all = Object.values(round.seconds).reduce((sum, each) => sum + each, 0);
+  return all - (round.round_id ? (round.seconds["looking for group"] ?? 0) : 0);
+}
+
+function detail(round, called) {
+  const stages = Object.entries(round.seconds).map(([stage, seconds]) => `${stage} ${duration(seconds)}`);
+  const names = round.members.slice(0, MOST_MEMBERS).map((peer) => {
+    const notes = [peer === round.leader ? "led" : "", round.contributors.includes(peer) ? "" : "no tensors"].filter(Boolean).join(", ");
+    return element("bdi", "", notes ? `${called(peer)} (${notes})` : called(peer));
   });
-  const more = round.members - round.group.length;
+  const more = round.members.length - names.length;
   if (more > 0) names.push(`${count(more)} more`);
   const group = element("span", "line", names.length ? "" : "No group came about.");
   names.forEach((name, index) => group.append(index ? ", " : "", name));
   return stages.length ? [group, element("span", "line", stages.join(" · "))] : [group];
 }
 
-function createRound(round) {
+function createRound(round, called) {
   const time = cell("Time", "time");
   const button = element("button", "opener", element("time", "", clock(round.time)));
   button.type = "button";
@@ -147,11 +160,11 @@ function createRound(round) {
   time.title = day(round.time);
   const outcome = cell("Outcome", "outcome");
   outcome.append(element("span", `badge ${round.outcome}`, round.outcome));
-  if (round.what) outcome.append(element("span", "what", round.what));
+  if (round.purpose.endsWith("_state")) outcome.append(element("span", "what", "states"));
   const numbers = [
     ["Epoch", round.epoch >= 0 ? count(round.epoch) : "–"],
-    ["Took", duration(round.seconds)],
-    ["Peers", round.contributors === round.members ? count(round.members) : `${count(round.contributors)} contributed, ${plural(round.members, "member")}`],
+    ["Took", duration(took(round))],
+    ["Peers", round.contributors.length === round.members.length ? count(round.members.length) : `${count(round.contributors.length)} contributed, ${plural(round.members.length, "member")}`],
     ["Sent, received", `${bytes(round.bytes_sent)}, ${bytes(round.bytes_received)}`],
   ];
   const node = row(time, outcome, ...numbers.map(([label, text]) => {
@@ -159,15 +172,18 @@ function createRound(round) {
     each.textContent = text;
     return each;
   }));
-  node.title = `${round.purpose}, led by ${round.leader || "nobody"}`;
+  node.title = `${round.purpose}, led by ${round.leader ? called(round.leader) : "nobody"}`;
   return node;
 }
 
-function updateRow(node, { round, kind }, show) {
+function updateRow(node, { round, kind }, called, show) {
   const open = opened.has(round.id);
-  if (kind === "why") node.classList.toggle("explained", open);
+  if (kind === "why") {
+    node.classList.toggle("explained", open);
+    write(node.querySelector("bdi"), explanation(round, called)); // a name may have come after the round
+  }
   if (kind) return;
-  node.classList.toggle("explained", open || explanation(round) !== "");
+  node.classList.toggle("explained", open || explanation(round, called) !== "");
   const button = node.querySelector(".opener");
   button.setAttribute("aria-expanded", String(open));
   button.setAttribute("aria-label", `${clock(round.time)}: who took part and how long it took`);

@@ -17,7 +17,8 @@ from typing import Any
 
 from swarmcli.cli.processes import Child, Children
 from swarmcli.errors import JournalError, SwarmError
-from swarmcli.journal import JOURNAL_NAME, EpochRecord, JournalReader, RoundRecord
+from swarmcli.events import EpochAdvanced, RoundFinished
+from swarmcli.journal import JOURNAL_NAME, JournalReader
 
 POLL_SECONDS = 0.2
 CONTRIBUTED_EPOCHS = 3  # of the newcomer, before somebody is killed
@@ -53,8 +54,8 @@ class ActorReport:
     name: str
     role: str
     fate: str
-    epochs: list[EpochRecord] = field(default_factory=list)
-    rounds: list[RoundRecord] = field(default_factory=list)
+    epochs: list[EpochAdvanced] = field(default_factory=list)
+    rounds: list[RoundFinished] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -162,14 +163,14 @@ class DemoRun:
 
     # what the journals say
 
-    def _read(self, name: str) -> tuple[list[EpochRecord], list[RoundRecord]]:
+    def _read(self, name: str) -> tuple[list[EpochAdvanced], list[RoundFinished]]:
         try:
             with JournalReader(self._directory / name / JOURNAL_NAME) as journal:
                 return journal.epochs(self._run_id), journal.rounds(self._run_id)
         except JournalError:  # not there yet
             return [], []
 
-    def _contributions(self, name: str) -> list[EpochRecord]:
+    def _contributions(self, name: str) -> list[EpochAdvanced]:
         return [epoch for epoch in self._read(name)[0] if epoch.own_samples > 0]
 
     def _epoch(self) -> int:

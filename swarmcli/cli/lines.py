@@ -1,11 +1,12 @@
-"""Records of the journal as single lines: what the live view prints and `swarm log --follow` shows."""
+"""What a journal keeps as single lines: what the live view prints and `swarm log --follow` shows."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 from swarmcli.cli.console import printable
-from swarmcli.journal import EpochRecord, EventRecord, RoundRecord, megabytes
+from swarmcli.events import EpochAdvanced, RoundFinished
+from swarmcli.journal import Line, megabytes
 
 
 def clock(time: float) -> str:
@@ -40,7 +41,7 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def epoch_line(record: EpochRecord) -> str:
+def epoch_line(record: EpochAdvanced) -> str:
     parts = [f"epoch {record.epoch}"]
     if record.loss is not None:
         parts.append(f"loss {number(record.loss)}")
@@ -52,18 +53,18 @@ def epoch_line(record: EpochRecord) -> str:
     return "  ".join(parts)
 
 
-def _all_contributed(record: RoundRecord) -> bool:
+def _all_contributed(record: RoundFinished) -> bool:
     return len(record.contributors) == len(record.members)
 
 
-def peers_of(record: RoundRecord) -> str:
+def peers_of(record: RoundFinished) -> str:
     """A member that contributed nothing is no failure: an auxiliary only reduces."""
     if _all_contributed(record):
         return str(len(record.members))
     return f"{len(record.contributors)} contributed, {plural(len(record.members), 'member')}"
 
 
-def round_line(record: RoundRecord) -> str:
+def round_line(record: RoundFinished) -> str:
     where = f" of epoch {record.epoch}" if record.epoch >= 0 else ""
     peers = plural(len(record.members), "peer") if _all_contributed(record) else peers_of(record)
     moved = f"{megabytes(record.bytes_sent)} sent, {megabytes(record.bytes_received)} received"
@@ -71,6 +72,6 @@ def round_line(record: RoundRecord) -> str:
     return f"round{where} {record.outcome}{why}  {peers}  {format_time(record.took)}  {moved}"
 
 
-def event_line(record: EventRecord) -> str:
+def event_line(record: Line) -> str:
     mark = f"{record.level}: " if record.level in ("warning", "error") else ""
     return mark + printable(record.text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
@@ -10,10 +9,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from coordinator_web.source import LivePeer, LiveStatus
+from coordinator_web.source import PeerStatus, RunStatus
 from swarmcli.cli.console import printable
 from swarmcli.cli.lines import format_time, number, plural, remaining
-from swarmcli.journal import EpochRecord
 
 MOST_PEERS = 12  # rows of the table; a line tells of the others
 MOST_BARS = 32  # epochs in the little curve
@@ -28,7 +26,6 @@ STATES = {
     "synchronizing": "downloading the state",
     "stranded": "waiting: out of reach of the others",
     "finished": "finished",
-    "stopping": "stopping",
 }
 STATE_STYLES = {
     "training": "green",
@@ -40,41 +37,33 @@ STATE_STYLES = {
 
 
 class Frame:
-    """A renderable. `losses` are those of the last epochs, oldest first."""
+    """A renderable."""
 
-    def __init__(
-        self, title: str, status: LiveStatus | None, epoch: EpochRecord | None, losses: Sequence[float]
-    ) -> None:
-        self._title = title
+    def __init__(self, status: RunStatus) -> None:
         self._status = status
-        self._epoch = epoch
-        self._losses = losses
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         status = self._status
-        if status is None:
-            yield Text(f"{self._title}: joining the run …", style="dim")
-            return
         width = options.max_width
-        figures = self._figures(status, width)
+        figures = _figures(status, width)
         alarm = [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
         yield Group(_head(status), _progress(status, width), figures, *alarm, Text(), _peers(status, width))
 
-    def _figures(self, status: LiveStatus, width: int) -> Text:
-        """One line, whatever the width: a frame that changes its height jumps. The curve gets what is left."""
-        loss = self._losses[-1] if self._losses else None
-        head = Text("loss ", style="dim").append(number(loss), style="bold")
-        tail = Text()
-        if status.state != "finished":
-            rate = total_rate(status)
-            tail = Text(f"   {rate:,.1f}", style="bold").append(" samples/s", style="dim")
-        if self._epoch is not None:
-            took, averaging = format_time(self._epoch.seconds), format_time(self._epoch.averaging_seconds)
-            tail.append(f"   last epoch {took}, {averaging} of it averaging", style="dim")
-        bars = min(MOST_BARS, width - len(head) - len(tail) - 2)
-        if len(self._losses) > 1 and bars > 1:
-            head.append("  " + sparkline(self._losses[-bars:]), style="cyan")
-        return _one_line(head.append_text(tail))
+
+def _figures(status: RunStatus, width: int) -> Text:
+    """One line, whatever the width: a frame that changes its height jumps. The curve gets what is left."""
+    losses = status.losses
+    head = Text("loss ", style="dim").append(number(losses[-1] if losses else None), style="bold")
+    tail = Text()
+    if status.state != "finished":
+        tail = Text(f"   {status.samples_per_second:,.1f}", style="bold").append(" samples/s", style="dim")
+    if status.last_epoch is not None:
+        took, averaging = format_time(status.last_epoch.seconds), format_time(status.last_epoch.averaging_seconds)
+        tail.append(f"   last epoch {took}, {averaging} of it averaging", style="dim")
+    bars = min(MOST_BARS, width - len(head) - len(tail) - 2)
+    if len(losses) > 1 and bars > 1:
+        head.append("  " + sparkline(losses[-bars:]), style="cyan")
+    return _one_line(head.append_text(tail))
 
 
 def _one_line(text: Text) -> Text:
@@ -82,7 +71,7 @@ def _one_line(text: Text) -> Text:
     return text
 
 
-def _head(status: LiveStatus) -> Text:
+def _head(status: RunStatus) -> Text:
     text = Text(printable(status.run_id, 60), style="bold")
     text.append(f"  {status.role} {printable(status.name or status.peer_id[:10], 40)}  ", style="dim")
     text.append(STATES[status.state], style=STATE_STYLES.get(status.state, "dim"))
@@ -91,7 +80,7 @@ def _head(status: LiveStatus) -> Text:
     return _one_line(text)
 
 
-def _progress(status: LiveStatus, width: int) -> RenderableType:
+def _progress(status: RunStatus, width: int) -> RenderableType:
     """One line: the bar gives way first, then what is estimated. Of a run that has finished: where its model is."""
     if status.state == "finished":
         return Text(f"epoch {status.epoch}", style="bold").append(f"  {printable(status.result)}", style="not bold")
@@ -109,10 +98,8 @@ def _progress(status: LiveStatus, width: int) -> RenderableType:
     return grid
 
 
-def _peers(status: LiveStatus, width: int) -> Table:
-    listed = sorted(
-        status.peers, key=lambda peer: (peer.peer_id != status.peer_id, peer.role != "trainer", peer.peer_id)
-    )
+def _peers(status: RunStatus, width: int) -> Table:
+    listed = sorted(status.peers, key=lambda peer: (not peer.me, peer.role != "trainer", peer.peer_id))
     rows = [_cells(peer, status) for peer in listed[:MOST_PEERS]]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     columns = _columns(rows, width)
@@ -120,8 +107,7 @@ def _peers(status: LiveStatus, width: int) -> Table:
         justify: JustifyMethod = "left" if column in ("peer", "role") else "right"
         table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
     for peer, cells in zip(listed, rows, strict=False):
-        style = "bold" if peer.peer_id == status.peer_id else ""
-        table.add_row(*(cells[column] for column in columns), style=style)
+        table.add_row(*(cells[column] for column in columns), style="bold" if peer.me else "")
     if len(listed) > MOST_PEERS:
         table.add_row(Text(f"and {len(listed) - MOST_PEERS} more", style="dim"))
     return table
@@ -138,32 +124,26 @@ def _columns(rows: Sequence[Mapping[str, Text]], width: int) -> list[str]:
     return list(widths)
 
 
-def _cells(peer: LivePeer, status: LiveStatus) -> dict[str, Text]:
-    me = peer.peer_id == status.peer_id
-    computes = peer.role == "trainer"
-    behind = peer.epoch < status.epoch - 1
+def _cells(peer: PeerStatus, status: RunStatus) -> dict[str, Text]:
+    computes, answers = peer.role == "trainer", peer.health != "not answering"
     return {
         "peer": Text(printable(peer.name or peer.peer_id[:10], 24)),
         "role": Text(printable(peer.role, 12)),
-        "epoch": Text(str(peer.epoch), style="yellow" if behind else ""),
-        "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes and peer.answers else UNKNOWN),
+        "epoch": Text(str(peer.epoch), style="yellow" if peer.health == "behind" else ""),
+        "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes and answers else UNKNOWN),
         "loss": Text(number(peer.loss, 3) if computes else UNKNOWN),
         "drift": Text(UNKNOWN if peer.drift is None else f"{peer.drift:.0e}" if peer.drift else "0"),
-        "seen": _seen(peer, me),
+        "seen": _seen(peer, status.now),
     }
 
 
-def _seen(peer: LivePeer, me: bool) -> Text:
-    if not peer.answers:
-        return Text(f"not answering, {format_time(peer.seen_seconds_ago)}", style="red")
-    if peer.apart:
-        return Text(peer.apart, style="red")
-    return Text("now" if me or peer.seen_seconds_ago < 5 else f"{format_time(peer.seen_seconds_ago)} ago")
-
-
-def total_rate(status: LiveStatus) -> float:
-    """Samples per second of all who compute what the peer that shows it does, and answer."""
-    return math.fsum(peer.samples_per_second for peer in status.peers if peer.answers and not peer.apart)
+def _seen(peer: PeerStatus, now: float) -> Text:
+    ago = now - peer.last_seen
+    if peer.health == "not answering":
+        return Text(f"not answering, {format_time(ago)}", style="red")
+    if not peer.counts:
+        return Text(peer.health, style="red")
+    return Text("now" if peer.me or ago < 5 else f"{format_time(ago)} ago")
 
 
 def sparkline(values: Sequence[float]) -> str:

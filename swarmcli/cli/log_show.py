@@ -15,15 +15,8 @@ from swarmcli.cli.console import out
 from swarmcli.cli.lines import clock, epoch_line, event_line, round_line
 from swarmcli.cli.log_tables import print_summary, print_table
 from swarmcli.errors import JournalError
-from swarmcli.journal import (
-    JOURNAL_NAME,
-    EpochRecord,
-    EventRecord,
-    JournalReader,
-    Record,
-    RoundRecord,
-    RunRecord,
-)
+from swarmcli.events import EpochAdvanced, Event, RoundFinished
+from swarmcli.journal import JOURNAL_NAME, JournalReader, Line, RunRecord
 
 LISTS = ("epochs", "rounds", "events", "peers")
 FOLLOWED = ("epochs", "rounds", "events")  # what is added row by row; a peer's row changes in place
@@ -125,13 +118,13 @@ def summary(reader: JournalReader, runs: list[RunRecord]) -> dict[str, Any]:
 
 def followed(
     reader: JournalReader, run_id: str, selection: Selection, wait: Callable[[float], None]
-) -> Iterator[Record]:
+) -> Iterator[Event]:
     """The last rows of the chosen lists, and then those that are added, in the order of their times, for ever."""
     lists = [name for name in selection.lists if name in FOLLOWED] or list(FOLLOWED)
     seen = dict.fromkeys(lists, 0)
     limit: int | None = selection.last or 10
     while True:
-        fresh: list[EpochRecord | RoundRecord | EventRecord] = []
+        fresh: list[EpochAdvanced | RoundFinished | Line] = []
         for name in lists:
             added = reader.added(run_id, name, after=seen[name], limit=limit)
             seen[name] = max((record.id for record in added), default=seen[name])
@@ -149,13 +142,13 @@ def _print_list(console: Console, name: str, records: list[Any], as_json: bool) 
         _print_json(console, name, asdict(record))
 
 
-def _print_line(console: Console, record: Record, as_json: bool) -> None:
+def _print_line(console: Console, record: Event, as_json: bool) -> None:
     match record:
-        case EpochRecord():
+        case EpochAdvanced():
             name, text = "epochs", epoch_line(record)
-        case RoundRecord():
+        case RoundFinished():
             name, text = "rounds", round_line(record)
-        case EventRecord():
+        case Line():
             name, text = "events", event_line(record)
         case _:
             return

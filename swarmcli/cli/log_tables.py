@@ -13,7 +13,8 @@ from rich.text import Text
 
 from swarmcli.cli.console import printable
 from swarmcli.cli.lines import day, format_time, number, peers_of, plural
-from swarmcli.journal import EpochRecord, EventRecord, JournalReader, PeerRecord, RoundRecord, RunRecord, megabytes
+from swarmcli.events import EpochAdvanced, PeerSeen, RoundFinished
+from swarmcli.journal import JournalReader, Line, RunRecord, megabytes
 
 ALIVE_SECONDS = 15.0  # a journal without an end whose last sign of life is younger than this belongs to a live process
 SILENT_SECONDS = 60.0  # a peer that was seen last so long before the journal's last sign of life may well be gone
@@ -30,15 +31,15 @@ class Column(NamedTuple):
     style: Callable[[Any], str] = lambda record: ""
 
 
-def _outcome_style(record: RoundRecord) -> str:
+def _outcome_style(record: RoundFinished) -> str:
     return {"committed": "green", "failed": "red", "undecided": "yellow"}.get(record.outcome, "")
 
 
-def _level_style(record: EventRecord) -> str:
+def _level_style(record: Line) -> str:
     return {"detail": "dim", "warning": "yellow", "error": "red"}.get(record.level, "")
 
 
-def _explained(record: RoundRecord) -> str:
+def _explained(record: RoundFinished) -> str:
     left_out = [f"without {peer[:10]}: {reason}" for peer, reason in record.left_out.items()]
     return printable("; ".join(filter(None, [record.reason, *left_out])))
 
@@ -60,7 +61,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("what", lambda record: printable(record.purpose.rpartition("_")[2], 10)),
         Column("outcome", lambda record: printable(record.outcome), style=_outcome_style),
         Column("peers", peers_of, right=True),
-        Column("finding", lambda record: format_time(record.stages.get("looking for group", 0.0)), right=True),
+        Column("finding", lambda record: format_time(record.seconds.get("looking for group", 0.0)), right=True),
         Column("took", lambda record: format_time(record.took), right=True),
         Column("sent", lambda record: megabytes(record.bytes_sent), right=True),
         Column("received", lambda record: megabytes(record.bytes_received), right=True),
@@ -78,14 +79,14 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("epoch", lambda record: str(record.epoch), right=True),
         Column("samples/s", lambda record: f"{record.samples_per_second:,.1f}", right=True),
         Column("first seen", lambda record: day(record.first_seen)),
-        Column("last seen", lambda record: day(record.last_seen)),
+        Column("last seen", lambda record: day(record.time)),
         Column("", lambda record: record.gone, style=lambda record: "dim"),
     ),
 }
 
 
 def print_table(
-    console: Console, name: str, records: Sequence[EpochRecord | RoundRecord | EventRecord | PeerRecord]
+    console: Console, name: str, records: Sequence[EpochAdvanced | RoundFinished | Line | PeerSeen]
 ) -> None:
     """One list, with a heading. An empty one says so."""
     if not records:
@@ -159,8 +160,7 @@ def _epoch_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
     if not epochs:
         return [("epochs", "none yet")]
     losses = [epoch.loss for epoch in epochs if epoch.loss is not None]
-    reported = [] if losses else [each.loss for each in reader.losses(run_id)]
-    known = losses or reported
+    known = losses or [epoch.loss for epoch in reader.chart(run_id) if epoch.loss is not None]
     facts = [("epochs", f"{epochs[0].epoch} to {epochs[-1].epoch}")]
     if known:
         whose = "" if losses else " (as the others report it)"
@@ -195,12 +195,12 @@ def _peer_facts(reader: JournalReader, run: RunRecord, now: float) -> list[tuple
     return facts
 
 
-def _gone(peer: PeerRecord, run: RunRecord) -> str:
+def _gone(peer: PeerSeen, run: RunRecord) -> str:
     """Who was killed does not sign off, and if the journal's owner was away then, nobody noted that the peer left."""
     if peer.gone:
         return f", {peer.gone}"
-    silent = run.last_seen - peer.last_seen > SILENT_SECONDS
-    return f", not heard of since {day(peer.last_seen)}" if silent else ""
+    silent = run.last_seen - peer.time > SILENT_SECONDS
+    return f", not heard of since {day(peer.time)}" if silent else ""
 
 
 def _as_of(run: RunRecord, now: float) -> str:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 import typer
 
+from coordinator_web.source import DashboardSource
 from swarmcli.cli.console import err, out, printable, setup_logging
 from swarmcli.cli.failures import ExitCode
 from swarmcli.cli.interrupt import stop_on_signals
@@ -25,7 +26,6 @@ from swarmcli.events import Event, Noticed
 from swarmcli.network.addresses import parse_address
 from swarmcli.optim.peers.report import Role
 from swarmcli.recipe import Recipe
-from swarmcli.roles.dashboard import dashboard
 from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
@@ -142,12 +142,15 @@ class Session:
         self._exit.callback(watch.close)
         address = ""
         if self._web is not None:
-            address = self._exit.enter_context(dashboard(self.peer, watch, self._web_host, self._web))
+            from coordinator_web.server import serving
+
+            source = DashboardSource(self.peer.journal, watch.look)
+            address = self._exit.enter_context(serving(source, self._web_host, self._web))
             out.print(f"dashboard: {address}", soft_wrap=True)
         if not self.peer.dht.client_mode:
             out.print(f"join with: {watch.join_line}", soft_wrap=True)
         self.peer.tell(address)
-        self._exit.enter_context(LiveView(watch.status, self.peer.events, console=err, clock=time.time))
+        self._exit.enter_context(LiveView(watch.look, self.peer.events, console=err, clock=time.time))
         return watch
 
     def _join_line(self) -> str:

@@ -1,22 +1,73 @@
-"""Events as lines for people: what the journal keeps, the live view prints and the dashboard lists."""
+"""What of all that happens is kept and shown: facts that have a table of their own, and lines for people."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from swarmcli import events as happened
-from swarmcli.journal.records import Level
 
 SHORT_ID = 10  # characters of a peer id that people are shown
 
+# Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
+BURST = 60.0  # lines about connections at once
+LINES_PER_SECOND = 1.0
+_FLOODABLE = (happened.PeerConnected, happened.PeerDisconnected, happened.PeerRefused, happened.PeerSilent)
 
-class Line(NamedTuple):
-    """`kind` is one word for programs, `peer` the id of whom it is about or empty."""
 
-    level: Level
+@dataclass(frozen=True, slots=True)
+class Line(happened.Event):
+    """An event as people read it. `kind` is one word for programs, `peer` the id of whom it is about or empty."""
+
+    level: Literal["detail", "info", "warning", "error"]
     kind: str
     peer: str
     text: str
+
+
+class Recorder:
+    """Says what is kept of an event, each with its time. Remembers who is present, so that joining and leaving are
+    recorded once."""
+
+    def __init__(self) -> None:
+        self._first_seen: dict[str, float] = {}
+        self._allowance = BURST
+        self._allowance_at = 0.0
+        self._suppressed = 0
+
+    def kept(self, event: happened.Event, now: float) -> Iterator[happened.Event]:
+        """The event itself, where it has a table of its own, and its line. `now` is wall-clock seconds."""
+        line = describe(event)
+        match event:
+            case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
+                yield replace(event, time=now)
+            case happened.PeerSeen(peer, gone=gone):
+                known = peer in self._first_seen
+                yield replace(event, time=now, first_seen=self._first_seen.setdefault(peer, now))
+                if gone:
+                    del self._first_seen[peer]
+                if bool(gone) == known:
+                    line = describe_sighting(event)
+        if line is not None and self._allowed(event, now):
+            if self._suppressed:
+                text = f"{self._suppressed} lines about connections left out"
+                yield Line("detail", "suppressed", "", text, time=now)
+                self._suppressed = 0
+            yield replace(line, time=now)
+
+    def _allowed(self, event: happened.Event, now: float) -> bool:
+        """A token bucket over the lines whose number strangers decide."""
+        if not isinstance(event, _FLOODABLE):
+            return True
+        earned = max(0.0, now - self._allowance_at) * LINES_PER_SECOND
+        self._allowance = min(BURST, self._allowance + earned)
+        self._allowance_at = now
+        if self._allowance < 1.0:
+            self._suppressed += 1
+            return False
+        self._allowance -= 1.0
+        return True
 
 
 def short(peer: str) -> str:

@@ -7,32 +7,20 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from swarmcli.errors import JournalError
 from swarmcli.events import Event, Events, Noticed
+from swarmcli.journal.describe import Recorder
 from swarmcli.journal.reader import JournalReader
-from swarmcli.journal.recording import Recorder
-from swarmcli.journal.records import RunRecord
-from swarmcli.journal.store import Store, open_for_writing
-from swarmcli.journal.writer import INTERVAL_SECONDS, MAX_BACKLOG, JournalStatistics, Writer
+from swarmcli.journal.tables import RunRecord
+from swarmcli.journal.writer import INTERVAL_SECONDS, MAX_BACKLOG, JournalStatistics, Store, Writer, open_for_writing
 
 logger = logging.getLogger(__name__)
 
 JOURNAL_NAME = "journal.sqlite"
-
-
-@dataclass(frozen=True, slots=True)
-class RunDescription:
-    """Whose journal this is. `peer` is the full text of the peer id, `version` that of swarm."""
-
-    run_id: str
-    role: str
-    peer: str
-    name: str = ""
-    version: str = ""
 
 
 class Journal:
@@ -44,34 +32,11 @@ class Journal:
         self,
         path: Path,
         *,
-        run: RunDescription,
+        run: RunRecord,
         clock: Callable[[], float],
         interval: float = INTERVAL_SECONDS,
         capacity: int = MAX_BACKLOG,
     ) -> None:
-        now = clock()
-        record = RunRecord(
-            run.run_id, run.role, run.peer, run.name, run.version, os.getpid(), started=now, last_seen=now
-        )
-        self.path = path
-        self.run = run
-        self.clock = clock
-        self._recorder = Recorder()
-        self._recording = threading.Lock()  # around the recorder: several threads emit
-        self._buses: list[Events] = []
-        self._unsubscribe: list[Callable[[], None]] = []
-        self._writer = Writer(Store(path, record), clock, self._notice, interval=interval, capacity=capacity)
-
-    @classmethod
-    def open(
-        cls,
-        path: Path,
-        *,
-        run: RunDescription,
-        clock: Callable[[], float],
-        interval: float = INTERVAL_SECONDS,
-        capacity: int = MAX_BACKLOG,
-    ) -> Journal:
         """Begins a new run in the journal at `path`, which is made if need be, its directory too.
 
         `clock` gives wall-clock seconds. Rows are committed `interval` seconds after they came at the latest; at most
@@ -80,7 +45,15 @@ class Journal:
         full, read-only or locked is no error here: it is one later on, and may pass.
         """
         _make_sure_of(path)
-        return cls(path, run=run, clock=clock, interval=interval, capacity=capacity)
+        now = clock()
+        self.path = path
+        self.run = replace(run, pid=os.getpid(), started=now, last_seen=now)
+        self.clock = clock
+        self._recorder = Recorder()
+        self._recording = threading.Lock()  # around the recorder: several threads emit
+        self._buses: list[Events] = []
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._writer = Writer(Store(path, self.run), clock, self._notice, interval=interval, capacity=capacity)
 
     def listen(self, events: Events) -> None:
         """Records all that is emitted there from now on, until `close`."""
@@ -90,9 +63,9 @@ class Journal:
     def record(self, event: Event) -> None:
         """Records one event, from any thread."""
         with self._recording:
-            records = list(self._recorder.records(event, self.clock()))
-        for record in records:
-            self._writer.put(record)
+            kept = list(self._recorder.kept(event, self.clock()))
+        for each in kept:
+            self._writer.put(each)
 
     def read(self) -> JournalReader:
         """A view of the file as it is; close it soon. Raises JournalError when the file cannot be read."""

@@ -16,22 +16,12 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from swarmcli.errors import JournalError
-from swarmcli.journal.records import (
-    EpochRecord,
-    EventRecord,
-    PeerRecord,
-    Record,
-    ReportRecord,
-    RoundRecord,
-    RunRecord,
-    SwarmLoss,
-    Totals,
-)
-from swarmcli.journal.schema import TABLES, from_row
-from swarmcli.journal.validity import check
+from swarmcli.events import EpochAdvanced, Event, PeerSeen, RoundFinished
+from swarmcli.journal.describe import Line
+from swarmcli.journal.tables import TABLES, RunRecord, Totals, check, from_row
 
 BUSY_SECONDS = 2.0
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=Event)
 
 
 class JournalReader:
@@ -50,55 +40,62 @@ class JournalReader:
         """Every start of this peer that the file knows of."""
         return [from_row(RunRecord, row) for row in self._query("SELECT * FROM runs ORDER BY id")]
 
-    def epochs(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochRecord]:
+    def epochs(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochAdvanced]:
         """Epochs above `after`, by number; one that was come to more than once as it was the last time that its step
         was taken here: a later download of the same state tells nothing about it."""
         best = "coalesce(max(CASE WHEN samples > 0 THEN id END), max(id))"
         latest = f"id IN (SELECT {best} FROM epochs WHERE run IN ({{runs}}) AND epoch > ? GROUP BY epoch)"
-        return self._rows(EpochRecord, latest, (run_id, after), "epoch", limit)
+        return self._rows(EpochAdvanced, latest, (run_id, after), "epoch", limit)
 
-    def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundRecord]:
+    def chart(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochAdvanced]:
+        """The epochs above `after` up to the last that this peer has reached, by number; thinned out evenly to `limit`,
+        the last one kept.
+
+        `loss` is the mean of what peers reported, weighted by their rates, or else this peer's own. Epochs of which
+        only reports tell have no samples. What a report claims of an epoch to come is left out: anybody can claim that.
+        """
+        rows = {row.epoch: row for row in self.epochs(run_id, after=after)}
+        weight = "max(samples_per_second, 0.001)"
+        reported = self._query(
+            f"SELECT epoch, min(time), count(*), sum(loss * {weight}) / sum({weight}) FROM reports "
+            f"WHERE run IN ({_RUNS}) AND epoch > ? AND epoch <= ? AND loss IS NOT NULL GROUP BY epoch",
+            (run_id, after, max(rows, default=after)),
+        )
+        for epoch, time, peers, loss in reported:
+            own = rows.get(epoch) or EpochAdvanced(epoch, "", 0, 0, peers, None, 0.0, 0.0, time=time)
+            rows[epoch] = replace(own, loss=loss)
+        found = [row for _, row in sorted(rows.items())]
+        if limit is None or len(found) <= limit:
+            return found
+        return [found[len(found) - 1 - i * len(found) // limit] for i in reversed(range(limit))]
+
+    def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundFinished]:
         """Rounds whose row id is above `after`."""
-        return self._rows(RoundRecord, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
+        return self._rows(RoundFinished, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
 
-    def events(
-        self, run_id: str, *, after: int = 0, limit: int | None = None, details: bool = True
-    ) -> list[EventRecord]:
-        """Events whose row id is above `after`; without `details`, only those that people should read."""
+    def events(self, run_id: str, *, after: int = 0, limit: int | None = None, details: bool = True) -> list[Line]:
+        """Lines whose row id is above `after`; without `details`, only those that people should read."""
         where = "run IN ({runs}) AND id > ?" + ("" if details else " AND level != 'detail'")
-        return self._rows(EventRecord, where, (run_id, after), "id", limit)
+        return self._rows(Line, where, (run_id, after), "id", limit)
 
     def added(
         self, run_id: str, name: str, *, after: int, limit: int | None = None
-    ) -> list[EpochRecord] | list[RoundRecord] | list[EventRecord]:
+    ) -> list[EpochAdvanced] | list[RoundFinished] | list[Line]:
         """Rows of the list `name` ("epochs", "rounds" or "events") whose row id is above `after`, by id."""
-        record_type = {"epochs": EpochRecord, "rounds": RoundRecord, "events": EventRecord}[name]
-        return self._rows(record_type, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
+        kind = {"epochs": EpochAdvanced, "rounds": RoundFinished, "events": Line}[name]
+        return self._rows(kind, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
 
-    def peers(self, run_id: str) -> list[PeerRecord]:
-        """The last that was known of each peer, by when it was first seen; its epoch is the highest it was seen at."""
-        latest: dict[str, PeerRecord] = {}
-        rows = self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) ORDER BY last_seen", (run_id,))
-        for peer in (from_row(PeerRecord, row) for row in rows):
+    def peers(self, run_id: str) -> list[PeerSeen]:
+        """The last that was known of each peer, by when it was first seen; `time` is when last. Its epoch is the
+        highest it was seen at: who starts anew or leaves reports 0, and that says nothing about how far it came."""
+        latest: dict[str, PeerSeen] = {}
+        for row in self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) ORDER BY time", (run_id,)):
+            peer = from_row(PeerSeen, row)
             earlier = latest.get(peer.peer, peer)
             latest[peer.peer] = replace(
                 peer, first_seen=min(peer.first_seen, earlier.first_seen), epoch=max(peer.epoch, earlier.epoch)
             )
         return sorted(latest.values(), key=lambda peer: (peer.first_seen, peer.peer))
-
-    def reports(self, run_id: str, *, after: int = -1) -> list[ReportRecord]:
-        """What peers reported for epochs above `after`, by epoch."""
-        return self._rows(ReportRecord, "run IN ({runs}) AND epoch > ?", (run_id, after), "epoch, peer", None)
-
-    def losses(self, run_id: str, *, after: int = -1) -> list[SwarmLoss]:
-        """The swarm's loss at epochs above `after`, as far as peers reported theirs."""
-        weight = "max(samples_per_second, 0.001)"
-        rows = self._query(
-            f"SELECT min(time), epoch, sum(loss * {weight}) / sum({weight}), count(*) FROM reports "
-            f"WHERE run IN ({_RUNS}) AND epoch > ? AND loss IS NOT NULL GROUP BY epoch ORDER BY epoch",
-            (run_id, after),
-        )
-        return [SwarmLoss(*row) for row in rows]
 
     def totals(self, run_id: str) -> Totals:
         """Sums over the whole run."""
@@ -113,14 +110,12 @@ class JournalReader:
         )[0]
         return Totals(*epochs, *rounds)
 
-    def _rows(
-        self, record_type: type[R], where: str, parameters: Sequence[Any], order: str, limit: int | None
-    ) -> list[R]:
-        name = TABLES[record_type].name
+    def _rows(self, kind: type[R], where: str, parameters: Sequence[Any], order: str, limit: int | None) -> list[R]:
+        name = TABLES[kind].name
         backwards = ", ".join(f"{column.strip()} DESC" for column in order.split(","))
         selected = f"SELECT * FROM {name} WHERE {where.format(runs=_RUNS)} ORDER BY {backwards} LIMIT ?"
         rows = self._query(selected, (*parameters, -1 if limit is None else limit))
-        return [from_row(record_type, row) for row in reversed(rows)]
+        return [from_row(kind, row) for row in reversed(rows)]
 
     def _query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         try:

@@ -1,16 +1,26 @@
-"""The thread that writes the journal, so that nobody who records something waits for a disk."""
+"""The thread that writes the journal, so that nobody who records something waits for a disk; and the file as it sees
+it: opened, checked to be a journal, written in transactions."""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from swarmcli.errors import JournalError
-from swarmcli.journal.records import Record
-from swarmcli.journal.store import Store
+from swarmcli.events import Event
+from swarmcli.journal.tables import APPLICATION_ID, TABLES, VERSION, RunRecord, Table, check, to_row
+
+if TYPE_CHECKING:
+    import sqlite_utils
+
+BUSY_SECONDS = 2.0  # another writer is waited for this long before the batch is put off
 
 INTERVAL_SECONDS = 0.5  # from a record's arrival to its commit at most, while the disk works
 SIGN_OF_LIFE_SECONDS = 5.0  # between commits that only say that the process lives
@@ -49,7 +59,7 @@ class Writer:
         self._clock = clock
         self._notice = notice
         self._interval = interval
-        self._waiting: deque[Record] = deque(maxlen=capacity)
+        self._waiting: deque[Event] = deque(maxlen=capacity)
         self._changed = threading.Condition()
         self._statistics = JournalStatistics(0, 0, 0, "")
         self._unreported = 0  # lost records that no notice has told of
@@ -60,7 +70,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="swarm-journal", daemon=True)
         self._thread.start()
 
-    def put(self, record: Record) -> None:
+    def put(self, record: Event) -> None:
         """Queues a record. Never blocks on the disk, never fails."""
         with self._changed:
             if len(self._waiting) == self._waiting.maxlen:
@@ -122,11 +132,11 @@ class Writer:
             if len(batch) < MAX_BATCH:
                 return
 
-    def _take(self) -> list[Record]:
+    def _take(self) -> list[Event]:
         with self._changed:
             return [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
 
-    def _put_back(self, batch: list[Record]) -> None:
+    def _put_back(self, batch: list[Event]) -> None:
         """Back to the front, as far as newer records left room there: the oldest give way."""
         with self._changed:
             room = (self._waiting.maxlen or 0) - len(self._waiting)
@@ -157,3 +167,105 @@ class Writer:
             self._notice("warning", f"the journal is written again; {lost} rows were lost")
         elif recovered:
             self._notice("info", "the journal is written again; no row was lost")
+
+
+class Store:
+    """Used by one thread at a time, the writer's. Errors of SQLite come out as they are: the writer retries."""
+
+    def __init__(self, path: Path, run: RunRecord) -> None:
+        self._path = path
+        self._database: sqlite_utils.Database | None = None
+        self._file: tuple[int, int] = (0, 0)
+        self.run = run  # its id is that of the row in the file that was written last
+
+    def write(self, batch: Sequence[Event], now: float, outcome: str | None = None) -> None:
+        """Adds all records in one transaction, or none of them. `now` becomes the run's last sign of life, and with
+        an `outcome` its end."""
+        database = self._open()
+        with database.atomic():
+            run = replace(self.run, last_seen=now)
+            if outcome is not None:
+                run = replace(run, finished=now, outcome=outcome)
+            run_id = self._write_run(database, run)
+            for kind, values in groupby(batch, key=type):
+                _write_rows(database, kind, ({**to_row(value), "run": run_id} for value in values))
+        self.run = replace(run, id=run_id)
+
+    def _write_run(self, database: sqlite_utils.Database, run: RunRecord) -> int:
+        values = to_row(run)
+        del values["id"]
+        if run.id:
+            database["runs"].update(run.id, values)
+            return run.id
+        return int(database["runs"].insert(values).last_pk)
+
+    def _open(self) -> sqlite_utils.Database:
+        if self._database is not None and self._file != _identity(self._path):
+            self.close()  # somebody took the file away under us; a new one begins with the run's own row
+            self.run = replace(self.run, id=0)
+        if self._database is None:
+            self._database = open_for_writing(self._path)
+            self._file = _identity(self._path)
+        return self._database
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_dev, status.st_ino)
+
+
+def open_for_writing(path: Path) -> sqlite_utils.Database:
+    """Opens or makes a journal. Raises JournalError for a file that is something else, sqlite3.Error for a disk that
+    is full, read-only or locked."""
+    import sqlite_utils  # here, since reading a journal and `swarm --help` can do without the half second it takes
+
+    with ExitStack() as on_error:
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
+        on_error.callback(connection.close)
+        if not check(connection, path):
+            _lay_out(sqlite_utils.Database(connection, execute_plugins=False))
+        connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing by that, a power cut seconds
+        on_error.pop_all()
+    return sqlite_utils.Database(connection, execute_plugins=False)
+
+
+def _lay_out(database: sqlite_utils.Database) -> None:
+    database.enable_wal()
+    with database.atomic():
+        for table in TABLES.values():
+            made = database[table.name].create(table.columns, pk=(table.key or "id"), if_not_exists=True)
+            if table.index:
+                made.create_index(table.index, if_not_exists=True)
+        database.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version={VERSION}")
+
+
+def _write_rows(database: sqlite_utils.Database, kind: type[Event], rows: Iterable[dict[str, Any]]) -> None:
+    table = TABLES[kind]
+    if table.key:
+        database.conn.executemany(_upsert(table, list(table.columns)), rows)
+    else:
+        numbered = ({name: value for name, value in row.items() if name != "id"} for row in rows)
+        database[table.name].insert_all(numbered)
+
+
+def _upsert(table: Table, names: Sequence[str]) -> str:
+    """sqlite-utils can replace a row but not keep some of its columns."""
+    fixed = {*table.key, *table.keep}
+    changed = ", ".join(
+        f"{name}=max({table.name}.{name}, excluded.{name})" if name in table.highest else f"{name}=excluded.{name}"
+        for name in names
+        if name not in fixed
+    )
+    return (
+        f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(':' + name for name in names)}) "
+        f"ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {changed}"
+    )

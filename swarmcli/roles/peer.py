@@ -13,7 +13,7 @@ import swarmcli
 from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import NetworkError
 from swarmcli.events import Event, Events
-from swarmcli.journal import Journal, RunDescription
+from swarmcli.journal import Journal, RunRecord
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import Optimizer, PeerDescription
@@ -91,9 +91,9 @@ class RunPeer:
         name = local.name or self.peer_id.short
         self.description = PeerDescription(role=self.role, name=name, device=local.device)
         self.summary = Summary(recipe.run_id, self.role, name, self.peer_id.text)
-        self.journal = Journal.open(
+        self.journal = Journal(
             self.home.journal,
-            run=RunDescription(recipe.run_id, self.role, self.peer_id.text, name, swarmcli.__version__),
+            run=RunRecord(recipe.run_id, self.role, self.peer_id.text, name, swarmcli.__version__),
             clock=time.time,
         )
         undo.push(self._close_journal)

@@ -1,16 +1,16 @@
-"""How a run stands at this moment, for the dashboard and the terminal."""
+"""How a run stands at this moment: one object that the terminal and the dashboard ask."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, TypeVar
 
-from coordinator_web.source import LivePeer, LiveStatus, State
-from swarmcli.events import EpochAdvanced, Event
+from coordinator_web.source import Health, PeerStatus, RunStatus, State
+from swarmcli.events import EpochAdvanced, EpochReported, Event
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
 
@@ -21,72 +21,74 @@ if TYPE_CHECKING:
 
 
 MOST_NAMED = 4  # peers in an alarm
-RECENT_EPOCHS = 10  # by which the run's end is estimated
+RECENT_EPOCHS = 10  # by which the run's end is estimated, and over which the peers' shares are taken
+LOSSES = 60  # epochs whose loss is kept
+T = TypeVar("T")
+
+Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and its rate
 
 
 class RunWatch:
-    """Reads what the optimizer knows. `status` may be called from any thread and never waits.
-
-    Until `follow` was called it says that the run is being waited for.
-    """
+    """Reads what the optimizer knows, and remembers what the last epochs were like. `look` may be called from any
+    thread and never waits. Until `follow` was called it says that the run is being waited for."""
 
     def __init__(self, peer: RunPeer, join_line: str = "") -> None:
         self._peer = peer
         self.join_line = join_line
         self._optimizer: Optimizer | None = None
-        self._unsubscribe: Callable[[], None] | None = None
-        self._lengths: deque[float] = deque(maxlen=RECENT_EPOCHS)  # seconds
+        self._started = peer.journal.clock()
+        self._history = EpochHistory()
+        self._unsubscribe = peer.events.subscribe(self._history.note)
         self.state: State | None = None  # what the role says that it does; None: told from the optimizer
 
     def follow(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._unsubscribe = self._peer.events.subscribe(self._note)
 
     def close(self) -> None:
-        if self._unsubscribe is not None:
-            self._unsubscribe()
+        self._unsubscribe()
 
-    def _note(self, event: Event) -> None:
-        if isinstance(event, EpochAdvanced) and event.samples and event.seconds > 0:
-            self._lengths.append(event.seconds)
-
-    def status(self) -> LiveStatus:
-        peer, optimizer = self._peer, self._optimizer
-        recipe = peer.recipe
-        if optimizer is None:
-            return LiveStatus(
-                run_id=recipe.run_id, state="waiting", peer_id=peer.peer_id.text, role=peer.role, epoch=0, samples=0,
-                target=recipe.target_batch_size, name=peer.description.name, max_epochs=recipe.max_epochs,
-                mode=mode_in_words(recipe), join_line=self.join_line,
-            )  # fmt: skip
-        epoch = max(optimizer.global_progress.epoch, optimizer.local_epoch)
-        expected = optimizer.expected_samples()
-        peers = (self._self(optimizer, expected), *self._others(optimizer, expected))
-        counted = [expected.get(PeerID.parse(each.peer_id), (0.0, 0.0)) for each in peers if _counts(each)]
-        samples = min(float(recipe.target_batch_size), sum(done for done, _ in counted))
-        eta = seconds_until(recipe.target_batch_size - samples, sum(rate for _, rate in counted))
-        state = self._state(optimizer, peers)
-        return LiveStatus(
+    def look(self) -> RunStatus:
+        """The run as this peer sees it now."""
+        peer, recipe, optimizer = self._peer, self._peer.recipe, self._optimizer
+        status = RunStatus(
             run_id=recipe.run_id,
-            state=state,
+            state="waiting",
             peer_id=peer.peer_id.text,
             role=peer.role,
-            epoch=epoch,
-            samples=int(samples),
+            epoch=0,
+            samples=0,
             target=recipe.target_batch_size,
+            now=peer.journal.clock(),
+            started=self._started,
             name=peer.description.name,
-            eta_seconds=eta if math.isfinite(eta) and state != "stranded" else None,
-            run_eta_seconds=self._run_eta(epoch, eta) if state in ("training", "averaging") else None,
-            alarm=alarm(optimizer),
             max_epochs=recipe.max_epochs,
-            lineage=optimizer.report().lineage,
+            losses=tuple(self._history.losses()),
+            last_epoch=self._history.last,
             mode=mode_in_words(recipe),
             join_line=self.join_line,
             result=peer.saved,
-            peers=peers,
+        )
+        if optimizer is None:
+            return status
+        epoch, expected = max(optimizer.global_progress.epoch, optimizer.local_epoch), optimizer.expected_samples()
+        peers = self._peers(optimizer, epoch, expected, status.now)
+        counted = [expected.get(PeerID.parse(each.peer_id), (0.0, 0.0)) for each in peers if each.counts]
+        samples = min(float(recipe.target_batch_size), sum(done for done, _ in counted))
+        eta = seconds_until(recipe.target_batch_size - samples, sum(rate for _, rate in counted))
+        state = self._state(optimizer, peers)
+        return replace(
+            status,
+            state=state,
+            epoch=epoch,
+            samples=int(samples),
+            samples_per_second=math.fsum(each.samples_per_second for each in peers if each.counts),
+            eta_seconds=eta if math.isfinite(eta) and state != "stranded" else None,
+            run_eta_seconds=self._run_eta(epoch, eta) if state in ("training", "averaging") else None,
+            alarm=alarm(optimizer),
+            peers=tuple(peers),
         )
 
-    def _state(self, optimizer: Optimizer, peers: tuple[LivePeer, ...]) -> State:
+    def _state(self, optimizer: Optimizer, peers: Sequence[PeerStatus]) -> State:
         last = self._peer.recipe.max_epochs
         if self.state is not None:
             return self.state
@@ -101,54 +103,117 @@ class RunWatch:
 
     def _run_eta(self, epoch: int, eta: float) -> float | None:
         """By what the latest epochs took; None while none is known, nobody computes, or the run has no end."""
-        last = self._peer.recipe.max_epochs
-        if last is None or epoch >= last or not self._lengths or not math.isfinite(eta):
+        last, lengths = self._peer.recipe.max_epochs, self._history.lengths
+        if last is None or epoch >= last or not lengths or not math.isfinite(eta):
             return None
-        usual = statistics.median(self._lengths)
+        usual = statistics.median(lengths)
         return (last - epoch - 1) * usual + min(eta, usual)
 
-    def _self(self, optimizer: Optimizer, expected: Mapping[PeerID, tuple[float, float]]) -> LivePeer:
-        report = optimizer.report()
-        row = self._row(self._peer.peer_id, report, expected)
-        return replace(row, apart="waiting") if report.phase == "stranded" else row
+    def _peers(self, optimizer: Optimizer, epoch: int, expected: Expected, now: float) -> list[PeerStatus]:
+        """This peer first. A report's age is told by swarm time; the moment, like all others here, by this clock."""
+        own, apart, swarm_now = optimizer.report(), optimizer.peers_apart(), self._peer.dht.clock.now()
+        health: Health = "waiting" if own.phase == "stranded" else "in step"
+        rows = [replace(_row(self._peer.peer_id, own, expected), me=True, last_seen=now, health=health)]
+        for peer, report in optimizer.peers().items():
+            age = min(optimizer.seconds_since_heard(peer), swarm_now - report.time)
+            if not optimizer.answers(peer):
+                health = "not answering"
+            elif peer in apart:
+                health = "waiting" if apart[peer].phase == "stranded" else "another model"
+            else:
+                health = self._in_step(report, own, epoch, age)
+            # In whole tenths: a page is sent what has changed, and a moment that is told from an age never stays.
+            rows.append(replace(_row(peer, report, expected), last_seen=round(now - age, 1), health=health))
+        shares = self._history.shares({row.peer_id: row.samples_per_second for row in rows})
+        return [replace(row, share=shares.get(row.peer_id)) for row in rows]
 
-    def _others(self, optimizer: Optimizer, expected: Mapping[PeerID, tuple[float, float]]) -> list[LivePeer]:
-        apart = optimizer.peers_apart()
-        return [
-            replace(
-                self._row(peer, report, expected),
-                seen_seconds_ago=min(optimizer.seconds_since_heard(peer), self._peer.dht.clock.now() - report.time),
-                answers=optimizer.answers(peer),
-                apart=_how_apart(apart[peer]) if peer in apart else "",
-            )
-            for peer, report in optimizer.peers().items()
-        ]
-
-    def _row(self, peer: PeerID, report: PeerReport, expected: Mapping[PeerID, tuple[float, float]]) -> LivePeer:
-        return LivePeer(
-            peer_id=peer.text,
-            role=report.role,
-            epoch=report.epoch,
-            name=report.name,
-            samples=int(expected.get(peer, (0.0, 0.0))[0]),
-            samples_per_second=report.samples_per_second,
-            loss=report.loss,
-            lineage=report.lineage,
-            device=report.device,
-            client_mode=report.client_mode,
-            drift=report.drift,
-            round_outcome=report.last_outcome,
-            round_reason=report.last_reason,
-        )
+    def _in_step(self, report: PeerReport, own: PeerReport, epoch: int, age: float) -> Health:
+        """A report on its way looks like one epoch behind, and an old one like the epochs that have passed since: both
+        count as in step."""
+        lengths = self._history.lengths
+        passed = math.ceil(age / lengths[-1]) if lengths else 0
+        unlike = report.epoch == epoch and report.lineage and own.lineage and report.lineage != own.lineage
+        return "behind" if report.epoch < epoch - 1 - passed or unlike else "in step"
 
 
-def _counts(peer: LivePeer) -> bool:
-    """Whether what this peer computes goes into the epoch: who is gone, or trains another model, adds nothing."""
-    return peer.answers and not peer.apart
+class EpochHistory:
+    """What the last epochs were like, by this peer's own steps and by what others report of theirs."""
+
+    def __init__(self) -> None:
+        self.last: EpochAdvanced | None = None  # of those that were stepped here
+        self.lengths: deque[float] = deque(maxlen=RECENT_EPOCHS)  # seconds
+        self._reached = -1  # this epoch
+        self._own: dict[int, float] = {}  # epoch → this peer's loss
+        self._reports: dict[int, dict[str, EpochReported]] = {}  # epoch → peer → what it told
+
+    def note(self, event: Event) -> None:
+        match event:
+            case EpochAdvanced():
+                self._reached = event.epoch
+                if event.samples:  # otherwise its state was another peer's, and nobody knows how long it took
+                    self.last = event
+                    if event.seconds > 0:
+                        self.lengths.append(event.seconds)
+                if event.loss is not None:
+                    self._own = {**self._own, event.epoch: event.loss}
+            case EpochReported():
+                told = {**self._reports.get(event.epoch, {}), event.peer: event}
+                self._reports = {**self._reports, event.epoch: told}
+            case _:
+                return
+        # Replaced and never changed: `look` reads them in other threads. Of epochs that are yet to come anybody can
+        # claim anything, so only the nearest of those are kept.
+        self._own, self._reports = _last(self._own, self._reached), _last(self._reports, self._reached)
+
+    def losses(self) -> list[float]:
+        """The swarm's, by epoch, up to the one that this peer has reached: the mean of what was reported, weighted by
+        rates, and this peer's own where nobody has told anything."""
+        told = {epoch: _mean(reports.values()) for epoch, reports in self._reports.items() if epoch <= self._reached}
+        return [loss for _, loss in sorted((self._own | told).items())][-LOSSES:]
+
+    def shares(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """Each peer's part, 0 to 1, of the samples that all of them computed over the last epochs.
+
+        Counts of samples run since a peer's start, so what it computed is how much its count grew; a peer that reported
+        once is not in the result. While nobody reported twice, `rates` (of those present) decide.
+        """
+        counts: dict[str, list[int]] = {}
+        for epoch, reports in self._reports.items():
+            if self._reached - RECENT_EPOCHS < epoch <= self._reached:
+                for report in reports.values():
+                    counts.setdefault(report.peer, []).append(report.samples)
+        return _parts({peer: max(each) - min(each) for peer, each in counts.items() if len(each) > 1}) or _parts(rates)
 
 
-def _how_apart(report: PeerReport) -> Literal["waiting", "another model"]:
-    return "waiting" if report.phase == "stranded" else "another model"
+def _last(by_epoch: Mapping[int, T], reached: int) -> dict[int, T]:
+    return {epoch: each for epoch, each in by_epoch.items() if reached - LOSSES < epoch <= reached + 2}
+
+
+def _mean(reports: Iterable[EpochReported]) -> float:
+    weighted = [(report.loss, max(report.samples_per_second, 1e-3)) for report in reports]
+    return math.fsum(loss * weight for loss, weight in weighted) / math.fsum(weight for _, weight in weighted)
+
+
+def _parts(amounts: Mapping[str, float]) -> dict[str, float]:
+    total = math.fsum(amounts.values())
+    return {peer: amount / total for peer, amount in amounts.items()} if 0.0 < total < math.inf else {}
+
+
+def _row(peer: PeerID, report: PeerReport, expected: Expected) -> PeerStatus:
+    failed = report.last_outcome in ("failed", "undecided")
+    return PeerStatus(
+        peer_id=peer.text,
+        role=report.role,
+        epoch=report.epoch,
+        name=report.name,
+        device=report.device,
+        client_mode=report.client_mode,
+        samples=int(expected.get(peer, (0.0, 0.0))[0]),
+        samples_per_second=report.samples_per_second,
+        loss=report.loss,
+        trouble=f"its last round was {report.last_outcome}: {report.last_reason}" if failed else "",
+        drift=report.drift,
+    )
 
 
 def alarm(optimizer: Optimizer) -> str:

@@ -3,10 +3,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swarmcli.cli.lines import epoch_line, event_line, format_time, plural, remaining, round_line
-from swarmcli.journal import EpochRecord, EventRecord, RoundRecord
+from swarmcli.events import EpochAdvanced, RoundFinished
+from swarmcli.journal import Line
 
-EPOCH = EpochRecord(0.0, 3, "ab", 4096, 2048, 2, 2.5, 8.0, 0.25)
-ROUND = RoundRecord(0.0, "ab", "grads", 2, "committed", "", "a", ("a", "b"), ("a", "b"), {}, 2_000_000, 999, 0.25)
+EPOCH = EpochAdvanced(3, "ab", 4096, 2048, 2, 2.5, 8.0, 0.25)
+ROUND = RoundFinished(
+    "ab", "grads", "committed", "", 2, "a", ("a", "b"), ("a", "b"), {}, 2_000_000, 999, {"running all-reduce": 0.25}
+)
 
 
 def test_durations_are_as_exact_as_they_are_long() -> None:
@@ -41,5 +44,5 @@ def test_a_round_says_who_was_in_it_and_why_it_failed() -> None:
 
 
 def test_only_what_is_not_usual_is_marked() -> None:
-    assert event_line(EventRecord(0.0, "info", "x", "", "hello")) == "hello"
-    assert event_line(EventRecord(0.0, "error", "x", "", "oh\nno")) == "error: oh no"
+    assert event_line(Line("info", "x", "", "hello")) == "hello"
+    assert event_line(Line("error", "x", "", "oh\nno")) == "error: oh no"

@@ -1,28 +1,24 @@
 from __future__ import annotations
 
 import io
-import re
 import threading
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from coordinator_web.source import LivePeer, LiveStatus
+from coordinator_web.source import PeerStatus, RunStatus
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.live_frame import BARS, Frame, sparkline
-from swarmcli.events import EpochAdvanced, EpochReported, Event, Events, Noticed, PeerConnected, PeerSeen
-from swarmcli.journal import EpochRecord
+from swarmcli.events import EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen
 
 ALICE, BOB = "a" * 52, "b" * 52
 PEERS = (
-    LivePeer(peer_id=ALICE, role="trainer", epoch=7, name="alice", samples_per_second=300.0, loss=2.0),
-    LivePeer(
-        peer_id=BOB, role="trainer", epoch=4, name="bob", samples_per_second=100.0, loss=4.0, seen_seconds_ago=7.0
-    ),
-    LivePeer(peer_id="c" * 52, role="auxiliary", epoch=7),
+    PeerStatus(peer_id=ALICE, role="trainer", epoch=7, name="alice", samples_per_second=300.0, loss=2.0, me=True),
+    PeerStatus(peer_id=BOB, role="trainer", epoch=4, name="bob", samples_per_second=100.0, loss=4.0, last_seen=-7.0),
+    PeerStatus(peer_id="c" * 52, role="auxiliary", epoch=7),
 )
-STATUS = LiveStatus(
+STATUS = RunStatus(
     run_id="stdlib-lm",
     state="training",
     peer_id=ALICE,
@@ -31,6 +27,7 @@ STATUS = LiveStatus(
     epoch=7,
     samples=1024,
     target=4096,
+    samples_per_second=400.0,
     eta_seconds=3.0,
     max_epochs=20,
     peers=PEERS,
@@ -54,37 +51,36 @@ def drawn(frame: Frame) -> str:
 
 def test_a_frame_tells_the_mode_and_how_far_peers_are_from_each_other() -> None:
     peers = (replace(PEERS[0], drift=0.0), replace(PEERS[1], drift=3.2e-7), PEERS[2])
-    lines = drawn(Frame("x", replace(STATUS, mode="local updates", peers=peers), None, [])).splitlines()
+    lines = drawn(Frame(replace(STATUS, mode="local updates", peers=peers))).splitlines()
     assert "local updates" in lines[0]
     column = next(line for line in lines if "drift" in line).index("drift")
     assert [line[column : column + 6].strip() for line in lines[-3:]] == ["0", "3e-07", "–"]
 
 
 def test_a_frame_tells_when_the_run_will_have_ended() -> None:
-    lines = drawn(Frame("x", replace(STATUS, run_eta_seconds=5400.0), None, []))
+    lines = drawn(Frame(replace(STATUS, run_eta_seconds=5400.0)))
     assert "3 s left, about 90 min to the last epoch" in lines
 
 
 def test_a_frame_says_in_one_red_line_what_a_person_has_to_mend() -> None:
     where, file = console(terminal=True)
     text = "Two models are being trained: one by alice (epoch 7), another by bob (epoch 4)."
-    where.print(Frame("x", replace(STATUS, alarm=text), None, []))
+    where.print(Frame(replace(STATUS, alarm=text)))
     assert f"\x1b[1;31m{text}" in file.getvalue()
-    assert "Two models" not in drawn(Frame("x", STATUS, None, []))
+    assert "Two models" not in drawn(Frame(STATUS))
 
 
 def test_who_does_not_answer_or_trains_another_model_is_named_and_not_counted() -> None:
     peers = (
         PEERS[0],
-        replace(PEERS[1], answers=False, seen_seconds_ago=12.0),
-        replace(PEERS[1], peer_id="d" * 52, name="dora", apart="another model", seen_seconds_ago=1.0),
-        replace(PEERS[1], peer_id="e" * 52, name="eve", apart="waiting", seen_seconds_ago=1.0),
+        replace(PEERS[1], health="not answering", last_seen=-12.0),
+        replace(PEERS[1], peer_id="d" * 52, name="dora", health="another model", last_seen=-1.0),
+        replace(PEERS[1], peer_id="e" * 52, name="eve", health="waiting", last_seen=-1.0),
     )
-    lines = drawn(Frame("x", replace(STATUS, peers=peers), None, [])).splitlines()
+    lines = drawn(Frame(replace(STATUS, peers=peers))).splitlines()
     rows = {name: next(line for line in lines if line.startswith(name)) for name in ("bob", "dora", "eve")}
     assert rows["bob"].rstrip().endswith("not answering, 12 s")
     assert rows["dora"].rstrip().endswith("another model") and rows["eve"].rstrip().endswith("waiting")
-    assert any("300.0 samples/s" in line for line in lines), "alice's alone"
 
 
 def test_of_a_state_that_was_taken_over_no_length_is_told() -> None:
@@ -174,7 +170,7 @@ def test_of_a_run_that_has_finished_no_progress_is_told(monkeypatch: pytest.Monk
     monkeypatch.setattr("swarmcli.cli.live.PROGRESS_SECONDS", 0.02)
     looks = threading.Semaphore(0)
 
-    def status() -> LiveStatus:
+    def status() -> RunStatus:
         looks.release()
         return FINISHED
 
@@ -190,7 +186,7 @@ def test_of_a_run_that_has_finished_no_progress_is_told(monkeypatch: pytest.Monk
 
 
 def test_the_frame_of_a_run_that_has_finished_says_where_its_model_is() -> None:
-    lines = drawn(Frame("", FINISHED, None, (3.0, 2.0))).splitlines()
+    lines = drawn(Frame(replace(FINISHED, losses=(3.0, 2.0)))).splitlines()
     assert "finished" in lines[0]
     assert lines[1] == "epoch 20  saved epoch 20 at runs/x"
     assert "sample" not in lines[1] + lines[2] and "loss 2.0000" in lines[2]
@@ -208,12 +204,8 @@ def test_on_a_terminal_the_view_is_redrawn_and_warnings_stay_above_it() -> None:
     assert "4,096 samples of 2 peers" not in text  # epochs show in the view, not line by line
 
 
-def test_until_the_state_is_known_the_view_says_what_is_going_on() -> None:
-    assert drawn(Frame("swarm trainer", None, None, ())) == "swarm trainer: joining the run …\n"
-
-
 def test_a_frame_shows_progress_figures_and_peers() -> None:
-    text = drawn(Frame("", STATUS, EpochRecord(0.0, 7, "", 4096, 2048, 2, 2.5, 8.0, 0.25), (4.0, 3.0, 2.0)))
+    text = drawn(Frame(replace(STATUS, last_epoch=epoch(7), losses=(4.0, 3.0, 2.0))))
     for expected in (
         "stdlib-lm  trainer alice  training",
         "epoch 7 of 20",
@@ -234,7 +226,7 @@ def test_a_frame_shows_progress_figures_and_peers() -> None:
 
 def test_of_many_peers_some_are_shown_and_the_others_counted() -> None:
     many = tuple(replace(PEERS[1], peer_id=f"{number:052}") for number in range(100))
-    text = drawn(Frame("", replace(STATUS, peers=many), None, ()))
+    text = drawn(Frame(replace(STATUS, peers=many)))
     assert text.count("bob") == 12 and "and 88 more" in text
 
 
@@ -242,33 +234,9 @@ def test_names_cannot_steer_the_terminal() -> None:
     hostile = replace(
         STATUS, name="\x1b[2J", run_id="[bold]x\x07", peers=(replace(PEERS[0], name="\x1b]0;x\x07\n\u202eevil"),)
     )
-    text = drawn(Frame("", hostile, None, ()))
+    text = drawn(Frame(hostile))
     assert not {"\x1b", "\x07", "\u202e"} & set(text)
     assert "[bold]x" in text and "]0;x evil" in text
-
-
-def shown_losses(*heard: Event) -> list[str]:
-    """The loss beside the curve, each time that it is drawn anew, after these events."""
-    where, file = console(terminal=True)
-    events = Events()
-    with LiveView(lambda: replace(STATUS, role="monitor"), events, console=where, clock=lambda: 0.0):
-        for event in heard:
-            events.emit(event)
-    return re.findall(r"loss .*?([0-9.–]+)", re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue()))
-
-
-def test_who_computes_nothing_shows_the_loss_of_the_others_at_that_epoch_weighted_by_rates() -> None:
-    told = [EpochReported(ALICE, 8, 2.0, 99, 300.0), EpochReported(BOB, 8, 4.0, 99, 100.0)]
-    earlier = EpochReported(ALICE, 7, 9.0, 99, 300.0)
-    assert shown_losses(epoch(7, None), earlier, epoch(8, None), *told)[-1] == "2.5000"
-    assert shown_losses(epoch(7, None), *told, earlier)[-1] == "2.5000", "in whatever order they come"
-    assert shown_losses(epoch(8, 3.0), *told)[-1] == "3.0000", "its own where it computes"
-    assert shown_losses(epoch(7, None))[-1] == "–"
-
-
-def test_what_somebody_tells_of_epochs_to_come_is_not_shown() -> None:
-    future = [EpochReported(BOB, number, 1.0, 99, 100.0) for number in range(1000, 1100)]
-    assert shown_losses(epoch(8, None), EpochReported(ALICE, 8, 2.0, 99, 300.0), *future)[-1] == "2.0000"
 
 
 def test_a_little_curve_goes_from_the_lowest_to_the_highest_bar() -> None:
@@ -281,12 +249,12 @@ def test_a_little_curve_goes_from_the_lowest_to_the_highest_bar() -> None:
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80])
 def test_a_frame_keeps_its_height_and_its_width_however_many_epochs_there_were(width: int) -> None:
-    last = EpochRecord(0.0, 7, "", 4096, 2048, 2, 2.5, 8.0, 0.25)
     heights = set()
     for epochs in (0, 1, 2, 20, 60):
         file = io.StringIO()
         where = Console(file=file, width=width, height=40)
-        where.print(Frame("", replace(STATUS, epoch=17), last, [float(number) for number in range(epochs)]))
+        losses = tuple(float(number) for number in range(epochs))
+        where.print(Frame(replace(STATUS, epoch=17, last_epoch=epoch(7), losses=losses)))
         lines = file.getvalue().splitlines()
         heights.add(len(lines))
         assert max(map(len, lines)) <= width
@@ -295,8 +263,9 @@ def test_a_frame_keeps_its_height_and_its_width_however_many_epochs_there_were(w
 
 def test_eighty_columns_have_room_for_a_curve_and_all_columns() -> None:
     file = io.StringIO()
-    last = EpochRecord(0.0, 7, "", 4096, 2048, 2, 2.5, 1.4, 0.3)
-    Console(file=file, width=80).print(Frame("", STATUS, last, [float(number) for number in range(60)]))
+    last = replace(epoch(7), seconds=1.4, averaging_seconds=0.3)
+    losses = tuple(float(number) for number in range(60))
+    Console(file=file, width=80).print(Frame(replace(STATUS, last_epoch=last, losses=losses)))
     text = file.getvalue()
     assert "last epoch 1.4 s, 0.3 s of it averaging" in text and BARS[-1] in text
     assert "…" not in text and all(name in text for name in ("role", "samples/s", "loss", "seen"))
@@ -304,7 +273,7 @@ def test_eighty_columns_have_room_for_a_curve_and_all_columns() -> None:
 
 def test_at_forty_columns_the_table_does_without_some() -> None:
     file = io.StringIO()
-    Console(file=file, width=40).print(Frame("", STATUS, None, ()))
+    Console(file=file, width=40).print(Frame(STATUS))
     table = file.getvalue().splitlines()[4:]
     assert table[0].split() == ["peer", "epoch", "samples/s", "loss"]
     assert table[1].split() == ["alice", "7", "300.0", "2.000"]
@@ -317,7 +286,7 @@ def test_a_long_event_is_wrapped_between_words_on_a_terminal_and_not_at_all_in_a
         file = io.StringIO()
         where = Console(file=file, force_terminal=terminal, width=40, height=40, highlight=False, markup=False)
         events = Events()
-        with LiveView(lambda: None, events, console=where, clock=lambda: 0.0):
+        with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
             events.emit(Noticed("info", words))
         told = [line for line in file.getvalue().splitlines() if "something" in line]
         assert sum(line.count("something") for line in told) == 20

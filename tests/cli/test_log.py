@@ -18,7 +18,7 @@ from swarmcli.cli.log import log
 from swarmcli.cli.log_show import Selection, find_journal, followed, show
 from swarmcli.errors import JournalError
 from swarmcli.events import CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
-from swarmcli.journal import Journal, JournalReader, RunDescription
+from swarmcli.journal import Journal, JournalReader, RunRecord
 
 ALICE, BOB = "a" * 52, "b" * 52
 START = 1_790_000_000.0
@@ -33,7 +33,7 @@ def write_run(path: Path, *, close: bool = True) -> Journal:
         moment[0] += 1.0
         return moment[0]
 
-    journal = Journal.open(path, run=RunDescription("stdlib-lm", "trainer", ALICE, "alice", "0.1.0"), clock=clock)
+    journal = Journal(path, run=RunRecord("stdlib-lm", "trainer", ALICE, "alice", "0.1.0"), clock=clock)
     journal.record(PeerSeen(BOB, ESCAPE, "trainer", 1, 10, 12.5, False))
     for number in range(1, 13):
         failed = number == 5
@@ -107,8 +107,8 @@ def test_a_run_that_goes_on_and_one_that_was_killed_are_told_apart(tmp_path: Pat
 def test_a_peer_that_was_killed_while_the_journals_owner_was_away_is_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     for moment, peer in ((START, BOB), (START + 1000, "c" * 52)):
-        run = RunDescription("stdlib-lm", "trainer", ALICE, "alice", "0.1.0")
-        with Journal.open(path, run=run, clock=partial(float, moment)) as journal:
+        run = RunRecord("stdlib-lm", "trainer", ALICE, "alice", "0.1.0")
+        with Journal(path, run=run, clock=partial(float, moment)) as journal:
             journal.record(PeerSeen(peer, peer[:3], "trainer", 7, 10, 12.5, False))
     text = printed(path, now=START + 1010)
     assert "2 peers seen, 1 there at the end" in text
@@ -172,7 +172,7 @@ def test_a_name_cannot_steer_the_terminal(path: Path, terminal: bool, lists: tup
 
 def test_an_empty_list_says_so(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    with Journal.open(path, run=RunDescription("r", "monitor", ALICE), clock=lambda: START):
+    with Journal(path, run=RunRecord("r", "monitor", ALICE), clock=lambda: START):
         pass
     assert printed(path, Selection(("rounds",))) == "no rounds yet\n"
     assert "none yet" in printed(path)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from swarmcli.cli.processes import Children
-from swarmcli.journal import JOURNAL_NAME, Journal, RunDescription
+from swarmcli.journal import JOURNAL_NAME, Journal, RunRecord
 
 
 def test_no_child_outlives_its_block(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ with Children() as children:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_children_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
-    run = RunDescription("run", "trainer", "a" * 52)
-    with Journal.open(tmp_path / JOURNAL_NAME, run=run, clock=time.time):  # which the child would follow for ever
+    run = RunRecord("run", "trainer", "a" * 52)
+    with Journal(tmp_path / JOURNAL_NAME, run=run, clock=time.time):  # which the child would follow for ever
         parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE)
         assert parent.stdout is not None
         with parent.stdout:

@@ -10,7 +10,8 @@ from typing import Any
 
 from swarmcli.cli.processes import Child, Children
 from swarmcli.errors import JournalError
-from swarmcli.journal import JOURNAL_NAME, EpochRecord, EventRecord, JournalReader, RoundRecord
+from swarmcli.events import EpochAdvanced, RoundFinished
+from swarmcli.journal import JOURNAL_NAME, JournalReader, Line
 
 PATIENCE_SECONDS = 150.0  # for a machine that is busy with other tests; nothing here takes long by itself
 
@@ -77,13 +78,13 @@ class Swarm:
     def summary(self, name: str) -> dict[str, Any]:
         return dict(json.loads((self.home(name) / "summary.json").read_text()))
 
-    def epochs(self, name: str) -> list[EpochRecord]:
+    def epochs(self, name: str) -> list[EpochAdvanced]:
         return self._read(name, lambda journal: journal.epochs("test-run"))
 
-    def rounds(self, name: str) -> list[RoundRecord]:
+    def rounds(self, name: str) -> list[RoundFinished]:
         return self._read(name, lambda journal: journal.rounds("test-run"))
 
-    def events(self, name: str) -> list[EventRecord]:
+    def events(self, name: str) -> list[Line]:
         return self._read(name, lambda journal: journal.events("test-run"))
 
     def _read(self, name: str, what: Callable[[JournalReader], list[Any]]) -> list[Any]:

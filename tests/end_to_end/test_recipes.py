@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.journal import JOURNAL_NAME, JournalReader, RoundRecord
+from swarmcli.events import RoundFinished
+from swarmcli.journal import JOURNAL_NAME, JournalReader
 from tests.end_to_end.swarm import Swarm
 
 pytestmark = pytest.mark.e2e
@@ -28,7 +29,7 @@ OVERRIDES = [word for key, value in SMALLER.items() for word in ("--set", f"{key
 MODES = {"compressed", "delayed", "local-updates", "powersgd", "poweref"}
 
 
-def rounds(run: Swarm, name: str, recipe: str) -> list[RoundRecord]:
+def rounds(run: Swarm, name: str, recipe: str) -> list[RoundFinished]:
     with JournalReader(run.home(name) / JOURNAL_NAME) as journal:
         return journal.rounds(recipe)
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from swarmcli.events import EpochAdvanced, Event, Events, Noticed
-from swarmcli.journal import Journal, RunDescription
+from swarmcli.journal import Journal, RunRecord
 
 
 def main(path: Path) -> None:
@@ -26,8 +26,8 @@ def main(path: Path) -> None:
             heard.append(f"{event.level}: {event.text}")
 
     events.subscribe(hear)
-    run = RunDescription("stdlib-lm", "trainer", "a" * 52, "alice", "0.1.0")
-    with Journal.open(path, run=run, clock=time.time) as journal:
+    run = RunRecord("stdlib-lm", "trainer", "a" * 52, "alice", "0.1.0")
+    with Journal(path, run=run, clock=time.time) as journal:
         journal.listen(events)
         for line in sys.stdin:
             match line.split():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from swarmcli import events as happened
-from swarmcli.journal import RunDescription
+from swarmcli.journal import RunRecord
 
 ALICE, BOB, CAROL = "a" * 52, "b" * 52, "c" * 52
-RUN = RunDescription("stdlib-lm", "trainer", ALICE, "alice", "0.1.0")
+RUN = RunRecord("stdlib-lm", "trainer", ALICE, "alice", "0.1.0")
 START = 1_790_000_000.0
 
 

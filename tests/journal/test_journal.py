@@ -11,8 +11,8 @@ import sqlite_utils
 
 from swarmcli.errors import JournalError
 from swarmcli.events import EpochReported, Event, Events, Noticed
-from swarmcli.journal import Journal, JournalReader, RunDescription
-from swarmcli.journal import store as store_module
+from swarmcli.journal import Journal, JournalReader, RunRecord
+from swarmcli.journal import writer as writer_module
 
 from .samples import ALICE, BOB, RUN, START, Clock, averaging_round, epoch, seen
 
@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def journal(path: Path, clock: Clock) -> Iterator[Journal]:
-    with Journal.open(path, run=RUN, clock=clock) as journal:
+    with Journal(path, run=RUN, clock=clock) as journal:
         yield journal
 
 
@@ -48,12 +48,12 @@ def test_what_is_emitted_can_be_read_while_the_run_goes_on(journal: Journal, clo
         assert [(row.epoch, row.loss, row.time) for row in reader.epochs("stdlib-lm")] == [(1, 3.5, START + 8)]
         assert reader.rounds("stdlib-lm")[0].contributors == (ALICE, BOB)
         assert [peer.name for peer in reader.peers("stdlib-lm")] == ["bob"]
-        assert [report.loss for report in reader.reports("stdlib-lm")] == [3.0]
+        assert [row.loss for row in reader.chart("stdlib-lm")] == [3.0]
         assert [event.kind for event in reader.events("stdlib-lm")] == ["joined", "left out"]
 
 
 def test_the_end_is_written_on_closing(path: Path, clock: Clock) -> None:
-    with Journal.open(path, run=RUN, clock=clock):
+    with Journal(path, run=RUN, clock=clock):
         clock.now += 60
     with JournalReader(path) as reader:
         (run,) = reader.runs()
@@ -61,7 +61,7 @@ def test_the_end_is_written_on_closing(path: Path, clock: Clock) -> None:
 
 
 def test_an_exception_is_named_as_the_end(path: Path, clock: Clock) -> None:
-    with pytest.raises(ZeroDivisionError), Journal.open(path, run=RUN, clock=clock):
+    with pytest.raises(ZeroDivisionError), Journal(path, run=RUN, clock=clock):
         raise ZeroDivisionError
     with JournalReader(path) as reader:
         assert reader.runs()[0].outcome == "ended by ZeroDivisionError"
@@ -69,7 +69,7 @@ def test_an_exception_is_named_as_the_end(path: Path, clock: Clock) -> None:
 
 def test_closing_leaves_no_thread_and_no_file_beside_the_journal(path: Path, clock: Clock) -> None:
     before = threading.active_count()
-    journal = Journal.open(path, run=RUN, clock=clock)
+    journal = Journal(path, run=RUN, clock=clock)
     journal.close()
     journal.close()
     assert threading.active_count() == before
@@ -78,7 +78,7 @@ def test_closing_leaves_no_thread_and_no_file_beside_the_journal(path: Path, clo
 
 def test_nothing_is_heard_after_closing(path: Path, clock: Clock) -> None:
     events = Events()
-    journal = Journal.open(path, run=RUN, clock=clock)
+    journal = Journal(path, run=RUN, clock=clock)
     journal.listen(events)
     journal.close()
     events.emit(epoch(1))
@@ -87,7 +87,7 @@ def test_nothing_is_heard_after_closing(path: Path, clock: Clock) -> None:
 
 def test_a_second_start_goes_on_in_the_same_file(path: Path, clock: Clock) -> None:
     for number in (1, 2):
-        with Journal.open(path, run=RUN, clock=clock) as journal:
+        with Journal(path, run=RUN, clock=clock) as journal:
             journal.record(epoch(number))
     with JournalReader(path) as reader:
         assert len(reader.runs()) == 2
@@ -118,7 +118,7 @@ def warnings_of(events: Events) -> list[str]:
 def test_a_locked_journal_is_written_later_with_one_warning(
     journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(writer_module, "BUSY_SECONDS", 0.0)
     events = Events()
     heard = warnings_of(events)
     journal.listen(events)
@@ -156,7 +156,7 @@ def test_a_database_that_may_not_grow_goes_on_when_it_may(
     journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite's own "disk full", which it gives where the pages run out."""
-    real = store_module.open_for_writing
+    real = writer_module.open_for_writing
     room = {"pages": 40}
 
     def small(where: Path) -> sqlite_utils.Database:
@@ -164,7 +164,7 @@ def test_a_database_that_may_not_grow_goes_on_when_it_may(
         database.execute(f"PRAGMA max_page_count={room['pages']}")
         return database
 
-    monkeypatch.setattr(store_module, "open_for_writing", small)
+    monkeypatch.setattr(writer_module, "open_for_writing", small)
     for number in range(2000):
         journal.record(epoch(number))
     assert not journal.flush(30)
@@ -180,13 +180,13 @@ def test_a_database_that_may_not_grow_goes_on_when_it_may(
 
 def test_a_directory_is_refused_with_a_name_to_use(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(JournalError, match=r"is a directory; name a file in it, for example .*/journal\.sqlite"):
-        Journal.open(tmp_path, run=RUN, clock=clock)
+        Journal(tmp_path, run=RUN, clock=clock)
 
 
 def test_a_path_through_a_file_is_refused(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(JournalError, match="is no directory"):
-        Journal.open(tmp_path / "file" / "journal.sqlite", run=RUN, clock=clock)
+        Journal(tmp_path / "file" / "journal.sqlite", run=RUN, clock=clock)
 
 
 def test_a_damaged_or_foreign_file_is_refused_and_left_alone(path: Path, clock: Clock) -> None:
@@ -194,7 +194,7 @@ def test_a_damaged_or_foreign_file_is_refused_and_left_alone(path: Path, clock: 
     path.write_bytes(b"my diary, which is no database at all" * 40)
     before = path.read_bytes()
     with pytest.raises(JournalError, match=r"not a journal or is damaged .*move it away"):
-        Journal.open(path, run=RUN, clock=clock)
+        Journal(path, run=RUN, clock=clock)
     assert path.read_bytes() == before
 
 
@@ -204,21 +204,21 @@ def test_the_database_of_another_program_is_refused(path: Path, clock: Clock) ->
         connection.execute("CREATE TABLE bookmarks (url TEXT)")
     connection.close()
     with pytest.raises(JournalError, match="database of another program; name another file"):
-        Journal.open(path, run=RUN, clock=clock)
+        Journal(path, run=RUN, clock=clock)
 
 
 def test_a_journal_of_a_newer_version_is_refused(path: Path, clock: Clock) -> None:
-    Journal.open(path, run=RUN, clock=clock).close()
+    Journal(path, run=RUN, clock=clock).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version=99")
     connection.close()
     with pytest.raises(JournalError, match=r"written by a newer swarm .*update swarm"):
-        Journal.open(path, run=RUN, clock=clock)
+        Journal(path, run=RUN, clock=clock)
 
 
 def test_an_empty_file_becomes_a_journal(path: Path, clock: Clock) -> None:
     path.parent.mkdir()
     path.touch()
-    Journal.open(path, run=RunDescription("r", "monitor", ALICE), clock=clock).close()
+    Journal(path, run=RunRecord("r", "monitor", ALICE), clock=clock).close()
     with JournalReader(path) as reader:
         assert [run.run_id for run in reader.runs()] == ["r"]

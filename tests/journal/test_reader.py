@@ -9,7 +9,7 @@ import pytest
 
 from swarmcli.errors import JournalError
 from swarmcli.events import EpochReported
-from swarmcli.journal import Journal, JournalReader, RunDescription
+from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.journal import reader as reader_module
 
 from .samples import ALICE, BOB, RUN, Clock, averaging_round, epoch, seen
@@ -17,7 +17,7 @@ from .samples import ALICE, BOB, RUN, Clock, averaging_round, epoch, seen
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal.open(tmp_path / "journal.sqlite", run=RUN, clock=Clock()) as journal:
+    with Journal(tmp_path / "journal.sqlite", run=RUN, clock=Clock()) as journal:
         yield journal
 
 
@@ -70,35 +70,59 @@ def test_details_can_be_left_out_of_the_events(journal: Journal, reader: Journal
     assert [event.kind for event in reader.events("stdlib-lm", details=False)] == ["joined"]
 
 
-def test_the_loss_of_the_swarm_is_weighted_by_rates(journal: Journal, reader: JournalReader) -> None:
+def test_a_chart_shows_the_loss_of_the_swarm_weighted_by_rates(journal: Journal, reader: JournalReader) -> None:
     for told in ((ALICE, 1, 2.0, 0, 300.0), (BOB, 1, 4.0, 0, 100.0), (BOB, 2, 3.0, 0, 0.0)):
         journal.record(EpochReported(*told))
+    journal.record(epoch(3, 1.5))
     journal.flush(30)
-    losses = reader.losses("stdlib-lm")
-    assert [(loss.epoch, loss.reporters) for loss in losses] == [(1, 2), (2, 1)]
-    assert losses[0].loss == pytest.approx(2.5) and losses[1].loss == pytest.approx(3.0)
+    assert [(row.epoch, row.loss, row.samples, row.peers) for row in reader.chart("stdlib-lm")] == [
+        (1, pytest.approx(2.5), 0, 2),
+        (2, pytest.approx(3.0), 0, 1),
+        (3, 1.5, 1000, 2),
+    ]
+    assert [row.epoch for row in reader.chart("stdlib-lm", after=2)] == [3]
+    assert reader.chart("stdlib-lm", after=3) == []
+
+
+def test_a_chart_shows_no_epoch_that_only_others_claim_to_have_reached(journal: Journal, reader: JournalReader) -> None:
+    journal.record(epoch(3))
+    for number in (3, 4, 1_000_000):
+        journal.record(EpochReported(BOB, number, 0.5, 0, 100.0))
+    journal.flush(30)
+    assert [(row.epoch, row.loss) for row in reader.chart("stdlib-lm")] == [(3, 0.5)]
 
 
 def test_a_later_report_of_the_same_epoch_replaces_the_earlier(journal: Journal, reader: JournalReader) -> None:
-    journal.record(EpochReported(BOB, 1, 4.0, 0, 100.0))
-    journal.record(EpochReported(BOB, 1, 3.0, 50, 100.0))
+    for event in (EpochReported(BOB, 1, 4.0, 0, 100.0), EpochReported(BOB, 1, 3.0, 50, 100.0), epoch(1)):
+        journal.record(event)
     journal.flush(30)
-    assert [(report.loss, report.samples) for report in reader.reports("stdlib-lm")] == [(3.0, 50)]
+    assert [row.loss for row in reader.chart("stdlib-lm")] == [3.0]
+
+
+@pytest.mark.parametrize(("count", "limit"), [(0, 1), (1, 1), (7, 3), (60, 59), (60, 60), (200, 7)])
+def test_thinning_keeps_the_bound_the_order_and_the_last(tmp_path: Path, count: int, limit: int) -> None:
+    with Journal(tmp_path / "journal.sqlite", run=RUN, clock=Clock()) as journal:
+        for number in range(count):
+            journal.record(epoch(number))
+    with JournalReader(tmp_path / "journal.sqlite") as reader:
+        kept = [row.epoch for row in reader.chart("stdlib-lm", limit=limit)]
+    assert len(kept) == min(count, limit) and kept == sorted(set(kept))
+    assert not count or kept[-1] == count - 1
 
 
 def test_a_peer_is_listed_once_over_all_starts_and_since_when_it_was_known(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     for now, name in ((100.0, "bob"), (200.0, "robert")):
-        with Journal.open(path, run=RUN, clock=Clock(now)) as journal:
+        with Journal(path, run=RUN, clock=Clock(now)) as journal:
             journal.record(seen(name=name))
     with JournalReader(path) as reader:
         (peer,) = reader.peers("stdlib-lm")
-    assert (peer.name, peer.first_seen, peer.last_seen) == ("robert", 100.0, 200.0)
+    assert (peer.name, peer.first_seen, peer.time) == ("robert", 100.0, 200.0)
 
 
 def test_a_known_peer_keeps_the_moment_it_was_first_seen(tmp_path: Path) -> None:
     clock = Clock(100.0)
-    with Journal.open(tmp_path / "journal.sqlite", run=RUN, clock=clock) as journal:
+    with Journal(tmp_path / "journal.sqlite", run=RUN, clock=clock) as journal:
         journal.record(seen())
         journal.record(seen(gone="left"))
         clock.now = 200.0
@@ -111,18 +135,18 @@ def test_a_known_peer_keeps_the_moment_it_was_first_seen(tmp_path: Path) -> None
 def test_the_highest_epoch_of_a_peer_outlasts_its_leaving_and_a_new_start(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     for now, epochs in ((100.0, (399, 400, 0)), (200.0, (0,))):
-        with Journal.open(path, run=RUN, clock=Clock(now)) as journal:
+        with Journal(path, run=RUN, clock=Clock(now)) as journal:
             for number in epochs:
                 journal.record(seen(epoch=number, gone="left" if number == 0 else ""))
     with JournalReader(path) as reader:
         (peer,) = reader.peers("stdlib-lm")
-    assert (peer.epoch, peer.gone, peer.last_seen) == (400, "left", 200.0)
+    assert (peer.epoch, peer.gone, peer.time) == (400, "left", 200.0)
 
 
 def test_another_run_in_the_same_file_does_not_mix_in(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     for run_id in ("one", "two"):
-        with Journal.open(path, run=RunDescription(run_id, "trainer", ALICE), clock=Clock()) as journal:
+        with Journal(path, run=RunRecord(run_id, "trainer", ALICE), clock=Clock()) as journal:
             journal.record(epoch(1 if run_id == "one" else 2))
             journal.record(averaging_round(1))
     with JournalReader(path) as reader:
@@ -152,7 +176,7 @@ def test_a_journal_that_is_not_there_is_named_and_not_made(tmp_path: Path) -> No
 
 def test_a_journal_damaged_in_the_middle_is_an_error_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    with Journal.open(path, run=RUN, clock=Clock()) as journal:
+    with Journal(path, run=RUN, clock=Clock()) as journal:
         for number in range(200):
             journal.record(epoch(number))
     damaged = bytearray(path.read_bytes())
@@ -167,7 +191,7 @@ def test_on_a_medium_that_takes_no_files_the_journal_is_read_as_it_lies(
 ) -> None:
     """SQLite wants to make an index beside a journal in WAL mode, and cannot there."""
     path = tmp_path / "journal.sqlite"
-    with Journal.open(path, run=RUN, clock=Clock()) as journal:
+    with Journal(path, run=RUN, clock=Clock()) as journal:
         journal.record(epoch(1))
     real = reader_module._open
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from swarmcli.journal import EventRecord, Record
+from swarmcli.events import Event
+from swarmcli.journal import Line
 from swarmcli.journal.writer import INTERVAL_SECONDS, MAX_BATCH, WARN_AGAIN_SECONDS, Writer
 
 from .samples import Clock
@@ -22,10 +23,10 @@ class Disk:
         self.outcome: str | None = None
         self.closed = False
 
-    def write(self, batch: Sequence[Record], now: float, outcome: str | None = None) -> None:
+    def write(self, batch: Sequence[Event], now: float, outcome: str | None = None) -> None:
         if self.full:
             raise sqlite3.OperationalError("database or disk is full")
-        self.rows += [record.text for record in batch if isinstance(record, EventRecord)]
+        self.rows += [record.text for record in batch if isinstance(record, Line)]
         self.batches.append(len(batch))
         self.outcome = outcome
 
@@ -50,7 +51,7 @@ class Bench:
 
     def put(self, *texts: str) -> None:
         for text in texts:
-            self.writer.put(EventRecord(self.clock(), "info", "test", "", text))
+            self.writer.put(Line("info", "test", "", text, time=self.clock()))
 
 
 @pytest.fixture
@@ -65,14 +66,14 @@ def test_rows_are_written_by_themselves_within_a_second() -> None:
     written = threading.Event()
 
     class Waking(Disk):
-        def write(self, batch: Sequence[Record], now: float, outcome: str | None = None) -> None:
+        def write(self, batch: Sequence[Event], now: float, outcome: str | None = None) -> None:
             super().write(batch, now, outcome)
             if self.rows:
                 written.set()
 
     disk = Waking()
     writer = Writer(disk, Clock(), lambda level, text: None, interval=0.01)  # type: ignore[arg-type]
-    writer.put(EventRecord(1.0, "info", "test", "", "hello"))
+    writer.put(Line("info", "test", "", "hello"))
     assert written.wait(30)
     writer.close("done")
     assert disk.rows == ["hello"]
@@ -124,7 +125,7 @@ def test_rows_that_came_while_a_batch_failed_stay_behind_it() -> None:
     released = threading.Event()
     fails = bench.disk.write
 
-    def slow_failure(batch: Sequence[Record], now: float, outcome: str | None = None) -> None:
+    def slow_failure(batch: Sequence[Event], now: float, outcome: str | None = None) -> None:
         entered.set()
         released.wait(30)
         fails(batch, now, outcome)

@@ -307,7 +307,7 @@ def test_at_the_end_of_a_run_the_monitor_says_where_the_model_is(start: Any) -> 
     where = f"saved epoch 4 at {monitor.home}/checkpoints/epoch-000004"
     monitor.until(lambda: any("the run has finished" in notice for notice in monitor.notices))
     assert f"the run has finished; {where}; Ctrl-C to leave" in monitor.notices
-    status = monitor.watch.status()
+    status = monitor.watch.look()
     assert (status.state, status.result) == ("finished", where)
     assert monitor.leave() == where
 

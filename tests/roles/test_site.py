@@ -83,7 +83,7 @@ def train(directory: str, settings: list[str], how: dict[str, Any]) -> list[Any]
             with Home.at(home) as claimed, RunPeer(recipe, "trainer", claimed) as peer:
                 watch = RunWatch(peer)
                 done = run_site_leader(peer, watch, threading.Event(), site, compute, on_epoch=epochs.append, **how)
-                device = watch.status().peers[0].device
+                device = watch.look().peers[0].device
                 watch.close()
             result = [epochs, done.loss, peer.summary.samples, device]
     return [list(task.models[0].state_dict().values()), (task.seeds[0], task.began), *result]

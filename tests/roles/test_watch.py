@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarmcli.events import EpochAdvanced, Events
+from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.roles.watch import RunWatch, alarm, mode_in_words
 from tests.recipe.recipes import small
@@ -36,8 +36,10 @@ class FakeOptimizer:
 
     def __init__(self, target: int, epoch: int = 0) -> None:
         self.target, self.rate, self.phase, self.local_epoch = target, 64.0, "training", epoch
+        self.age = 1.0
         self.others: dict[PeerID, SimpleNamespace] = {}
         self.apart: dict[PeerID, SimpleNamespace] = {}
+        self.silent: set[PeerID] = set()
         self.is_averaging = False
 
     @property
@@ -57,17 +59,21 @@ class FakeOptimizer:
         return {TRAINER: (self.target / 2, self.rate)}
 
     def seconds_since_heard(self, peer: PeerID) -> float:
-        return 1.0
+        return self.age
 
     def answers(self, peer: PeerID) -> bool:
-        return True
+        return peer not in self.silent
 
 
-def told(name: str, epoch: int, phase: str = "training", *, rate: float = 10.0, role: str = "trainer") -> Any:
-    return SimpleNamespace(
-        role=role, name=name, epoch=epoch, phase=phase, samples_per_second=rate, recent=[], loss=2.0, lineage="aa",
-        device="cpu", client_mode=True, drift=None, last_outcome="committed", last_reason="", time=0.0,
-    )  # fmt: skip
+def told(
+    name: str, epoch: int, phase: str = "training", *, rate: float = 10.0, role: str = "trainer", **more: Any
+) -> Any:
+    usual = {
+        "role": role, "name": name, "epoch": epoch, "phase": phase, "samples_per_second": rate, "loss": 2.0,
+        "lineage": "aa", "device": "cpu", "client_mode": True, "drift": None, "last_outcome": "committed",
+        "last_reason": "", "time": 0.0,
+    }  # fmt: skip
+    return SimpleNamespace(**usual | more)
 
 
 def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 20) -> RunWatch:
@@ -82,6 +88,7 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
             Any,
             SimpleNamespace(
                 events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="",
+                journal=SimpleNamespace(clock=lambda: 100.0),
                 description=SimpleNamespace(name="me"), dht=SimpleNamespace(clock=clock),
             ),
         )
@@ -92,35 +99,125 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
     return watch
 
 
+def hear(watch: RunWatch, *events: Event) -> None:
+    for event in events:
+        watch._peer.events.emit(event)
+
+
+def ended(number: int, loss: float | None = None) -> EpochAdvanced:
+    return EpochAdvanced(number, "ab" * 32, 4096, 2048, 2, loss, 8.0, 0.25)
+
+
+def test_the_loss_of_an_epoch_is_the_swarms_weighted_by_rates() -> None:
+    reports = [EpochReported("alice", 8, 2.0, 99, 300.0), EpochReported("bob", 8, 4.0, 99, 100.0)]
+    earlier = EpochReported("alice", 7, 9.0, 99, 300.0)
+    for heard, losses in (
+        ([ended(7), earlier, *reports, ended(8)], (9.0, 2.5)),
+        ([ended(7), ended(8), *reports, earlier], (9.0, 2.5)),  # in whatever order they come
+        ([ended(7, 3.0), ended(8, 3.0), *reports], (3.0, 2.5)),  # its own where nobody has told anything
+        ([ended(7)], ()),
+    ):
+        watch = watching(FakeOptimizer(0, epoch=8))
+        hear(watch, *heard)
+        assert watch.look().losses == losses
+
+
+def test_what_somebody_tells_of_epochs_to_come_is_not_shown_and_takes_no_memory() -> None:
+    watch = watching(FakeOptimizer(0, epoch=8))
+    hear(watch, ended(8), EpochReported("alice", 8, 2.0, 99, 300.0))
+    hear(watch, *(EpochReported("liar", number, 1.0, 99, 100.0) for number in range(9, 100)))
+    assert watch.look().losses == (2.0,)
+    assert len(watch._history._reports) <= 3
+
+
+def test_shares_are_what_the_counts_of_samples_grew_by() -> None:
+    optimizer = FakeOptimizer(0, epoch=3)
+    bob = Identity.from_seed(2).peer_id
+    optimizer.others = {bob: told("bob", 3)}
+    watch = watching(optimizer)
+    optimizer.rate = 30.0
+    assert [peer.share for peer in watch.look().peers] == [0.75, 0.25], "before anyone reported twice rates decide"
+    counts = ((TRAINER, 1, 500), (bob, 1, 10_000), (TRAINER, 2, 530), (bob, 3, 10_090))
+    hear(watch, ended(3), *(EpochReported(peer.text, epoch, 2.0, count, 1.0) for peer, epoch, count in counts))
+    assert [peer.share for peer in watch.look().peers] == [0.25, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "in step"),
+        ({"epoch": 6, "lineage": "zero"}, "in step"),  # its report is on the way
+        ({"epoch": 5}, "behind"),
+        ({"lineage": "another"}, "behind"),
+        ({"lineage": ""}, "in step"),  # an auxiliary holds none
+        ({"epoch": 8}, "in step"),
+    ],
+)
+def test_who_is_in_step(changes: dict[str, Any], expected: str) -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.others = {Identity.from_seed(2).peer_id: told("bob", **{"epoch": 7, **changes})}
+    assert watching(optimizer).look().peers[1].health == expected
+
+
+def test_an_old_report_of_a_quick_run_does_not_make_a_peer_look_behind() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 3, time=-9.0)}
+    optimizer.age = 2.5
+    assert watching(optimizer, 1.0).look().peers[1].health == "in step"
+    assert watching(optimizer, 10.0).look().peers[1].health == "behind"
+
+
+def test_who_does_not_answer_or_trains_another_model_is_named_and_not_counted() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    bob, dora, eve = (Identity.from_seed(number).peer_id for number in (2, 3, 4))
+    optimizer.others = {bob: told("bob", 7), dora: told("dora", 7), eve: told("eve", 0, "stranded")}
+    optimizer.apart = {dora: optimizer.others[dora], eve: optimizer.others[eve]}
+    optimizer.silent = {bob}
+    watch = watching(optimizer)
+    optimizer.rate = 64.0
+    status = watch.look()
+    assert [peer.health for peer in status.peers] == ["in step", "not answering", "another model", "waiting"]
+    assert status.samples_per_second == 64.0, "its own alone"
+    assert status.peers[1].last_seen == 99.0
+
+
+def test_a_peer_says_why_its_last_round_did_not_succeed() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    told_of = {"failed": "its last round was failed: x", "committed": "", "alone": ""}
+    for outcome, trouble in told_of.items():
+        optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 7, last_outcome=outcome, last_reason="x")}
+        assert watching(optimizer).look().peers[1].trouble == trouble
+
+
 def test_the_end_of_a_run_is_estimated_from_what_its_latest_epochs_took() -> None:
-    status = watching(FakeOptimizer(0, epoch=10), *[500.0] * 5, *[10.0] * 6, 90.0, *[12.0] * 3).status()
+    status = watching(FakeOptimizer(0, epoch=10), *[500.0] * 5, *[10.0] * 6, 90.0, *[12.0] * 3).look()
     assert status.eta_seconds == pytest.approx(4.0)
     # The median of the last ten, of which one was slow: nine whole epochs remain, and the rest of the present one.
     assert status.run_eta_seconds == pytest.approx(9 * 10.0 + 4.0)
 
 
 def test_the_present_epoch_counts_for_no_more_than_a_usual_one() -> None:
-    assert watching(FakeOptimizer(0, epoch=19), 3.0).status().run_eta_seconds == pytest.approx(3.0)
+    assert watching(FakeOptimizer(0, epoch=19), 3.0).look().run_eta_seconds == pytest.approx(3.0)
 
 
 def test_an_epoch_that_was_taken_over_tells_nothing_of_how_long_they_take() -> None:
     watch = watching(FakeOptimizer(0, epoch=10))
-    watch._note(EpochAdvanced(1, "aa", 0, 0, 0, None, 1000.0, 0.0))
-    assert watch.status().run_eta_seconds is None
+    hear(watch, EpochAdvanced(1, "aa", 0, 0, 0, None, 1000.0, 0.0))
+    assert watch.look().run_eta_seconds is None and watch.look().last_epoch is None
 
 
 def test_nothing_is_promised_where_nothing_is_known() -> None:
-    assert watching(FakeOptimizer(0, epoch=10)).status().run_eta_seconds is None, "no epoch has ended yet"
-    assert watching(FakeOptimizer(0), 5.0, max_epochs=None).status().run_eta_seconds is None, "there is no last one"
-    assert watching(FakeOptimizer(0, epoch=20), 5.0).status().run_eta_seconds is None, "it is over"
+    assert watching(FakeOptimizer(0, epoch=10)).look().run_eta_seconds is None, "no epoch has ended yet"
+    assert watching(FakeOptimizer(0), 5.0, max_epochs=None).look().run_eta_seconds is None, "there is no last one"
+    assert watching(FakeOptimizer(0, epoch=20), 5.0).look().run_eta_seconds is None, "it is over"
     idle = FakeOptimizer(0, epoch=10)
     watch = watching(idle, 5.0)
     idle.rate = 0.0
-    assert watch.status().run_eta_seconds is None, "nobody computes"
+    assert watch.look().run_eta_seconds is None, "nobody computes"
     waits = FakeOptimizer(0, epoch=10)
     waits.phase = "stranded"
-    status = watching(waits, 5.0).status()
-    assert (status.state, status.peers[0].apart) == ("stranded", "waiting")
+    status = watching(waits, 5.0).look()
+    assert (status.state, status.peers[0].health) == ("stranded", "waiting")
     assert status.run_eta_seconds is None and status.eta_seconds is None
 
 

@@ -7,17 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator_web.source import (
-    Contribution,
-    EpochRow,
-    EventRow,
-    GroupMember,
-    LeftOut,
-    PeerRow,
-    RoundRow,
-    RunStatus,
-    State,
-)
+from coordinator_web.source import PeerStatus, RunStatus, State
+from swarmcli.events import EpochAdvanced, RoundFinished
+from swarmcli.journal import Line, Totals
 
 START = 1_790_000_000.0
 TARGET = 4096
@@ -25,25 +17,9 @@ JOIN_LINE = "swarm join recipes/stdlib-lm.yaml --peer tcp://203.0.113.7:31330/" 
 REASONS = ("no part arrived for 4.0 s", "the connection was lost", "a part with NaN came from it")
 
 
-def peer_row(name: str, role: str = "trainer", **changes: object) -> PeerRow:
+def peer_row(name: str, role: str = "trainer", **changes: object) -> PeerStatus:
     digits = random.Random(name).choices("abcdefghijklmnopqrstuvwxyz234567", k=52)
-    row = PeerRow(
-        peer_id="".join(digits),
-        short_id="".join(digits[:10]),
-        name=name,
-        role=role,
-        device="cpu",
-        client_mode=False,
-        me=False,
-        epoch=0,
-        samples=0,
-        samples_per_second=0.0,
-        share=None,
-        loss=None,
-        last_seen=START,
-        health="in step",
-        trouble="",
-    )
+    row = PeerStatus(peer_id="".join(digits), name=name, role=role, epoch=0, device="cpu", last_seen=START)
     return replace(row, **changes)
 
 
@@ -61,7 +37,7 @@ OTHERS = (
 
 @dataclass
 class FakeRun:
-    """A DashboardSource. `now` is the moment that is shown; set it, or `advance` it."""
+    """Stands in for a DashboardSource. `now` is the moment that is shown; set it, or `advance` it."""
 
     finished_epochs: int = 0
     state: State = "training"
@@ -74,8 +50,8 @@ class FakeRun:
     run_eta: float | None = 14_000.0
     mode: str = "synchronous"
     result: str = ""
-    people: list[PeerRow] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
-    extra_events: list[EventRow] = field(default_factory=list)
+    people: list[PeerStatus] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
+    extra_events: list[Line] = field(default_factory=list)
 
     @property
     def now(self) -> float:
@@ -87,13 +63,12 @@ class FakeRun:
             self.part -= 1.0
             self.finished_epochs += 1
 
-    def _trainers(self) -> list[PeerRow]:
+    def _trainers(self) -> list[PeerStatus]:
         return [peer for peer in self.people if peer.role == "trainer"]
 
-    def status(self) -> RunStatus:
+    def look(self) -> RunStatus:
         rate = sum(peer.samples_per_second for peer in self._trainers())
         samples = round(TARGET * self.part) if self._trainers() else 0
-        rows = self.epochs(after=self.finished_epochs - 1)
         me = next((peer for peer in self.people if peer.me), OTHERS[-1])
         return RunStatus(
             run_id=self.run_id,
@@ -109,52 +84,40 @@ class FakeRun:
             run_eta_seconds=self.run_eta,
             alarm=self.alarm,
             samples_per_second=rate,
-            loss=rows[-1].loss if rows else None,
-            trainers=len(self._trainers()),
-            auxiliaries=sum(peer.role == "auxiliary" for peer in self.people),
-            monitors=sum(peer.role == "monitor" for peer in self.people),
+            losses=tuple(loss_at(epoch) for epoch in range(1, self.finished_epochs + 1))[-60:],
             started=START,
             now=self.now,
             join_line=self.join_line,
             mode=self.mode,
             result=self.result,
+            peers=tuple(self._peers()),
             own=self._own() if self.with_own else None,
         )
 
-    def _own(self) -> Contribution:
-        return Contribution(
-            samples=round(1680 * self.part),
-            total_samples=self.finished_epochs * 1680,
-            epochs=self.finished_epochs,
-            share=next((peer.share for peer in self.peers() if peer.me), None),
-            samples_per_second=212.0,
-            loss=2.31,
-            rounds_committed=self.finished_epochs - 3,
-            rounds_failed=3,
-            bytes_sent=self.finished_epochs * 41_300_000,
-            bytes_received=self.finished_epochs * 38_900_000,
-        )
+    def _own(self) -> Totals:
+        moved = self.finished_epochs * 41_300_000, self.finished_epochs * 38_900_000
+        return Totals(self.finished_epochs, self.finished_epochs * 1680, self.finished_epochs - 3, 2, 1, *moved)
 
-    def peers(self) -> Sequence[PeerRow]:
+    def _peers(self) -> list[PeerStatus]:
         rate = sum(peer.samples_per_second for peer in self._trainers()) or 1.0
         return [
             replace(
                 peer,
                 epoch=self.finished_epochs - (peer.health == "behind"),
-                last_seen=self.now - (140.0 if peer.health == "not answering" else 1.0 + 1.7 * position),
+                last_seen=START - (140.0 if peer.health == "not answering" else 1.0 + 1.7 * position),
                 share=peer.samples_per_second / rate if peer.role == "trainer" else None,
                 loss=loss_at(self.finished_epochs) + 0.03 * position if peer.role == "trainer" else None,
             )
             for position, peer in enumerate(self.people)
         ]
 
-    def epochs(self, *, after: int = -1, limit: int = 600) -> Sequence[EpochRow]:
+    def epochs(self, *, after: int = -1, limit: int = 600) -> Sequence[EpochAdvanced]:
         return [epoch_row(epoch) for epoch in range(max(1, after + 1), self.finished_epochs + 1)][-limit:]
 
-    def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundRow]:
+    def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundFinished]:
         return [round_row(number) for number in range(max(1, after + 1), self.finished_epochs + 1)][-limit:]
 
-    def events(self, *, after: int = 0, limit: int = 200) -> Sequence[EventRow]:
+    def events(self, *, after: int = 0, limit: int = 200) -> Sequence[Line]:
         written = [event_row(number) for number in range(1, self.finished_epochs // 4 + 1)] + self.extra_events
         return [row for row in written if row.id > after][-limit:]
 
@@ -164,53 +127,48 @@ def loss_at(epoch: int) -> float:
     return 1.62 + 3.9 * math.exp(-epoch / 22) + 0.5 * math.exp(-epoch / 140) + noise
 
 
-def epoch_row(epoch: int) -> EpochRow:
+def epoch_row(epoch: int) -> EpochAdvanced:
     wobble = random.Random(epoch + 7).uniform(-0.5, 0.9)
     rate = (340 if epoch < 60 else 517) + 12 * wobble
     seconds = TARGET / rate + 0.4
-    return EpochRow(
+    return EpochAdvanced(
         epoch=epoch,
+        lineage="ab" * 32,
         time=START + epoch * 8.0,
         loss=loss_at(epoch),
-        own_loss=None,
         samples=TARGET + epoch % 17,
+        own_samples=0,
         peers=3 if epoch < 60 else 4,
         seconds=seconds,
         averaging_seconds=0.34 + 0.05 * wobble,
-        samples_per_second=TARGET / seconds,
     )
 
 
-def round_row(number: int) -> RoundRow:
+def round_row(number: int) -> RoundFinished:
     draw = random.Random(number * 31)
-    members = 4 if number < 60 else 5
+    attic, mac, garage, lab, relay = (peer.peer_id for peer in (*TRAINERS, OTHERS[0]))
+    group = (attic, garage, lab, relay, mac)[: 4 if number < 60 else 5]
     failed = number % 23 == 7
-    short = number % 11 == 5
-    left = (LeftOut(peer_id=TRAINERS[2].peer_id, name="garage", reason=draw.choice(REASONS)),) if short else ()
-    return RoundRow(
+    left = {garage: draw.choice(REASONS)} if number % 11 == 5 else {}
+    return RoundFinished(
         id=number,
         time=START + number * 8.0 - 0.2,
+        round_id="ab" * 32,
         purpose="stdlib-lm_state" if number % 9 == 3 else "stdlib-lm_grads",
         epoch=number - 1,
         outcome="failed" if failed else "committed",
         reason="lab-17 was killed while it reduced; nobody else holds its parts" if failed else "",
-        leader="attic-3090",
-        members=members,
-        contributors=members - len(left),
+        leader=attic,
+        members=group,
+        contributors=tuple(peer for peer in group if peer != relay and peer not in left),
         left_out=left,
-        seconds=draw.uniform(0.28, 0.44) if not failed else 4.1,
-        group=tuple(
-            GroupMember(name=name, contributed=name != "relay-fra" and not (short and name == "garage"))
-            for name in ("attic-3090", "garage", "lab-17", "relay-fra", "büro-mac")[:members]
-        ),
-        what="states" if number % 9 == 3 else "",
-        stages={"looking for group": 1.3, "awaiting trigger": 0.02, "running all-reduce": draw.uniform(0.28, 0.44)},
+        seconds={"looking for group": 1.3, "awaiting trigger": 0.02, "running all-reduce": draw.uniform(0.28, 0.44)},
         bytes_sent=draw.randrange(38_000_000, 43_000_000),
         bytes_received=draw.randrange(38_000_000, 43_000_000),
     )
 
 
-def event_row(number: int) -> EventRow:
+def event_row(number: int) -> Line:
     lines = (
         ("info", "joined", "trainer lab-17 joined"),
         ("info", "donated", "gave the state of epoch {} to k7q2m4xw5z (12.4 MB)"),
@@ -220,6 +178,4 @@ def event_row(number: int) -> EventRow:
         ("info", "left out", "round at epoch {} went on without garage (no part arrived for 4.0 s)"),
     )
     level, kind, text = lines[number % len(lines)]
-    return EventRow(
-        id=number, time=START + number * 32.0, level=level, kind=kind, text=text.format(number * 4, number * 4)
-    )
+    return Line(level, kind, "", text.format(number * 4, number * 4), id=number, time=START + number * 32.0)

@@ -31,10 +31,11 @@ async def until_status(stream: AsyncIterator[tuple[str, Any]]) -> dict[str, Any]
 def test_a_stream_begins_with_everything() -> None:
     async def main() -> None:
         feed = Feed(FakeRun(finished_epochs=7), interval=0.0)
-        name, snapshot = await anext(messages(feed))
-        assert name == "snapshot"
-        assert snapshot["status"]["epoch"] == 7
-        assert [len(snapshot[key]) for key in ("peers", "epochs", "rounds", "events")] == [6, 7, 7, 1]
+        heard = await until_status(messages(feed))
+        assert next(iter(heard)) == "begin" and list(heard)[-1] == "status"
+        assert heard["status"]["epoch"] == 7
+        assert [len(heard[name]) for name in ("epochs", "rounds", "events")] == [7, 7, 1]
+        assert len(heard["peers"]["changed"]) == 6
 
     asyncio.run(main())
 
@@ -43,7 +44,7 @@ def test_then_only_what_is_new_comes() -> None:
     async def main() -> None:
         run = FakeRun(finished_epochs=7, people=[])
         stream = messages(Feed(run, interval=0.0))
-        await anext(stream)
+        await until_status(stream)
         assert (await until_status(stream)).keys() == {"status"}
         run.finished_epochs = 9
         heard = await until_status(stream)
@@ -68,7 +69,7 @@ def test_an_epoch_that_changed_afterwards_comes_again() -> None:
     async def main() -> None:
         run = Late(finished_epochs=7)
         stream = messages(Feed(run, interval=0.0))
-        await anext(stream)
+        await until_status(stream)
         run.loss = 4.0
         heard = await until_status(stream)
         assert [(row["epoch"], row["loss"]) for row in heard["epochs"]] == [(6, 4.0)]
@@ -80,7 +81,7 @@ def test_of_a_thousand_peers_only_those_that_changed_are_sent() -> None:
     async def main() -> None:
         run = FakeRun(people=[peer_row(f"peer-{i}", "auxiliary") for i in range(1000)])
         stream = messages(Feed(run, interval=0.0))
-        await anext(stream)
+        await until_status(stream)
         run.people[3] = replace(run.people[3], trouble="its last round failed")
         gone = run.people.pop()
         heard = await until_status(stream)
@@ -94,8 +95,8 @@ def test_a_run_that_begins_empty_fills_up() -> None:
     async def main() -> None:
         run = FakeRun(finished_epochs=0, state="waiting", part=0.0, people=[OTHERS[1]])
         stream = messages(Feed(run, interval=0.0))
-        _, snapshot = await anext(stream)
-        assert snapshot["epochs"] == [] and snapshot["status"]["state"] == "waiting"
+        heard = await until_status(stream)
+        assert heard["epochs"] == [] and heard["status"]["state"] == "waiting"
         run.people.append(TRAINERS[0])
         run.finished_epochs = 1
         heard = await until_status(stream)
@@ -110,8 +111,8 @@ def test_closing_ends_the_streams_and_frees_their_places() -> None:
         feed = Feed(FakeRun(), interval=3600.0)
         streams = [feed.stream() for _ in range(3)]
         for stream in streams:
-            await anext(stream)
-            await anext(stream)
+            while b"event: status" not in await anext(stream):
+                pass
         assert feed._viewers == 3
         feed.close()
         for stream in streams:

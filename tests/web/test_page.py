@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coordinator_web.source import EventRow, LeftOut, RoundRow, RunStatus
+from coordinator_web.source import RunStatus
+from swarmcli.events import RoundFinished
+from swarmcli.journal import Line
 
 from .conftest import Serve
 from .fake_source import JOIN_LINE, OTHERS, START, TRAINERS, FakeRun, peer_row, round_row
@@ -95,7 +97,7 @@ def test_a_round_opens_to_show_who_took_part_and_how_long_each_stage_took(serve:
 
 def test_what_was_unusual_about_a_round_that_went_well_stands_under_it(serve: Serve, open_page: Open) -> None:
     class Mended(FakeRun):
-        def rounds(self, *, after: int = 0, limit: int = 100) -> list[RoundRow]:
+        def rounds(self, *, after: int = 0, limit: int = 100) -> list[RoundFinished]:
             return [replace(round_row(1), reason="garage reduced again what lost members had")][after:]
 
     page = open_page(serve(Mended(finished_epochs=1)).url)
@@ -118,16 +120,18 @@ def test_peers_show_what_they_do(serve: Serve, open_page: Open) -> None:
 
 def test_what_peers_write_never_becomes_markup(serve: Serve, open_page: Open) -> None:
     class Hostile(FakeRun):
-        def rounds(self, *, after: int = 0, limit: int = 100) -> list[RoundRow]:
-            left = (LeftOut(peer_id="x", name=ATTACK, reason=ATTACK),)
-            return [replace(round_row(1), outcome="failed", reason=ATTACK, leader=ATTACK, left_out=left)][after:]
+        def rounds(self, *, after: int = 0, limit: int = 100) -> list[RoundFinished]:
+            left = {self.people[0].peer_id: ATTACK}
+            return [
+                replace(round_row(1), outcome="failed", reason=ATTACK, leader=self.people[0].peer_id, left_out=left)
+            ][after:]
 
     run = Hostile(
         finished_epochs=3,
         run_id=ATTACK,
         join_line=ATTACK,
         people=[peer_row(ATTACK, device=ATTACK, me=True), peer_row("b", role=ATTACK, trouble=ATTACK)],
-        extra_events=[EventRow(id=99, time=START, level="warning", kind="x", text=ATTACK)],
+        extra_events=[Line("warning", "x", "", ATTACK, id=99, time=START)],
     )
     page = open_page(serve(run).url)
     expect_text(page, "#run-id", ATTACK)
@@ -184,10 +188,10 @@ def test_a_server_that_falls_silent_counts_as_lost(serve: Serve, chromium: Brows
     thawed = threading.Event()
 
     class Freezing(FakeRun):
-        def status(self) -> RunStatus:
+        def look(self) -> RunStatus:
             if frozen.is_set():
                 thawed.wait(60)
-            return super().status()
+            return super().look()
 
     url = serve(Freezing(finished_epochs=5)).url
     page = chromium.new_page()
@@ -301,8 +305,8 @@ def test_it_follows_the_colour_scheme_of_the_reader(serve: Serve, open_page: Ope
 
 def test_a_journal_that_cannot_be_written_is_told(serve: Serve, open_page: Open) -> None:
     class Full(FakeRun):
-        def status(self) -> RunStatus:
-            return replace(super().status(), notice="The journal cannot be written (disk full).")
+        def look(self) -> RunStatus:
+            return replace(super().look(), notice="The journal cannot be written (disk full).")
 
     page = open_page(serve(Full()).url)
     expect_text(page, "#notice", "The journal cannot be written (disk full).")

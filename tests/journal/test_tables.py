@@ -6,18 +6,19 @@ import sqlite3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.journal import EpochRecord, EventRecord, PeerRecord, ReportRecord, RoundRecord, RunRecord
-from swarmcli.journal.schema import MAX_INTEGER, MAX_TEXT, TABLES, from_row, to_row
+from swarmcli.events import EpochAdvanced, EpochReported, Event, PeerSeen, RoundFinished
+from swarmcli.journal import Line, RunRecord
+from swarmcli.journal.tables import MAX_INTEGER, MAX_TEXT, TABLES, from_row, to_row
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 COUNT = st.integers(0, MAX_INTEGER)
-RECORDS = st.one_of(
+NUMBERED = {"time": NUMBER, "id": COUNT}
+VALUES = st.one_of(
     st.builds(RunRecord, TEXT, TEXT, TEXT, TEXT, TEXT, COUNT, NUMBER, NUMBER, st.none() | NUMBER, TEXT, COUNT),
-    st.builds(EpochRecord, NUMBER, COUNT, TEXT, COUNT, COUNT, COUNT, st.none() | NUMBER, NUMBER, NUMBER, COUNT, COUNT),
+    st.builds(EpochAdvanced, COUNT, TEXT, COUNT, COUNT, COUNT, st.none() | NUMBER, NUMBER, NUMBER, **NUMBERED),
     st.builds(
-        RoundRecord,
-        time=NUMBER,
+        RoundFinished,
         round_id=TEXT,
         purpose=TEXT,
         epoch=st.integers(-1, 99),
@@ -29,37 +30,38 @@ RECORDS = st.one_of(
         left_out=st.dictionaries(TEXT, TEXT, max_size=3),
         bytes_sent=COUNT,
         bytes_received=COUNT,
-        seconds=NUMBER,
-        stages=st.dictionaries(TEXT, NUMBER, max_size=3),
+        seconds=st.dictionaries(TEXT, NUMBER, max_size=3),
+        **NUMBERED,
     ),
-    st.builds(PeerRecord, TEXT, TEXT, TEXT, st.booleans(), COUNT, COUNT, NUMBER, NUMBER, NUMBER, TEXT, COUNT),
-    st.builds(EventRecord, NUMBER, st.sampled_from(["info", "warning"]), TEXT, TEXT, TEXT, COUNT, COUNT),
-    st.builds(ReportRecord, NUMBER, TEXT, COUNT, NUMBER, COUNT, NUMBER, COUNT),
+    st.builds(PeerSeen, TEXT, TEXT, TEXT, COUNT, COUNT, NUMBER, st.booleans(), TEXT, time=NUMBER, first_seen=NUMBER),
+    st.builds(Line, st.sampled_from(["info", "warning"]), TEXT, TEXT, TEXT, **NUMBERED),
+    st.builds(EpochReported, TEXT, COUNT, NUMBER, COUNT, NUMBER, time=NUMBER),
 )
 
 
-@given(RECORDS)
-def test_a_record_comes_back_from_its_row_as_it_was(record: EpochRecord) -> None:
-    assert from_row(type(record), to_row(record)) == record
+@given(VALUES)
+def test_what_was_written_comes_back_as_it_was(value: RunRecord | Event) -> None:
+    assert from_row(type(value), to_row(value)) == value
 
 
-@given(RECORDS)
-def test_every_row_is_one_that_sqlite_takes(record: EpochRecord) -> None:
-    row = to_row(record)
+@given(VALUES)
+def test_every_row_is_one_that_sqlite_takes(value: RunRecord | Event) -> None:
+    row = to_row(value)
     connection = sqlite3.connect(":memory:")
     stored = connection.execute(f"SELECT {', '.join('?' * len(row))}", tuple(row.values())).fetchone()
     assert stored == tuple(row.values())
 
 
 def test_what_a_peer_wrote_cannot_make_a_row_that_cannot_be_written() -> None:
-    hostile = EventRecord(math.nan, "info", "x", "half of a pair: \ud800", "y" * (MAX_TEXT + 5))
+    hostile = Line("info", "x", "half of a pair: \ud800", "y" * (MAX_TEXT + 5), time=math.nan)
     row = to_row(hostile)
     assert row["time"] is None and row["peer"] == "half of a pair: ?" and len(row["text"]) == MAX_TEXT
-    assert to_row(ReportRecord(1.0, "p", 2**80, math.inf, -(2**80), 1.0))["epoch"] == MAX_INTEGER
+    assert to_row(EpochReported("p", 2**80, math.inf, -(2**80), 1.0))["epoch"] == MAX_INTEGER
 
 
 def test_a_number_that_was_not_finite_comes_back_as_none_or_nought() -> None:
-    epoch = from_row(EpochRecord, to_row(EpochRecord(math.nan, 1, "ab", 2, 1, 2, math.nan, math.inf, 0.5)))
+    odd = EpochAdvanced(1, "ab", 2, 1, 2, math.nan, math.inf, 0.5, time=math.nan)
+    epoch = from_row(EpochAdvanced, to_row(odd))
     assert (epoch.time, epoch.loss, epoch.seconds) == (0.0, None, 0.0)
 
 

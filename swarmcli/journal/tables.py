@@ -1,0 +1,165 @@
+"""The tables of a journal, one per type of value, and how a value becomes a row and comes back.
+
+`time` and every other moment is wall-clock seconds since 1970 as this peer's clock showed them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
+
+from swarmcli.errors import JournalError
+from swarmcli.events import EpochAdvanced, EpochReported, Event, PeerSeen, RoundFinished
+from swarmcli.journal.describe import Line
+
+APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
+VERSION = 4  # of the tables; a journal of another one is refused by name
+
+MAX_TEXT = 2000  # characters kept of any text, for peers choose some of it
+MAX_INTEGER = 2**63 - 1  # what SQLite can hold
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One start of one peer. Whoever opens a journal says the first five fields, the journal the others; `finished`
+    stays None when the process died without closing it."""
+
+    run_id: str
+    role: str
+    peer: str
+    name: str = ""
+    version: str = ""  # of swarm
+    pid: int = 0
+    started: float = 0.0
+    last_seen: float = 0.0  # the journal's last sign of life
+    finished: float | None = None
+    outcome: str = ""  # how the process says it ended
+    id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over everything that the journal holds of one run."""
+
+    epochs: int = 0
+    own_samples: int = 0
+    rounds_committed: int = 0
+    rounds_failed: int = 0
+    rounds_undecided: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+R = TypeVar("R", bound=RunRecord | Event)
+
+
+class Row(Protocol):
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`key` empty: rows are numbered by `id` and only ever added. Otherwise a row with the same key is replaced, except
+    for the columns in `keep` and for those in `highest`, which never fall."""
+
+    name: str
+    hints: Mapping[str, Any]  # field → its type; a field is a column
+    key: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    highest: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> dict[str, type]:
+        """As SQLite stores them. Lists and mappings are texts, JSON."""
+        columns = {name: _stored_as(hint) for name, hint in self.hints.items()}
+        return columns if self.name == "runs" else {"run": int, **columns}
+
+
+def _table(name: str, kind: type[Any], **layout: tuple[str, ...]) -> Table:
+    hints = get_type_hints(kind)
+    # A row with a key is known by that.
+    return Table(name, {f.name: hints[f.name] for f in fields(kind) if f.name != "id" or "key" not in layout}, **layout)
+
+
+def _stored_as(hint: Any) -> type:
+    choices = [choice for choice in get_args(hint) if choice is not type(None)] or [hint]
+    if choices[0] in (int, bool):
+        return int
+    return float if choices[0] is float else str
+
+
+TABLES: Mapping[type[Any], Table] = {
+    RunRecord: _table("runs", RunRecord, index=("run_id",)),
+    EpochAdvanced: _table("epochs", EpochAdvanced, index=("run", "epoch")),
+    RoundFinished: _table("rounds", RoundFinished, index=("run", "epoch")),
+    PeerSeen: _table("peers", PeerSeen, key=("run", "peer"), keep=("first_seen",), highest=("epoch",)),
+    Line: _table("events", Line, index=("run", "time")),
+    EpochReported: _table("reports", EpochReported, key=("run", "peer", "epoch"), index=("run", "epoch")),
+}
+
+
+def to_row(value: RunRecord | Event) -> dict[str, Any]:
+    """The fields as values that SQLite takes whatever a peer put into them."""
+    return {name: _clean(getattr(value, name)) for name in TABLES[type(value)].hints}
+
+
+def _clean(value: Any) -> Any:
+    match value:
+        case str():
+            return value[:MAX_TEXT].encode("utf-8", "replace").decode()
+        case bool() | int():
+            return max(-MAX_INTEGER, min(MAX_INTEGER, int(value)))
+        case float():
+            return value if math.isfinite(value) else None
+        case tuple():
+            return json.dumps(value)
+        case Mapping():
+            return json.dumps({str(key): _clean(each) for key, each in value.items()})
+        case _:
+            return value
+
+
+def from_row(kind: type[R], row: Row) -> R:
+    """The inverse of `to_row`; a number that was not finite comes back as 0.0 where None is not allowed."""
+    return kind(**{name: _restore(hint, row[name]) for name, hint in TABLES[kind].hints.items()})
+
+
+def _restore(hint: Any, stored: Any) -> Any:
+    kind = getattr(hint, "__origin__", hint)
+    if kind is bool:
+        return bool(stored)
+    if kind in (tuple, Mapping):
+        value = json.loads(stored) if stored else []
+        return tuple(value) if kind is tuple else dict(value)
+    return _stored_as(hint)() if stored is None and type(None) not in get_args(hint) else stored
+
+
+def check(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file holds a journal; False for an empty one. Raises JournalError for anything else."""
+    try:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        raise JournalError(
+            f"{path} is not a journal or is damaged ({error}); move it away and a new one is begun"
+        ) from error
+    if application == 0 and tables == 0:
+        return False
+    if application != APPLICATION_ID:
+        raise JournalError(f"{path} is a database of another program; name another file for the journal")
+    if version != VERSION:
+        age, fix = ("newer", "update swarm") if version > VERSION else ("older", "move it away and a new one is begun")
+        raise JournalError(
+            f"{path} was written by {'a' if age == 'newer' else 'an'} {age} swarm (format {version}, known here: "
+            f"{VERSION}); {fix}"
+        )
+    return True
