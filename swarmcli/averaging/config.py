@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarmcli.averaging.checks import check_numbers, check_text
@@ -11,6 +12,8 @@ from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 
 REQUEST_TIMEOUT = 3.0  # seconds
 MAX_PREFIX = 100  # characters; the prefix is part of method names and keys
+MAX_TERMS = 512
+MAX_TERM_LENGTH = 256
 
 MAX_PART_BYTES = 8 << 20
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
@@ -147,3 +150,9 @@ class AveragerConfig:
 def check_group_bits(bits: str) -> None:
     """Raises ValueError for anything but zeros and ones."""
     _check(set(bits) <= {"0", "1"} and len(bits) <= 32, "group bits", bits, 'at most 32 characters "0" and "1"')
+
+
+def check_terms(terms: Mapping[str, str]) -> None:
+    """Raises ValueError for fingerprints beyond the bounds."""
+    if len(terms) > MAX_TERMS or any(len(part) > MAX_TERM_LENGTH for item in terms.items() for part in item):
+        raise ValueError(f"a fingerprint has at most {MAX_TERMS} entries of {MAX_TERM_LENGTH} characters")

@@ -11,9 +11,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from swarmcli.averaging.checks import check_numbers
-from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, check_terms
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
-from swarmcli.averaging.matchmaking.meeting import check_terms
 from swarmcli.clock import Clock
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
@@ -61,7 +60,7 @@ class RoundRequest:
             raise ValueError(f"scheduled_time must be a swarm time, got {self.scheduled_time!r}")
         if len(self.tag) > MAX_TAG_BYTES:
             raise ValueError(f"a tag has at most {MAX_TAG_BYTES} bytes, got {len(self.tag)}")
-        check_terms(dict(self.terms))
+        check_terms(self.terms)
 
 
 @dataclass(frozen=True)

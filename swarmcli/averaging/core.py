@@ -78,7 +78,7 @@ class AveragerCore:
         self._program = program
         self._desk = StepDesk(self._service)
         self._finder = GroupFinder(
-            node, config, self._layout.numel, self._own_terms(), unheard=self._unheard, parted=self._parted
+            node, config, self._layout.numel, self._own_terms(), untold=self._untold, declined=self._decline
         )
         self._get_state = get_state or self._copy_tensors
         self._sharing = StateSharing(
@@ -204,10 +204,10 @@ class AveragerCore:
         """Of the states that others offer, one for each who does, by what they say; -1: it has no epoch."""
         return [offer.epoch for _, offer in await self._sharing.donors()]
 
-    def _unheard(self, group: Group, member: PeerID, reason: str) -> None:
+    def _untold(self, group: Group, member: PeerID, reason: str) -> None:
         self._rounds.spawn(note_absence(self._service, group, member, reason))
 
-    def _parted(self, group: Group) -> None:
+    def _decline(self, group: Group) -> None:
         self._rounds.spawn(decline(self._service, group))
 
     async def _snapshot(self) -> Snapshot:
@@ -304,7 +304,7 @@ class AveragerCore:
                 weight = await control.wait_for_trigger()
                 await self._lock.acquire()
         except asyncio.CancelledError:
-            self._parted(group)
+            self._decline(group)
             raise
         try:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):

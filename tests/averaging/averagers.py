@@ -12,6 +12,7 @@ import torch
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
+from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
@@ -51,6 +52,13 @@ class Peer:
     @property
     def refusals(self) -> list[PeerRefused]:
         return [event for event in self.events if isinstance(event, PeerRefused) and event.what == "group"]
+
+    @property
+    def search(self) -> Search:
+        """The search for a group that is under way."""
+        driver = self.core._finder.driver
+        assert driver is not None
+        return driver.search
 
     def begin(self, **request: Any) -> StepControl:
         return self.core.begin_round(RoundRequest(**request))

@@ -91,7 +91,7 @@ class Searchers:
         contacts = [address for peer in self.peers for address in peer.node.endpoint.addresses][:3]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         settings = AveragerConfig(prefix="test", matchmaking=self.options, **config)
-        finder = GroupFinder(node, settings, 100, {}, unheard=lambda *_: None, parted=lambda _: None)
+        finder = GroupFinder(node, settings, 100, {}, untold=lambda *_: None, declined=lambda _: None)
         finder.start()
         peer = Searcher(node, finder, jump)
         self.peers.append(peer)

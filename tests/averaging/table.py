@@ -11,15 +11,23 @@ import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.matchmaking.attendance import Attendance
-from swarmcli.averaging.matchmaking.candidates import Bucket, Candidate, Roll, search_id
-from swarmcli.averaging.matchmaking.matchmaking import Search
-from swarmcli.averaging.matchmaking.meeting import Answer, Joining, Reply
-from swarmcli.averaging.matchmaking.moves import Goal
+from swarmcli.averaging.control import RoundRequest
+from swarmcli.averaging.matchmaking.candidates import Memory
+from swarmcli.averaging.matchmaking.messages import (
+    Answer,
+    Bucket,
+    Candidate,
+    Heartbeat,
+    Invitation,
+    Join,
+    Offer,
+    search_id,
+)
+from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.network.identity import PeerID
 
 FIRST_PAUSE, LAST_PAUSE = 0.1, 3.0  # between reads of the board; each is twice as long as the one before
@@ -27,6 +35,11 @@ FIRST_PAUSE, LAST_PAUSE = 0.1, 3.0  # between reads of the board; each is twice 
 
 def peer_id(number: int) -> PeerID:
     return PeerID(number.to_bytes(32, "big"))
+
+
+def join_of(candidate: Candidate, patience: float = 1.0, progress: float = 0.0, gathered: bytes = b"") -> Join:
+    """What this candidate says when it asks to join."""
+    return Join(candidate, Offer(gathered=gathered), {}, 0.0, patience, progress)
 
 
 @dataclass
@@ -60,8 +73,7 @@ class Table:
         self.board: dict[PeerID, Candidate] = {}  # each peer has one declaration, which names its bucket
         self.seats: dict[PeerID, Seat] = {}  # the present one of each peer
         self.on_group: Callable[[Seat], None] = lambda seat: None  # called for the leader of each group that begins
-        self._attendance: defaultdict[PeerID, Attendance] = defaultdict(Attendance)
-        self._finished: defaultdict[PeerID, dict[PeerID, bytes]] = defaultdict(dict)
+        self._memory: defaultdict[PeerID, Memory] = defaultdict(Memory)
         self._away: dict[tuple[PeerID, Bucket], tuple[PeerID, ...]] = {}  # whose group of that bucket has begun
         self.sees: dict[PeerID, frozenset[PeerID]] = {}  # whose declarations this one finds, if not all
         self.stale: list[Candidate] = []  # older declarations that are still found
@@ -76,16 +88,18 @@ class Table:
         *,
         at: float = 0.0,
         listening: bool = True,
-        goal: Goal | None = None,
+        request: RoundRequest | None = None,
+        mates: Iterable[int] = (),
         tag: bytes = b"",
         bits: str = "",
         me: Candidate | None = None,
     ) -> Seat:
-        """A peer begins to look for a group at time `at`."""
-        peer, goal = peer_id(number), goal or Goal()
+        """A peer begins to look for a group at time `at`; its last one was with these `mates`."""
+        peer = peer_id(number)
         me = me or Candidate(peer, search_id(at, self.random.randbytes(8)), tag, listening, bits=bits)
-        roll, connected = Roll(me.bucket, peer, self._finished[peer]), self._connected(peer)
-        search = Search(me, roll, self._attendance[peer], self.options, goal, now=at, connected=connected)
+        memory, connected = self._memory[peer], self._connected(peer)
+        memory.mates = frozenset(map(peer_id, mates))
+        search = Search(join_of(me), memory, self.options, request or RoundRequest(), now=at, connected=connected)
         seat = self.seats[peer] = Seat(search, began_at=at)
         self._at(at, lambda: self._begin(seat))
         return seat
@@ -100,9 +114,9 @@ class Table:
         seat = self.seats[peer_id(number)]
         me = replace(seat.search.me, bits=bits, looking=False)
         self._away[me.peer_id, seat.search.me.bucket] = tuple(seat.group or ())
-        self._attendance[me.peer_id].note_present(seat.group or ())
+        self._memory[me.peer_id].note_present(seat.group or ())
         for mate in seat.group or ():
-            seat.search.roll.finish(mate)
+            seat.search.known.finish(mate)
         self._at(self.now + self.read_delay(self.random) / 2, lambda: self._declare(me))
 
     def _declare(self, candidate: Candidate) -> None:
@@ -207,7 +221,7 @@ class Table:
         self._at(self.now + seat.read_took / 2, arrive)
 
     def _beat(self, seat: Seat) -> None:
-        if not seat.alive or seat.search.begun or seat.gave_up:
+        if not seat.alive or seat.search.members or seat.gave_up:
             return
         me = seat.search.me
         for peer in list(seat.search.gathering.followers):
@@ -216,10 +230,10 @@ class Table:
 
     def _heartbeat(self, seat: Seat, follower: Seat, me: Candidate) -> None:
         gathering = seat.search.gathering
-        patience, members = gathering.patience, len(gathering)
+        beat = Heartbeat(me.search, gathering.patience, len(gathering))
 
         def arrive() -> None:
-            together = follower.search.on_heartbeat(me.peer_id, me.search, patience, self.now, members=members)
+            together = follower.search.on_heartbeat(me.peer_id, beat, self.now)
             if not together:
                 self._send(seat, lambda: seat.search.gathering.remove(follower.search.me.peer_id))
 
@@ -230,18 +244,15 @@ class Table:
             return
         moves = seat.search.moves(self.now)
         if moves.ask is not None:
-            self._ask(seat, moves.ask, moves.stranded)
-        for candidate in moves.invite:
-            self._invite(seat, candidate, seat.search.me)
-        for peer in moves.redirect:
-            assert seat.search.leader is not None
-            self._invite(seat, self.seats[peer].search.me, seat.search.leader)
+            self._ask(seat, *moves.ask)
+        for peer, leader in moves.invite:
+            self._invite(seat, peer, leader)
         for peer in moves.leave:
             self._leave(seat, peer)
         if moves.begin:
             self._announce(seat)
-        elif moves.give_up:
-            seat.gave_up = moves.give_up
+        elif moves.failure is not None:
+            seat.gave_up = str(moves.failure)
         elif moves.wake_at < seat.wake or seat.wake <= self.now:
             seat.wake = max(moves.wake_at, self.now + 1e-6)
             self._at(seat.wake, lambda: self._step(seat))
@@ -250,10 +261,8 @@ class Table:
         me, left = seat.search.me, self.seats.get(peer)
         self._send(left, lambda: left and left.search.on_leave(me.peer_id, me.search, self.now))
 
-    def _ask(self, seat: Seat, target: Candidate, stranded: bool) -> None:
-        me, other = seat.search.me, self.seats.get(target.peer_id)
-        patience = max(seat.search.gathering.close_at - self.now, 0.0)
-        joining = Joining(patience, seat.search.gathering.own_progress, stranded)
+    def _ask(self, seat: Seat, peer: PeerID, join: Join) -> None:
+        me, other = seat.search.me, self.seats.get(peer)
         answered: list[bool] = []
 
         def receive() -> None:
@@ -261,10 +270,10 @@ class Table:
             answer = None
             if other.doom == "asked":
                 return self._die(other)
-            if (mates := self._away.get((target.peer_id, me.bucket))) is not None:
+            if (mates := self._away.get((peer, me.bucket))) is not None:
                 answer = Answer("begun", gone=mates)
             elif self._looks(other, me) and (other.group is not None or other.wake < math.inf):
-                answer = other.search.on_join(me, joining, self.now)
+                answer = other.search.on_join(join, self.now)
             self._send(seat, lambda: settle(answer))
             if other.doom == "accepted" and 2 * len(other.search.gathering) >= len(self.seats):
                 self._die(other)
@@ -272,35 +281,35 @@ class Table:
         def settle(answer: Answer | None) -> None:
             answered.append(True)
             if answer is None:
-                seat.search.on_refused(target.peer_id)
+                seat.search.on_refused(peer)
             else:
-                seat.search.on_answer(target.peer_id, answer, self.now)
+                seat.search.on_answer(peer, answer, self.now)
 
         self._send(other, receive)
-        self._expire(seat, target.peer_id, answered)
+        self._expire(seat, peer, answered)
 
-    def _invite(self, seat: Seat, target: Candidate, to: Candidate) -> None:
-        other = self.seats.get(target.peer_id)
+    def _invite(self, seat: Seat, peer: PeerID, to: Candidate) -> None:
+        other = self.seats.get(peer)
         answered: list[bool] = []
 
         def receive() -> None:
             assert other is not None
             reply = None
-            if (mates := self._away.get((target.peer_id, to.bucket))) is not None:
-                reply = Reply("begun", gone=mates)
+            if (mates := self._away.get((peer, to.bucket))) is not None:
+                reply = Answer("begun", gone=mates)
             elif self._looks(other, to):
-                reply = other.search.on_invitation(seat.search.me, to, self.now)
+                reply = other.search.on_invitation(Invitation(seat.search.me, to), self.now)
             self._send(seat, lambda: settle(reply))
 
-        def settle(reply: Reply | None) -> None:
+        def settle(reply: Answer | None) -> None:
             answered.append(True)
             if reply is None:
-                seat.search.on_refused(target.peer_id)
+                seat.search.on_refused(peer)
             else:
-                seat.search.on_reply(target.peer_id, reply, self.now)
+                seat.search.on_reply(peer, reply, self.now)
 
         self._send(other, receive)
-        self._expire(seat, target.peer_id, answered)
+        self._expire(seat, peer, answered)
 
     def _looks(self, other: Seat, candidate: Candidate) -> bool:
         """Whether this is the present search of a peer, and in the candidate's bucket."""
@@ -319,7 +328,7 @@ class Table:
         self._at(self.now + (2 * self.delay(self.random) if refuses else self.options.request_timeout), time_out)
 
     def _announce(self, seat: Seat) -> None:
-        order = [follower.candidate for follower in seat.search.gathering.by_rank()]
+        order = [join.candidate for join in seat.search.gathering.by_rank()]
         members = [seat.search.me.peer_id, *(candidate.peer_id for candidate in order)]
         seat.group, seat.formed_at = members, self.now
         told = {"closing": 0, "half": len(order) // 2}.get(seat.doom, len(order))
@@ -331,8 +340,7 @@ class Table:
         self.on_group(seat)
 
     def _begun(self, leader: Seat, seat: Seat, candidate: Candidate, members: list[PeerID]) -> None:
-        first, up = leader.search.me.peer_id, leader.search.waited_in_vain
-        if seat.search.on_begin(first, candidate.search, members, waited_in_vain=up):
+        if seat.search.on_begin(candidate.search, members, waited_in_vain=leader.search.waited_in_vain):
             seat.group, seat.formed_at = members, self.now
             for peer in seat.search.forsaken():
                 self._leave(seat, peer)

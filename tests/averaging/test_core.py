@@ -341,12 +341,12 @@ def test_whoever_cancels_while_the_group_forms_is_missed_at_once(who: str) -> No
             peers = await swarm.add(4)
             controls = [peer.begin(target=40.0) for peer in peers]
             await asyncio.sleep(5)
-            leads = [peer.core._finder._rendezvous.seeker.search.leader is None for peer in peers]
+            leads = [peer.search.leader is None for peer in peers]
             quitter = leads.index(who == "leader")
             controls[quitter].cancel()
             await asyncio.sleep(0.3)
             left = [peer for index, peer in enumerate(peers) if index != quitter]
-            searches = [peer.core._finder._rendezvous.seeker.search for peer in left]
+            searches = [peer.search for peer in left]
             assert sorted(len(search.gathering) for search in searches) == [1, 1, 3]
             assert sum(search.leader is None for search in searches) == 1
             for index in range(4):

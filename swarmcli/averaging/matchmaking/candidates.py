@@ -1,90 +1,103 @@
 """Whom a peer that looks for a group knows of, in the order in which they would lead. No input or output here.
 
 A peer declares itself in its bucket as long as it has an averager, whether it looks for a group or not. While it looks
-it is a *candidate*; between its searches it *holds* the bucket, and may look again. A candidate's rank comes from a
-hash over its id, its tag and the number of its search, so leadership falls to another peer in every round; peers that
-nobody can dial rank behind all others, since a leader has to be reachable. Requests to join only go up the ranks, so
-they cannot run in a circle.
+it is a *candidate*; between its searches it *holds* the bucket, and may look again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from swarmcli.averaging.config import check_group_bits
-from swarmcli.network.addresses import check_addresses
+from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, Rank, rank_of
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_TAG_BYTES
 
-LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
-SEARCH_BYTES = 16
 MAX_CANDIDATES = 4096
 MAX_BACKOFF = 5  # doublings of the time for which an unreachable candidate is passed over
-
-Rank: TypeAlias = tuple[bool, bytes]
-Bucket: TypeAlias = tuple[bytes, str]  # tag and group bits
-
-
-class GroupSizes(Protocol):
-    """How large groups may be; the options of the matchmaking are such."""
-
-    @property
-    def target_group_size(self) -> int | None: ...
-
-    @property
-    def min_group_size(self) -> int: ...
+MAX_MISSES = 2  # after so many waits in vain a peer is waited for only once it has been in a group with this one
+MAX_INVITATIONS = 3  # to one search of one peer
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A peer as it declares itself. Raises ValueError for what no honest peer declares."""
+class Memory:
+    """What one averager remembers from search to search, of at most MAX_CANDIDATES peers.
 
-    peer_id: PeerID
-    search: bytes  # its last search: 8 bytes of swarm time (so that later ones are greater) and 8 drawn at random
-    tag: bytes
-    listening: bool
-    addresses: tuple[str, ...] = ()
-    bits: str = ""  # peers of unlike group bits, or of unlike tags, never share a group
-    looking: bool = True  # False: its last search has ended, or it has not begun one
+    A peer that did not come within a full wait is not waited for again until it declares another search. One that
+    declares searches and still stays away could repeat that for ever, hence MAX_MISSES.
+    """
 
-    def __post_init__(self) -> None:
-        if len(self.search) != SEARCH_BYTES or len(self.tag) > MAX_TAG_BYTES:
-            raise ValueError(f"a search has {SEARCH_BYTES} bytes and a tag at most {MAX_TAG_BYTES}")
-        check_addresses(self.addresses)
-        check_group_bits(self.bits)
+    def __init__(self) -> None:
+        self.newcomer = True  # this peer has been in no group yet
+        self.mates: frozenset[PeerID] = frozenset()  # who was in its last group, and is expected again for a while
+        self.only_mates = False  # nobody else is waited for who does not look for a group yet
+        self.holders: dict[PeerID, Candidate] = {}  # the peers of the bucket, as they last declared themselves
+        self._finished: dict[PeerID, bytes] = {}  # peer → its last search that is known to have ended
+        self._missed: dict[PeerID, tuple[bytes, int]] = {}  # peer → its search at that time, how often in a row
 
-    @property
-    def bucket(self) -> Bucket:
-        return self.tag, self.bits
+    def read(self, declared: Sequence[Candidate]) -> None:
+        """The declarations of the bucket, complete: who is not among them has left."""
+        self.holders = {candidate.peer_id: candidate for candidate in declared[:MAX_CANDIDATES]}
+
+    def finish(self, candidate: Candidate) -> None:
+        """This search has ended; what others still say about it is out of date."""
+        self._finished.pop(candidate.peer_id, None)
+        self._finished[candidate.peer_id] = candidate.search
+        _keep_newest(self._finished)
+
+    def has_finished(self, candidate: Candidate) -> bool:
+        """Whether this search of it, or a later one, has ended."""
+        return candidate.search <= self._finished.get(candidate.peer_id, b"")
+
+    def note_missed(self, peers: Iterable[PeerID]) -> None:
+        """These were waited for in vain, or could not be reached."""
+        for peer in peers:
+            if self.waits_for(peer):
+                _, times = self._missed.pop(peer, (b"", 0))
+                self._missed[peer] = (self._search_of(peer), times + 1)
+        _keep_newest(self._missed)
+
+    def note_present(self, peers: Iterable[PeerID]) -> None:
+        """These are in a group with this peer."""
+        for peer in peers:
+            self._missed.pop(peer, None)
+
+    def waits_for(self, peer: PeerID) -> bool:
+        """Whether a group may be kept open for this peer."""
+        search, times = self._missed.get(peer, (b"", 0))
+        return times == 0 or (times < MAX_MISSES and self._search_of(peer) > search)
+
+    def idle(self) -> set[PeerID]:
+        """Holders that look for no group now and may be waited for."""
+        idle = (each for each in self.holders.values() if not each.looking or self.has_finished(each))
+        return {holder.peer_id for holder in idle if self.waits_for(holder.peer_id)}
+
+    def _search_of(self, peer: PeerID) -> bytes:
+        holder = self.holders.get(peer)
+        return holder.search if holder is not None else b""
 
 
-def search_id(now: float, noise: bytes) -> bytes:
-    """The id of a search that begins at swarm time `now`; `noise` is 8 random bytes."""
-    return int(max(now, 0.0) * 1e6).to_bytes(8, "big") + noise
-
-
-def rank_of(candidate: Candidate) -> Rank:
-    """Smaller ranks lead."""
-    digest = hashlib.sha256(b"swarm rank 1" + candidate.search + candidate.peer_id + candidate.tag).digest()
-    return (not candidate.listening, digest)
+def _keep_newest(notes: dict[PeerID, Any]) -> None:
+    while len(notes) > MAX_CANDIDATES:
+        del notes[next(iter(notes))]
 
 
 @dataclass(slots=True)
 class Entry:
-    """What is known about one candidate's present search."""
+    """What is known about one candidate's present search. Times are those of the loop."""
 
     candidate: Candidate
     rank: Rank
-    since: float  # loop time at which this search of it became known
-    expires: float
+    since: float  # when this search of it became known
+    expires: float = math.inf
     passed_until: float = 0.0  # until then it is passed over
+    failures: int = 0  # how often it could not be reached
     follows: PeerID | None = None  # the leader that it named …
     follows_until: float = 0.0  # … and how long that is believed
-    failures: int = 0  # how often it could not be reached
+    full_until: float = 0.0  # its group has no room, it said
+    ask_at: float = 0.0  # it is not asked again before this time
+    loyal_since: float = math.inf  # since when it is known to follow one that is lost
     invited_at: float = -math.inf
     invitations: int = 0
     coming_until: float = -math.inf  # it said that it would come
@@ -93,49 +106,51 @@ class Entry:
     def peer_id(self) -> PeerID:
         return self.candidate.peer_id
 
+    def may_be_invited(self, now: float, pause: float) -> bool:
+        again = now >= self.invited_at + pause and self.invitations < MAX_INVITATIONS
+        return again and self.follows_until <= now
 
-@dataclass(slots=True)
-class Roll:
-    """The candidates of one bucket that one peer knows of, without itself.
+    def hoped_for_until(self, slack: float, patience: float) -> float:
+        """How long a group stays open for it. The answer to an invitation is waited for `slack` seconds."""
+        if self.invitations:
+            # Whoever follows somebody else is brought along by him, or sent here.
+            return max(self.coming_until, self.follows_until, self.invited_at + slack)
+        return self.since + (patience if self.candidate.listening else patience / 2)
 
-    `finished` holds, for each peer, the search of it that has ended; what others say about it is then out of date.
-    """
 
-    bucket: Bucket
-    own_id: PeerID
-    finished: dict[PeerID, bytes] = field(default_factory=dict)
-    entries: dict[PeerID, Entry] = field(default_factory=dict)
+class Candidates:
+    """The candidates of one peer's bucket that it knows of, without itself."""
 
-    def learn(self, candidate: Candidate, now: float, lifetime: float, *, direct: bool = False) -> bool:
+    def __init__(self, me: Candidate, memory: Memory) -> None:
+        self.entries: dict[PeerID, Entry] = {}
+        self._me = me
+        self._memory = memory
+
+    def learn(self, candidate: Candidate, now: float, *, direct: bool = False) -> bool:
         """Takes in what the candidate itself (`direct`) or somebody else says. Returns whether that was new.
 
         Whoever speaks for himself is no longer passed over.
         """
         peer = candidate.peer_id
-        if candidate.bucket != self.bucket or not candidate.looking or peer == self.own_id:
+        if candidate.bucket != self._me.bucket or not candidate.looking or peer == self._me.peer_id:
             return False
         known = self.entries.get(peer)
         if known is not None and known.candidate.search == candidate.search:
-            known.expires = max(known.expires, now + lifetime)
+            known.expires = max(known.expires, now + LIFETIME)
             if direct:
                 self.heard(peer)
             return False
-        if not direct and self._is_old(candidate, known):
+        outdated = self._memory.has_finished(candidate) or (known and candidate.search < known.candidate.search)
+        if (outdated and not direct) or (known is None and len(self.entries) >= MAX_CANDIDATES):
             return False
-        if known is None and len(self.entries) >= MAX_CANDIDATES:
-            return False
-        self.entries[peer] = Entry(candidate, rank_of(candidate), since=now, expires=now + lifetime)
+        self.entries[peer] = Entry(candidate, rank_of(candidate), since=now, expires=now + LIFETIME)
         return True
-
-    def _is_old(self, candidate: Candidate, known: Entry | None) -> bool:
-        ended = self.finished.get(candidate.peer_id, b"")
-        return candidate.search <= max(ended, known.candidate.search if known else b"")
 
     def finish(self, peer: PeerID) -> None:
         """The search of this peer that is known has ended: it is no candidate until it declares a later one."""
         entry = self.entries.pop(peer, None)
         if entry is not None:
-            remember_finished(self.finished, [entry.candidate])
+            self._memory.finish(entry.candidate)
 
     def pass_over(self, peers: Iterable[PeerID], until: float) -> None:
         """Leaves these peers aside for a while, unless they begin another search."""
@@ -187,6 +202,52 @@ class Roll:
         return min(times, default=math.inf)
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who should lead and who should follow whom, as far as one peer knows."""
+
+    leaders: list[PeerID]  # by rank
+    leader_of: dict[PeerID, PeerID]  # of each follower
+    crowded: bool  # there is more than one group
+
+    @property
+    def usual_size(self) -> float:
+        """Members of a group, with its leader."""
+        return (len(self.leaders) + len(self.leader_of)) / max(1, len(self.leaders))
+
+    def nearest(self, peer: PeerID) -> list[PeerID]:
+        """The leaders in the order in which this peer should ask them: its own, then those of the chunks before it."""
+        own = peer if peer in self.leaders else self.leader_of.get(peer)
+        if own is None:
+            return list(self.leaders)
+        start = self.leaders.index(own)
+        return self.leaders[start::-1] + self.leaders[start + 1 :]
+
+
+def make_plan(ranked: Sequence[Entry], options: MatchmakingOptions, now: float) -> Plan:
+    """The candidates in order of rank, cut into chunks of even size, each led by its first.
+
+    Listening peers and the others are cut apart and each chunk gets its share of both, since a group needs some who
+    reduce. Everyone with the same knowledge asks the right leader at once, without a herd of refusals; where
+    knowledge differs by a few peers, the ends of the chunks move by as few positions, and a follower that asks the
+    wrong leader asks the next one. Whoever is known to follow somebody else leads nobody.
+    """
+    able = {entry.peer_id for entry in ranked if entry.candidate.listening and entry.follows_until <= now}
+    groups = count_groups(len(ranked), len(able), options.target_group_size, options.min_group_size)
+    leaders: list[PeerID] = []
+    leader_of: dict[PeerID, PeerID] = {}
+    for chunk in _cut(ranked, groups):
+        leader = next((peer for peer in chunk if peer in able), None)
+        if leader is not None:
+            leaders.append(leader)
+        elif leaders:
+            leader = leaders[-1]  # all of this chunk are on their way elsewhere
+        else:
+            continue
+        leader_of.update((peer, leader) for peer in chunk if peer != leader)
+    return Plan(leaders, leader_of, crowded=groups > 1)
+
+
 def count_groups(candidates: int, listening: int, target_size: int | None, minimum_size: int) -> int:
     """Into how many groups so many candidates divide: none too large, none too small, each with a listening leader.
 
@@ -197,62 +258,10 @@ def count_groups(candidates: int, listening: int, target_size: int | None, minim
     return max(1, min(math.ceil(candidates / target_size), candidates // minimum_size, listening))
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Who should lead and who should follow whom, as far as one peer knows."""
-
-    leaders: list[PeerID]  # by rank
-    dealt: dict[PeerID, PeerID]  # follower → leader
-    crowded: bool  # there is more than one group
-
-    @property
-    def usual_size(self) -> float:
-        """Members of a group, with its leader."""
-        return (len(self.leaders) + len(self.dealt)) / max(1, len(self.leaders))
-
-    def nearest(self, peer: PeerID) -> list[PeerID]:
-        """The leaders in the order in which this peer should ask them: its own, then those of the chunks before it."""
-        own = peer if peer in self.leaders else self.dealt.get(peer)
-        if own is None:
-            return list(self.leaders)
-        start = self.leaders.index(own)
-        return self.leaders[start::-1] + self.leaders[start + 1 :]
-
-
-def make_plan(
-    me: Candidate | None, own_rank: Rank | None, others: Sequence[Entry], sizes: GroupSizes, now: float
-) -> Plan:
-    """The candidates in order of rank, cut into chunks of even size, each led by its first. `others` come by rank.
-
-    Listening peers and the others are cut apart and each chunk gets its share of both, since a group needs some who
-    reduce. Everyone with the same knowledge asks the right leader at once, without a herd of refusals; where
-    knowledge differs by a few peers, the ends of the chunks move by as few places, and a follower at a wrong door is
-    sent next door. Whoever is known to follow somebody else leads nobody.
-    """
-    ranked = [(entry.rank, entry.candidate, entry.follows_until <= now) for entry in others]
-    if me is not None and own_rank is not None:
-        ranked = sorted([*ranked, (own_rank, me, True)], key=lambda item: item[0])
-    able = {candidate.peer_id for _, candidate, free in ranked if candidate.listening and free}
-    groups = count_groups(len(ranked), len(able), sizes.target_group_size, sizes.min_group_size)
-    chunks = _cut([(candidate.peer_id, candidate.listening) for _, candidate, _ in ranked], groups)
-    leaders: list[PeerID] = []
-    dealt: dict[PeerID, PeerID] = {}
-    for chunk in chunks:
-        leader = next((peer for peer in chunk if peer in able), None)
-        if leader is None and leaders:
-            leader = leaders[-1]  # all of this chunk are on their way elsewhere
-        if leader is None:
-            continue
-        if leader in chunk:
-            leaders.append(leader)
-        dealt.update((peer, leader) for peer in chunk if peer != leader)
-    return Plan(leaders, dealt, crowded=groups > 1)
-
-
-def _cut(ranked: Sequence[tuple[PeerID, bool]], groups: int) -> list[list[PeerID]]:
-    """Chunks of candidates given with whether they listen: even in size, and even in listening members."""
-    listening = [peer for peer, listens in ranked if listens]
-    clients = [peer for peer, listens in ranked if not listens]
+def _cut(ranked: Sequence[Entry], groups: int) -> list[list[PeerID]]:
+    """Chunks of the candidates: even in size, and even in listening members."""
+    listening = [entry.peer_id for entry in ranked if entry.candidate.listening]
+    clients = [entry.peer_id for entry in ranked if not entry.candidate.listening]
     chunks: list[list[PeerID]] = []
     first, second = 0, 0
     for size, share in zip(_even(len(ranked), groups), _even(len(listening), groups), strict=True):
@@ -267,33 +276,29 @@ def _even(total: int, parts: int) -> list[int]:
     return [least + (part < more) for part in range(parts)]
 
 
-def leader_of_the_rest(
-    roll: Roll, here: Container[PeerID], sizes: GroupSizes, asker: PeerID, now: float
-) -> Candidate | None:
-    """Who should lead those for whom there is no room among the followers `here`; None if the asker itself."""
-    rest = [entry for entry in roll.present(now) if entry.candidate.peer_id not in here]
-    leader = make_plan(None, None, rest, sizes, now).dealt.get(asker)
-    return roll.entries[leader].candidate if leader is not None else None
+class Conflicts:
+    """Peers that look for the same group with other terms."""
 
+    def __init__(self) -> None:
+        self.agreed = False  # somebody with this peer's terms has answered it: whoever differs is not the run
+        self._found: dict[PeerID, tuple[tuple[str, ...], float]] = {}
 
-def why_nobody_leads(me: Candidate, others: Iterable[Entry], sizes: GroupSizes) -> str:
-    """Why no group can come together, if it is that nobody who is there can be dialed; otherwise empty."""
-    listening = [me.listening, *(entry.candidate.listening for entry in others)]
-    if any(listening) or len(listening) < sizes.min_group_size:
-        return ""
-    there = f"none of {len(listening)} peers that look for a group can be dialed"
-    return f"{there}, so nobody can reduce for the others"
+    def note(self, peer: PeerID, keys: tuple[str, ...], since: float) -> bool:
+        """The terms of a peer that came up at swarm time `since` differ under `keys`. Returns whether that is new."""
+        new = peer not in self._found
+        known = self._found.get(peer, (keys, math.inf))
+        self._found[peer] = (tuple(sorted(keys)), min(since, known[1]))
+        return new
 
+    def cover(self, others: Iterable[Entry]) -> bool:
+        """Whether all of these follow somebody whose terms differ, so that none is left to form a group with."""
+        return all(entry.follows in self._found for entry in others)
 
-def differing_terms(ours: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys under which two fingerprints differ, or which only one of them has, sorted."""
-    return tuple(sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)))
-
-
-def remember_finished(finished: dict[PeerID, bytes], candidates: Iterable[Candidate], *, keep: int = 4096) -> None:
-    """Notes that these searches have ended, and forgets the oldest notes beyond `keep`."""
-    for candidate in candidates:
-        finished.pop(candidate.peer_id, None)
-        finished[candidate.peer_id] = candidate.search
-    while len(finished) > keep:
-        del finished[next(iter(finished))]
+    def elders(self, since: float) -> tuple[tuple[str, ...], list[PeerID]]:
+        """The keys that most of those name who came up before `since`, and who they are; nobody if anyone agrees with
+        this peer."""
+        elders: dict[tuple[str, ...], list[PeerID]] = {}
+        for peer, (keys, theirs) in self._found.items():
+            if theirs < since and not self.agreed:
+                elders.setdefault(keys, []).append(peer)
+        return max(elders.items(), key=lambda item: len(item[1]), default=((), []))

@@ -7,23 +7,46 @@ What does not decode, or names another peer than its owner, is passed over.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import math
 from collections.abc import Sequence
 
 import msgspec
 
-from swarmcli.averaging.matchmaking.bits import group_key
-from swarmcli.averaging.matchmaking.candidates import LIFETIME, Candidate
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.reading import Follower
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network import wire
+from swarmcli.network.identity import PeerID
 
 logger = logging.getLogger(__name__)
 
 
-class Board:
+def group_key(prefix: str, bits: str) -> str:
+    """The key under which peers of one bucket declare themselves."""
+    return f"{prefix}.0b{bits}"
+
+
+def next_bits(bits: str, group: Group, me: PeerID, target_size: int) -> str:
+    """The bucket after a round in `group`: the grid of Moshpit SGD (arXiv 2103.03239, section 3.2).
+
+    Members of one group go to different buckets, as far as there are enough. A peer's position in a shuffle that the
+    group id fixes is written in binary behind the bits, and as many fall off at the front. So with all groups full,
+    everyone holds the mean of all after 1 + len(bits) / log2(target_size) rounds.
+    """
+    if not bits:
+        return bits
+    order = sorted(group.members, key=lambda member: hashlib.sha256(group.group_id + member.peer_id).digest())
+    position = next(index for index, member in enumerate(order) if member.peer_id == me)
+    width = max(1, math.ceil(math.log2(target_size)))
+    return (bits + f"{position % 2**width:0{width}b}")[-len(bits) :]
+
+
+class Declarations:
     """The declarations of one prefix. Failures to reach them show as fewer declarations, not as errors.
 
     What this peer last said with `say` is what any later `publish` writes, so one that is slow or was cancelled cannot
@@ -38,7 +61,7 @@ class Board:
         self._follower: Follower | None = None
 
     def say(self, candidate: Candidate) -> None:
-        """How this peer stands from now on; to be published."""
+        """What this peer declares from now on; to be published."""
         self._own = candidate
 
     async def publish(self, *, again: bool = False) -> None:

@@ -1,39 +1,55 @@
-"""Finds groups for one averager, one search at a time, and remembers from each what helps the next."""
+"""Finds groups for one averager, one search at a time, and answers other peers on behalf of the search under way."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 from swarmcli.averaging.bandwidth import LinkGauge, comparable
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
-from swarmcli.averaging.control import RoundRequest, StepControl
+from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
-from swarmcli.averaging.matchmaking.attendance import Attendance
-from swarmcli.averaging.matchmaking.bits import next_bits
-from swarmcli.averaging.matchmaking.candidates import SEARCH_BYTES, Candidate, Roll, search_id
-from swarmcli.averaging.matchmaking.declarations import Board
-from swarmcli.averaging.matchmaking.matchmaking import Search
-from swarmcli.averaging.matchmaking.moves import Goal, Offer
-from swarmcli.averaging.matchmaking.post import Post, Unheard
-from swarmcli.averaging.matchmaking.rendezvous import Rendezvous
-from swarmcli.averaging.matchmaking.seeking import Seeker
+from swarmcli.averaging.matchmaking.candidates import Memory
+from swarmcli.averaging.matchmaking.declarations import Declarations, next_bits
+from swarmcli.averaging.matchmaking.driver import SearchDriver
+from swarmcli.averaging.matchmaking.messages import (
+    MAX_GONE,
+    METHODS,
+    SEARCH_BYTES,
+    Answer,
+    Begin,
+    Bucket,
+    Candidate,
+    Heartbeat,
+    Invitation,
+    Join,
+    Leave,
+    Offer,
+    Progress,
+    Pulse,
+    method_name,
+    search_id,
+)
+from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.dht.node import DHTNode
-from swarmcli.errors import DHTError, NetworkError
+from swarmcli.errors import CallRefused, DHTError, NetworkError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 
 WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending averager takes to withdraw its declaration
+MAX_BEGUN = 4  # groups that those who come too late are told of; they may be some rounds behind
+
+Untold: TypeAlias = Callable[[Group, PeerID, str], None]
 
 logger = logging.getLogger(__name__)
 
 
 class GroupFinder:
-    """The matchmaking of one averager."""
+    """The matchmaking of one averager. `driver` is the search under way, if there is one."""
 
     def __init__(
         self,
@@ -42,50 +58,53 @@ class GroupFinder:
         total_size: int,
         own_terms: dict[str, str],
         *,
-        unheard: Unheard,
-        parted: Callable[[Group], None],
+        untold: Untold,
+        declined: Callable[[Group], None],
     ) -> None:
-        """`total_size` is in elements; `own_terms` must be equal at all members. `unheard` is called when a follower
-        could not be told that its group begins, `parted` with a group that begins though this peer takes no part."""
+        """`total_size` is in elements; `own_terms` must be equal at all members. `untold` is called when a follower
+        could not be told that its group begins, `declined` with a group that begins though this peer takes no part."""
         self.listening = not (node.client_mode if config.client_mode is None else config.client_mode)
         self.group_bits = config.initial_group_bits
-        self._node = node
+        self.link = LinkGauge(node.endpoint.passed)
+        self.driver: SearchDriver | None = None
         self._endpoint = node.endpoint
         self._config = config
         self._total_size = total_size
         self._own_terms = own_terms
-        self.link = LinkGauge(node.endpoint.passed)
-        self._parted = parted
+        self._untold = untold
+        self._declined = declined
         self._tasks = TaskOwner()
-        timeout = config.matchmaking.request_timeout
-        self._post = Post(node.endpoint, config.prefix, self._tasks, timeout=timeout, unheard=unheard)
-        self._rendezvous = Rendezvous(node.endpoint, config.prefix, parted)
         self._turn = asyncio.Lock()
-        self._finished: dict[PeerID, bytes] = {}
-        self._attendance = Attendance()
-        self._crew: frozenset[PeerID] = frozenset()
-        self._expects = False  # the crew was named by `expect`, and nobody else is waited for
-        self._newcomer = True
-        self._board = Board(node, config.prefix)
-        self._last_search = bytes(SEARCH_BYTES)
-        self._last_tag = b""
-        self._started = 0.0
+        self._memory = Memory()
+        self._begun: dict[Bucket, Group] = {}  # the last groups that began with this peer, oldest first
+        self._declarations = Declarations(node, config.prefix)
+        self._last_search, self._last_tag = bytes(SEARCH_BYTES), b""
         self._searched = 0.0  # swarm time of the last search
+        self._started = 0.0
 
     def start(self) -> None:
         """Begins to answer others, and declares that this peer holds the prefix. Raises ValueError if this endpoint
         has an averager of the same prefix."""
         self._started = asyncio.get_running_loop().time()
-        self._rendezvous.start()
-        self._board.say(self._me(looking=False))
-        self._declaring = self._tasks.spawn(self._board.keep_published())
+        handlers: dict[type, Callable[[PeerID, Any], Awaitable[Any]]] = {
+            Join: self._on_join,
+            Invitation: self._on_invitation,
+            Heartbeat: self._on_heartbeat,
+            Progress: self._on_progress,
+            Leave: self._on_leave,
+            Begin: self._on_begin,
+        }
+        for message, handler in handlers.items():
+            self._endpoint.serve(method_name(self._config.prefix, message), message, handler)
+        self._declarations.say(self._me(looking=False))
+        self._declaring = self._tasks.spawn(self._declarations.keep_published())
 
     async def stop(self) -> None:
         """Answers nobody any more and withdraws the declaration."""
-        self._rendezvous.stop()
+        self._endpoint.withdraw(*(method_name(self._config.prefix, message) for message in METHODS))
         try:
             async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
-                await self._board.withdraw()
+                await self._declarations.withdraw()
         except (NetworkError, DHTError, TimeoutError) as error:
             logger.debug("the declaration of %s stays until it expires: %s", self._config.prefix, error)
         await self._tasks.close()
@@ -93,7 +112,7 @@ class GroupFinder:
     def set_group_bits(self, bits: str) -> None:
         """The bucket to look in from the next search on. Raises ValueError."""
         check_group_bits(bits)
-        self._crew = frozenset()
+        self._memory.mates = frozenset()
         self.group_bits = bits
         self._declare_idle()
 
@@ -104,12 +123,12 @@ class GroupFinder:
     def doubt(self, peers: Iterable[bytes]) -> None:
         """These spoiled a round: the next group does not wait for them, though they may come."""
         doubtful = [PeerID(peer) for peer in peers]
-        self._crew -= frozenset(doubtful)
-        self._attendance.note_missed(doubtful)
+        self._memory.mates -= frozenset(doubtful)
+        self._memory.note_missed(doubtful)
 
     def expect(self, peers: Iterable[PeerID]) -> None:
         """The next group waits for these while they can be reached, until its time is up, and for no other holder."""
-        self._crew, self._expects = frozenset(peers), True
+        self._memory.mates, self._memory.only_mates = frozenset(peers), True
 
     async def find(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """A group for this round; waits until an earlier search has ended.
@@ -119,67 +138,49 @@ class GroupFinder:
         here first.
         """
         async with self._turn:
-            search = self._new_search(control)
-            offer = self._offer(control.request, gathered)
-            self._board.say(search.me)
-            seeker = self._rendezvous.open(Seeker(search, self._post, self._board, offer, control))
+            search = self._new_search(control, gathered)
+            self._declarations.say(search.me)
+            prefix, tasks = self._config.prefix, self._tasks
+            driver = SearchDriver(search, self._endpoint, prefix, self._declarations, control, tasks)
+            self.driver = driver
+            self._begun.pop(search.me.bucket, None)
             try:
                 async with asyncio.timeout_at(deadline):
-                    group = await seeker.run(lambda ready: self._draw_up(ready, offer))
+                    return await driver.run(lambda: self._begin(driver))
             except TimeoutError:
-                if seeker.group is None:
-                    raise seeker.failure(f"no group came together within {control.request.timeout:g} s") from None
-                group = seeker.group  # it began in the last moment, and its members know
+                if driver.group is None:
+                    reason = f"no group came together within {control.request.timeout:g} s"
+                    raise search.failure(reason, asyncio.get_running_loop().time()) from None
+                return driver.group  # it began in the last moment, and its members know
             except asyncio.CancelledError:
-                if seeker.group is not None:
-                    self._parted(seeker.group)
+                if driver.group is not None:
+                    self._declined(driver.group)
                 raise
             finally:
-                self._rendezvous.close(seeker.group)
-                if seeker.group is not None:
-                    self._remember(seeker.group, search)
+                self.driver = None
+                if driver.group is not None:
+                    self._remember(driver.group, search)
                 if search.awaits_holders or search.me.bits:
                     self._declare_idle()
-            return group
 
-    def _new_search(self, control: StepControl) -> Search:
-        request, clock = control.request, self._endpoint.clock
-        loop_time = asyncio.get_running_loop().time()
-        self._last_search, self._last_tag = self._search_id(), request.tag
-        me = self._me(looking=True)
-        opens_at = -math.inf
-        if control.scheduled_time is not None:
-            opens_at = loop_time + control.scheduled_time - clock.now()
+    def _new_search(self, control: StepControl, gathered: bytes) -> Search:
+        now, clock = asyncio.get_running_loop().time(), self._endpoint.clock
+        # Ids grow from search to search even if the clock was set back: to others an older one is out of date.
+        self._searched = max(clock.now(), self._searched + 1e-5)
+        self._last_search = search_id(self._searched, self._endpoint.random.randbytes(8))
+        request = replace(control.request, allow_retries=control.allow_retries)
+        self._last_tag = request.tag
         options = self._config.matchmaking
         if request.lookout is not None:
             options = replace(options, min_matchmaking_time=request.lookout)
-        return Search(
-            me,
-            Roll(me.bucket, me.peer_id, self._finished),
-            self._attendance,
-            options,
-            Goal(opens_at, request.target, request.only_one, self._crew, self._expects, control.allow_retries),
-            now=loop_time,
-            connected=self._endpoint.is_connected,
-        )
-
-    def _search_id(self) -> bytes:
-        """Ids grow from search to search even if the clock was set back: to others an older one is out of date."""
-        self._searched = max(self._endpoint.clock.now(), self._searched + 1e-5)
-        return search_id(self._searched, self._endpoint.random.randbytes(8))
-
-    def _offer(self, request: RoundRequest, gathered: bytes) -> Offer:
-        age = asyncio.get_running_loop().time() - self._started
-        return Offer(
+        own = Join(
+            self._me(looking=True),
+            Offer(self._config.bandwidth, self.link.claim, self._config.auxiliary, gathered),
             terms={**request.terms, **self._own_terms},
-            gathered=gathered,
-            bandwidth=self._config.bandwidth,
-            measured=self.link.claim,
-            auxiliary=self._config.auxiliary,
             # Counted back from now, since the clock of a peer that has just come up may not be corrected yet.
-            since=self._endpoint.clock.now() - age,
-            newcomer=self._newcomer,
+            since=clock.now() - (now - self._started),
         )
+        return Search(own, self._memory, options, request, now=now, connected=self._endpoint.is_connected)
 
     def _me(self, *, looking: bool) -> Candidate:
         addresses = self._endpoint.addresses if self.listening else ()
@@ -189,34 +190,85 @@ class GroupFinder:
     def _declare_idle(self) -> None:
         """Others see in which bucket this peer is, and that it looks for no group now."""
         if not self._declaring.done():  # otherwise this averager has ended
-            self._board.say(self._me(looking=False))
-            self._tasks.spawn(self._board.publish())
+            self._declarations.say(self._me(looking=False))
+            self._tasks.spawn(self._declarations.publish())
 
-    def _draw_up(self, search: Search, offer: Offer) -> Group:
-        """The group of this peer and its followers. Raises NoReducerError."""
-        followers = search.gathering.by_rank()
-        speeds = comparable(
-            [offer.bandwidth, *(follower.joining.bandwidth for follower in followers)],
-            [offer.measured, *(follower.joining.measured for follower in followers)],
-        )
-        me = search.me
-        brought = [(me, offer.auxiliary, offer.gathered)]
-        brought += [(f.candidate, f.joining.auxiliary, f.joining.gathered) for f in followers]
+    def _begin(self, driver: SearchDriver) -> Group:
+        """Draws up the group of this peer and its followers, and tells them. Raises NoReducerError."""
+        search = driver.search
+        joins = [search.own, *search.gathering.by_rank()]
+        offers = [join.offer for join in joins]
+        speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
         members = [
-            Member(who.peer_id, who.listening, auxiliary, speed, who.addresses, gathered)
-            for (who, auxiliary, gathered), speed in zip(brought, speeds, strict=True)
+            Member(who.peer_id, who.listening, offer.auxiliary, speed, who.addresses, offer.gathered)
+            for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
         ]
         shares = reducing_shares(members, self._total_size, self._config.min_vector_size)
-        return Group.form(me.tag, members, shares, self._endpoint.random.randbytes(NONCE_BYTES))
+        group = Group.form(search.me.tag, members, shares, self._endpoint.random.randbytes(NONCE_BYTES))
+        for join in joins[1:]:
+            message = Begin(join.candidate.search, group.body, search.waited_in_vain)
+            self._tasks.spawn(self._tell_begin(driver, join.candidate.peer_id, group, message))
+        return group
+
+    async def _tell_begin(self, driver: SearchDriver, follower: PeerID, group: Group, message: Begin) -> None:
+        try:
+            await driver.call(follower, message)
+        except NetworkError as error:
+            logger.debug("%s did not hear that its group begins: %s", follower.short, error)
+            self._untold(group, follower, str(error))
 
     def _remember(self, group: Group, search: Search) -> None:
-        self._newcomer = False
+        memory, size = self._memory, self._config.matchmaking.target_group_size
         for member in group.members:
-            search.roll.finish(member.peer_id)
+            search.known.finish(member.peer_id)
             self._endpoint.learn(member.peer_id, member.addresses)
-        size = self._config.matchmaking.target_group_size
-        everyone = size is None or len(self._attendance.holders) <= size
         peers = frozenset(member.peer_id for member in group.members)
-        self._attendance.note_present(peers)
-        self._crew, self._expects = peers if everyone and not self.group_bits else frozenset(), False
+        memory.note_present(peers)
+        everyone = size is None or len(memory.holders) <= size
+        memory.mates = peers if everyone and not self.group_bits else frozenset()
+        memory.only_mates = memory.newcomer = False
         self.group_bits = next_bits(self.group_bits, group, search.me.peer_id, size or len(group))
+        self._begun[search.me.bucket] = group
+        while len(self._begun) > MAX_BEGUN:
+            del self._begun[next(iter(self._begun))]
+
+    # What others say; see messages
+
+    async def _on_join(self, peer: PeerID, message: Join) -> Answer:
+        driver = self._driver_for(peer, message.candidate, message.candidate)
+        return driver.on_join(message) if isinstance(driver, SearchDriver) else driver
+
+    async def _on_invitation(self, peer: PeerID, message: Invitation) -> Answer:
+        driver = self._driver_for(peer, message.sender, message.to)
+        return driver.on_invitation(message) if isinstance(driver, SearchDriver) else driver
+
+    def _driver_for(self, peer: PeerID, sender: Candidate, asked: Candidate) -> SearchDriver | Answer:
+        """The search in the bucket that is asked for, or that it has had its group. Declarations may be out of date,
+        so a peer that has moved on is asked for its former bucket."""
+        if sender.peer_id != peer:
+            raise CallRefused("identity", "a peer may only speak for itself")
+        if (group := self._begun.get(asked.bucket)) is not None:
+            return Answer("begun", gone=tuple(member.peer_id for member in group.members)[:MAX_GONE])
+        if self.driver is None or self.driver.search.me.bucket != asked.bucket:
+            raise CallRefused("idle", "this peer is not looking for such a group")
+        return self.driver
+
+    async def _on_heartbeat(self, peer: PeerID, message: Heartbeat) -> Pulse:
+        return self.driver.on_heartbeat(peer, message) if self.driver is not None else Pulse(together=False)
+
+    async def _on_progress(self, peer: PeerID, message: Progress) -> Pulse:
+        return self.driver.on_progress(peer, message) if self.driver is not None else Pulse(together=False)
+
+    async def _on_leave(self, peer: PeerID, message: Leave) -> Pulse:
+        if self.driver is not None:
+            self.driver.on_leave(peer, message)
+        return Pulse(together=False)
+
+    async def _on_begin(self, peer: PeerID, message: Begin) -> Pulse:
+        group = Group(message.group)
+        if group.leader != peer:
+            raise CallRefused("identity", "only its leader begins a group")
+        if self.driver is None or not self.driver.on_begin(group, message):
+            self._declined(group)
+            raise CallRefused("declined", "this peer is not waiting for that group any more")
+        return Pulse(together=True)

@@ -1,6 +1,6 @@
-"""What a leader keeps of the group that gathers around it, and when it begins. No input or output here.
+"""When a peer may ask others, and when the group that gathers around it begins. No input or output here.
 
-A plain group begins when everyone expected is there, when it is full, or when time is up. A *standing* group has a
+A plain group begins when everyone expected is there, when it is full, or when time is up. A *preformed* group has a
 target: its members do work while they wait, and it begins when the sum of their progress reaches the target; until
 then it is open for newcomers.
 """
@@ -8,70 +8,117 @@ then it is open for newcomers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.group import MAX_MEMBERS
-from swarmcli.averaging.matchmaking.candidates import Candidate, rank_of
-from swarmcli.averaging.matchmaking.meeting import Joining
+from swarmcli.averaging.matchmaking.messages import Join, rank_of
 from swarmcli.network.identity import PeerID
 
+MIN_SETTLE = 0.015  # seconds of quiet after which peers that start together have met …
+SETTLE_FACTOR = 3.0  # … and at least so many times as long as it took to declare and read
+SETTLING_SHARE = 0.25  # of min_matchmaking_time goes by at most, while others keep coming, before anybody is asked
+MIN_HEDGE = 0.1  # seconds without an answer after which the next in rank is asked as well …
+HEDGE = 1 / 6  # … and the part of request_timeout that this is at most
 MIN_PATIENCE = 0.5  # seconds that even an impatient follower leaves the group open
 BEATS_PER_SECOND = 256.0  # that a leader sends to all of its followers together, while the group may soon begin …
-BEATS_AT_REST = 64.0  # … and while it stands
+BEATS_AT_REST = 64.0  # … and while it is far from its target
 BEATS_BEFORE_LOST = 4  # missed ones, after which a leader or a follower is taken for lost
-NEARLY = 0.75  # of a standing group's target, from which on it may soon begin
+NEARLY = 0.75  # of a preformed group's target, from which on it may soon begin
 MAX_GATHERED_TOTAL = 512 << 10  # bytes of gathered metadata in one group; it goes to every member
 
 
-@dataclass(slots=True)
-class Follower:
-    candidate: Candidate
-    joining: Joining
-    progress: float
+class Settling:
+    """How long ago the last news of other candidates came, measured by how long it takes to declare and to read.
 
+    Where several groups may form, those who start together first hear of each other, so that all of them
+    divide everyone in the same way: nobody is asked before a reading has brought nothing new for a while.
+    """
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Begin, give up for a reason, or look again at `wake_at`."""
+    def __init__(self, options: MatchmakingOptions, now: float) -> None:
+        self.quiet = MIN_SETTLE  # seconds without news after which things have settled
+        self._options = options
+        self._crowd = options.target_group_size is not None  # several groups may form
+        self._first_read = math.inf
+        self._last_read = -math.inf
+        self._news_at = now
+        self._calm = False  # the last reading brought nothing new
 
-    begin: bool = False
-    give_up: str = ""
-    wake_at: float = math.inf
+    def news(self, now: float) -> None:
+        self._news_at = now
+
+    def on_read(self, now: float, duration: float, *, crowd: bool) -> None:
+        """The declarations were read; it took `duration` seconds to declare and read. `crowd`: they are more than fit
+        into one group."""
+        self._crowd = crowd
+        self._calm = self._first_read < math.inf and self._news_at <= self._last_read
+        self._last_read = now
+        if self._first_read == math.inf:
+            self._first_read = self._news_at = now
+            # Two that start together learn of each other within the time that the slower takes for this.
+            self.quiet = max(MIN_SETTLE, SETTLE_FACTOR * duration)
+
+    @property
+    def trip(self) -> float:
+        """Seconds that it takes to declare and to read."""
+        return self.quiet / SETTLE_FACTOR
+
+    @property
+    def calm(self) -> bool:
+        """Whether no more readings are needed before anybody is asked."""
+        return self._calm or not self._crowd
+
+    @property
+    def hedge(self) -> float:
+        """Seconds after which an answer is late: a few round trips, as the first reading has measured them."""
+        return min(HEDGE * self._options.request_timeout, max(MIN_HEDGE, self.quiet))
+
+    @property
+    def ready_at(self) -> float:
+        """When to ask and to invite."""
+        if not self._crowd:
+            return -math.inf
+        if self._calm:
+            return self._news_at + self.quiet
+        return self._first_read + SETTLING_SHARE * self._options.min_matchmaking_time
+
+    @property
+    def settled_at(self) -> float:
+        """When everyone who is there can have been heard of, if nothing new happens; infinite before a reading."""
+        if self._first_read == math.inf:
+            return math.inf
+        return max(self._news_at + self.quiet, self.ready_at)
 
 
 class Gathering:
-    """The followers of one peer, and its deadlines."""
+    """The followers of one peer, with what they said when they joined, and its deadlines."""
 
-    def __init__(self, options: MatchmakingOptions, *, now: float, opens_at: float, target: float | None) -> None:
+    def __init__(self, options: MatchmakingOptions, target: float | None, now: float) -> None:
         self.options = options
-        self.opens_at = opens_at
         self.target = target
         self.own_progress = 0.0
-        self.followers: dict[PeerID, Follower] = {}
-        self.close_at = max(now, opens_at) + options.min_matchmaking_time
+        self.followers: dict[PeerID, Join] = {}
+        self.opens_at = -math.inf  # the group does not begin before this time
+        self.close_at = now + options.min_matchmaking_time
         self.blocked = ""  # why these members cannot begin: none of them can reduce for all
-        self._gathered = 0
+        self._progress: dict[PeerID, float] = {}
         self._reached_at = math.inf
 
     def __len__(self) -> int:
         """Members if it began now, with the leader itself."""
         return 1 + len(self.followers)
 
-    def add(self, candidate: Candidate, joining: Joining, now: float) -> None:
-        self.remove(candidate.peer_id)
-        self.followers[candidate.peer_id] = Follower(candidate, joining, 0.0)
-        self.report(candidate.peer_id, joining.progress)
-        self._gathered += len(joining.gathered)
+    def add(self, join: Join, now: float) -> None:
+        peer = join.candidate.peer_id
+        self.remove(peer)
+        self.followers[peer] = join
+        self.report(peer, join.progress)
         self.blocked = ""
-        self.close_at = min(self.close_at, now + max(joining.patience, MIN_PATIENCE))
+        self.close_at = min(self.close_at, now + max(join.patience, MIN_PATIENCE))
 
     def remove(self, peer: PeerID, search: bytes | None = None) -> None:
         """This follower has gone; with `search`, only if it is that search of it which follows."""
-        follower = self.followers.get(peer)
-        if follower is not None and search in (None, follower.candidate.search):
-            self._gathered -= len(follower.joining.gathered)
-            del self.followers[peer]
+        if peer in self.followers and search in (None, self.followers[peer].candidate.search):
+            del self.followers[peer], self._progress[peer]
 
     def report(self, peer: PeerID, progress: float) -> bool:
         """A peer's cumulative progress, which never shrinks. Returns whether it is a follower.
@@ -79,25 +126,38 @@ class Gathering:
         Nobody's word counts for more than the whole target: what a member has really done only its weight in the
         round says, which the result tells to everyone.
         """
-        follower = self.followers.get(peer)
-        if follower is not None:
-            follower.progress = max(follower.progress, min(progress, self.target or math.inf))
-        return follower is not None
+        if peer not in self.followers:
+            return False
+        self._progress[peer] = max(self._progress.get(peer, 0.0), min(progress, self.target or math.inf))
+        return True
 
     def clear(self) -> list[PeerID]:
         """Gives all followers up and returns who they were, by rank."""
-        former = [follower.candidate.peer_id for follower in self.by_rank()]
+        former = [join.candidate.peer_id for join in self.by_rank()]
         self.followers.clear()
-        self._gathered = 0
+        self._progress.clear()
         return former
 
-    def by_rank(self) -> list[Follower]:
-        return sorted(self.followers.values(), key=lambda follower: rank_of(follower.candidate))
+    def by_rank(self) -> list[Join]:
+        return sorted(self.followers.values(), key=lambda join: rank_of(join.candidate))
+
+    @property
+    def has_enough(self) -> bool:
+        return len(self) >= self.options.min_group_size
 
     @property
     def is_full(self) -> bool:
+        gathered = sum(len(join.offer.gathered) for join in self.followers.values())
         limit = min(self.options.target_group_size or MAX_MEMBERS, MAX_MEMBERS)
-        return len(self) >= limit or self._gathered > MAX_GATHERED_TOTAL
+        return len(self) >= limit or gathered > MAX_GATHERED_TOTAL
+
+    @property
+    def total_progress(self) -> float:
+        return self.own_progress + sum(self._progress.values())
+
+    @property
+    def _nearly_there(self) -> bool:
+        return self.target is not None and self.total_progress >= NEARLY * self.target
 
     @property
     def beat_interval(self) -> float:
@@ -111,19 +171,11 @@ class Gathering:
         """Seconds without a sign of life after which leader and followers give each other up.
 
         Whoever is given up goes to another group, and the two do not merge before their next round. So a peer that is
-        only slow, on a busy machine for example, gets as long as for any answer. A standing group that is about to
+        only slow, on a busy machine for example, gets as long as for any answer. A preformed group that is about to
         begin gives up sooner: its round waits, and who comes late for it takes over the outcome.
         """
         missed = BEATS_BEFORE_LOST * self.beat_interval
         return missed if self._nearly_there else max(missed, self.options.request_timeout)
-
-    @property
-    def _nearly_there(self) -> bool:
-        return self.target is not None and self.total_progress >= NEARLY * self.target
-
-    @property
-    def total_progress(self) -> float:
-        return self.own_progress + sum(follower.progress for follower in self.followers.values())
 
     def renew(self, now: float) -> None:
         """Time was up without a group; the next try begins."""
@@ -134,47 +186,29 @@ class Gathering:
         self.close_at = max(self.close_at, opens_at + self.options.min_matchmaking_time)
         self.opens_at = opens_at
 
-    def decide(self, now: float, *, missing: bool, asking: bool, settled_at: float, keep_looking: bool) -> Decision:
-        """Whether to begin.
+    def due_at(self, now: float, *, missing: bool, asking: bool, settled_at: float) -> float:
+        """When this group is to begin, or to be looked at again, as things stand; infinite: not before something
+        happens. Time may be up with too few members.
 
         `missing`: somebody who could still come has not. `asking`: this peer may be about to follow another
-        one. `settled_at`: when everyone who is there can have been heard of, if nothing new happens. `keep_looking`:
-        with too few members at the end of the time, look on.
+        one. `settled_at`: when everyone who is there can have been heard of, if nothing new happens.
         """
         if now < self.opens_at:
-            return Decision(wake_at=self.opens_at)
+            return self.opens_at
         if self.blocked and now < self.close_at:
-            return Decision(wake_at=self.close_at)
-        missing = missing or asking
+            return self.close_at
         if self.target is not None:
-            return self._decide_standing(now, missing, settled_at)
-        full = self.is_full and not asking
-        return self._decide_plain(now, full, math.inf if missing else settled_at, keep_looking)
+            return self._preformed_due_at(now, self.target, missing or asking, settled_at)
+        if self.has_enough and self.is_full and not asking:
+            return now
+        return min(self.close_at, settled_at) if self.has_enough and not (missing or asking) else self.close_at
 
-    def _decide_plain(self, now: float, full: bool, complete_at: float, keep_looking: bool) -> Decision:
-        enough = len(self) >= self.options.min_group_size
-        if enough and (full or now >= min(self.close_at, complete_at)):
-            return Decision(begin=True)
-        if now < self.close_at:
-            return Decision(wake_at=min(self.close_at, complete_at) if enough else self.close_at)
-        if keep_looking:
-            self.renew(now)
-            return Decision(wake_at=self.close_at)
-        return Decision(give_up=self._too_few())
-
-    def _decide_standing(self, now: float, missing: bool, settled_at: float) -> Decision:
-        assert self.target is not None
-        too_few = len(self) < self.options.min_group_size
-        # Without those who are missing there would be no group at all, so they get more than the grace.
-        if self.total_progress < self.target or (too_few and missing):
+    def _preformed_due_at(self, now: float, target: float, missing: bool, settled_at: float) -> float:
+        # Without those who are missing there may be no group at all, so they get more than the grace.
+        if self.total_progress < target or (missing and not self.has_enough):
             self._reached_at = math.inf
-            return Decision()
+            return math.inf
         self._reached_at = min(self._reached_at, now)
         ends = self._reached_at + self.options.standing_grace if missing else settled_at
-        if now < ends:
-            return Decision(wake_at=ends)
         # Who gave up here would be looked for in vain by whoever comes a moment later, and the other way round.
-        return Decision() if too_few else Decision(begin=True)
-
-    def _too_few(self) -> str:
-        return f"only {len(self)} of at least {self.options.min_group_size} peers came together in time"
+        return ends if self.has_enough or now < ends else math.inf

@@ -9,17 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.matchmaking.candidates import (
-    Candidate,
-    Entry,
-    Roll,
-    count_groups,
-    differing_terms,
-    make_plan,
-    rank_of,
-    remember_finished,
-    search_id,
-)
+from swarmcli.averaging.matchmaking import candidates
+from swarmcli.averaging.matchmaking.candidates import Candidates, Conflicts, Entry, Memory, count_groups, make_plan
+from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, differing_terms, rank_of, search_id
+from swarmcli.network.identity import PeerID
 from tests.averaging.table import peer_id
 
 
@@ -27,16 +20,16 @@ def candidate(number: int, *, began: float = 0.0, listening: bool = True, tag: b
     return Candidate(peer_id(number), search_id(began, number.to_bytes(8, "big")), tag, listening)
 
 
-def roll_of(*candidates: Candidate, now: float = 0.0) -> Roll:
-    roll = Roll((b"", ""), peer_id(0))
-    for each in candidates:
-        roll.learn(each, now, 60.0)
-    return roll
+def knowing(*others: Candidate, me: Candidate | None = None) -> Candidates:
+    known = Candidates(me or candidate(0), Memory())
+    for each in others:
+        known.learn(each, 0.0)
+    return known
 
 
 def ordered(count: int, clients: int = 0) -> list[Entry]:
     candidates = [candidate(number, listening=number > clients) for number in range(1, count + 1)]
-    return roll_of(*candidates).present(0.0)
+    return knowing(*candidates).present(0.0)
 
 
 def test_peers_that_nobody_can_dial_rank_last() -> None:
@@ -62,56 +55,50 @@ def test_declarations_that_no_honest_peer_makes(changes: dict[str, object]) -> N
 
 
 def test_learn_ignores_oneself_and_other_tags() -> None:
-    roll = roll_of(candidate(0), candidate(1, tag=b"other"))
-    assert roll.present(0.0) == []
+    known = knowing(candidate(0), candidate(1, tag=b"other"))
+    assert known.present(0.0) == []
 
 
 def test_an_older_search_never_replaces_a_later_one_unless_its_owner_says_so() -> None:
-    roll = roll_of(candidate(1, began=2.0))
-    assert not roll.learn(candidate(1, began=1.0), 0.0, 60.0)
-    assert roll.entries[peer_id(1)].candidate == candidate(1, began=2.0)
-    assert roll.learn(candidate(1, began=1.0), 0.0, 60.0, direct=True)
-    assert roll.entries[peer_id(1)].candidate == candidate(1, began=1.0)
+    known = knowing(candidate(1, began=2.0))
+    assert not known.learn(candidate(1, began=1.0), 0.0)
+    assert known.entries[peer_id(1)].candidate == candidate(1, began=2.0)
+    assert known.learn(candidate(1, began=1.0), 0.0, direct=True)
+    assert known.entries[peer_id(1)].candidate == candidate(1, began=1.0)
 
 
 def test_a_finished_search_does_not_come_back_from_stale_declarations() -> None:
-    roll = roll_of(candidate(1, began=1.0))
-    roll.finish(peer_id(1))
-    assert not roll.learn(candidate(1, began=1.0), 0.0, 60.0)
-    assert roll.learn(candidate(1, began=2.0), 0.0, 60.0)
+    known = knowing(candidate(1, began=1.0))
+    known.finish(peer_id(1))
+    assert not known.learn(candidate(1, began=1.0), 0.0)
+    assert known.learn(candidate(1, began=2.0), 0.0)
 
 
 def test_passing_over_and_coming_back() -> None:
-    roll = roll_of(candidate(1), candidate(2))
-    roll.pass_over([peer_id(1)], 5.0)
-    assert [entry.candidate.peer_id for entry in roll.present(4.9)] == [peer_id(2)]
-    assert roll.next_change(0.0) == 5.0 and roll.next_change(5.0) == math.inf
-    assert len(roll.present(5.0)) == 2
+    known = knowing(candidate(1), candidate(2))
+    known.pass_over([peer_id(1)], 5.0)
+    assert [entry.candidate.peer_id for entry in known.present(4.9)] == [peer_id(2)]
+    assert known.next_change(0.0) == 5.0 and known.next_change(5.0) == math.inf
+    assert len(known.present(5.0)) == 2
 
 
 def test_an_unreachable_peer_is_passed_over_for_longer_each_time() -> None:
-    roll = roll_of(candidate(1))
+    known = knowing(candidate(1))
     waits = []
     now = 0.0
     for _ in range(3):
-        roll.fail(peer_id(1), now, 2.0)
-        waits.append(roll.next_change(now) - now)
-        now = roll.next_change(now)
+        known.fail(peer_id(1), now, 2.0)
+        waits.append(known.next_change(now) - now)
+        now = known.next_change(now)
     assert waits == [2.0, 4.0, 8.0]
 
 
 def test_declarations_expire() -> None:
-    roll = roll_of(candidate(1))
-    roll.learn(candidate(1), 30.0, 60.0)
-    assert len(roll.present(89.0)) == 1
-    roll.drop_expired(90.0)
-    assert roll.entries == {}
-
-
-def test_finished_notes_are_bounded() -> None:
-    finished: dict = {}
-    remember_finished(finished, [candidate(number) for number in range(10)], keep=4)
-    assert list(finished) == [peer_id(number) for number in range(6, 10)]
+    known = knowing(candidate(1))
+    known.learn(candidate(1), 30.0)
+    assert len(known.present(29.0 + LIFETIME)) == 1
+    known.drop_expired(30.0 + LIFETIME)
+    assert known.entries == {}
 
 
 @given(
@@ -130,19 +117,19 @@ def test_group_counts_fit_the_bounds(candidates: int, listening: int, target: in
 
 def test_everyone_follows_the_best_ranked_in_one_group() -> None:
     entries = ordered(5)
-    plan = make_plan(None, None, entries, MatchmakingOptions(), 0.0)
+    plan = make_plan(entries, MatchmakingOptions(), 0.0)
     assert plan.leaders == [entries[0].candidate.peer_id] and not plan.crowded
-    assert set(plan.dealt.values()) == {plan.leaders[0]} and len(plan.dealt) == 4
+    assert set(plan.leader_of.values()) == {plan.leaders[0]} and len(plan.leader_of) == 4
 
 
 @pytest.mark.parametrize(("count", "clients"), [(33, 0), (33, 20), (64, 40), (17, 3)])
 def test_groups_are_even_and_share_the_listening_peers(count: int, clients: int) -> None:
     entries = ordered(count, clients)
     options = MatchmakingOptions(target_group_size=16)
-    plan = make_plan(None, None, entries, options, 0.0)
+    plan = make_plan(entries, options, 0.0)
     assert plan.crowded and len(plan.leaders) == math.ceil(count / 16)
     listening = {entry.candidate.peer_id for entry in entries if entry.candidate.listening}
-    groups = [{leader, *(p for p, lead in plan.dealt.items() if lead == leader)} for leader in plan.leaders]
+    groups = [{leader, *(p for p, lead in plan.leader_of.items() if lead == leader)} for leader in plan.leaders]
     sizes, able = [len(group) for group in groups], [len(group & listening) for group in groups]
     assert sum(sizes) == count and max(sizes) - min(sizes) <= 1 and max(sizes) <= 16
     assert max(able) - min(able) <= 1
@@ -153,25 +140,108 @@ def test_equal_knowledge_gives_equal_plans_whoever_makes_them() -> None:
     options = MatchmakingOptions(target_group_size=16)
     plans = []
     for me in everyone:
-        roll = Roll(me.bucket, me.peer_id)
-        for other in everyone:
-            roll.learn(other, 0.0, 60.0)
-        plans.append(make_plan(me, rank_of(me), roll.present(0.0), options, 0.0))
+        ranked = [*knowing(*everyone, me=me).present(0.0), Entry(me, rank_of(me), since=0.0)]
+        plans.append(make_plan(sorted(ranked, key=lambda entry: entry.rank), options, 0.0))
     assert all(plan == plans[0] for plan in plans)
 
 
 def test_whoever_follows_somebody_leads_nobody() -> None:
     entries = ordered(3)
     entries[0].follows, entries[0].follows_until = peer_id(9), 2.0
-    assert make_plan(None, None, entries, MatchmakingOptions(), 1.0).leaders == [entries[1].candidate.peer_id]
-    assert make_plan(None, None, entries, MatchmakingOptions(), 2.0).leaders == [entries[0].candidate.peer_id]
+    assert make_plan(entries, MatchmakingOptions(), 1.0).leaders == [entries[1].candidate.peer_id]
+    assert make_plan(entries, MatchmakingOptions(), 2.0).leaders == [entries[0].candidate.peer_id]
 
 
 def test_without_listening_peers_nobody_leads() -> None:
-    plan = make_plan(None, None, ordered(4, clients=4), MatchmakingOptions(), 0.0)
-    assert plan.leaders == [] and plan.dealt == {}
+    plan = make_plan(ordered(4, clients=4), MatchmakingOptions(), 0.0)
+    assert plan.leaders == [] and plan.leader_of == {}
 
 
 def test_differing_terms_names_the_keys() -> None:
     assert differing_terms({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ("a", "b", "c")
     assert differing_terms({"a": "1"}, {"a": "1"}) == ()
+
+
+# What is remembered from search to search
+
+
+def holder(number: int, search: int = 0, *, looking: bool = False) -> Candidate:
+    return Candidate(peer_id(number), search.to_bytes(16, "big"), b"", True, looking=looking)
+
+
+def remembering(*holders: Candidate) -> Memory:
+    made = Memory()
+    made.read(holders)
+    return made
+
+
+def test_who_holds_the_bucket_and_does_not_look_is_waited_for() -> None:
+    memory = remembering(holder(1), holder(2, 5, looking=True), holder(3, 5, looking=True))
+    memory.finish(holder(3, 5))
+    assert memory.idle() == {peer_id(1), peer_id(3)}
+    memory.read([holder(2, 5)])
+    assert memory.idle() == {peer_id(2)}, "who has withdrawn is not waited for"
+
+
+def test_who_missed_a_wait_is_waited_for_again_once_it_has_declared_another_search() -> None:
+    memory = remembering(holder(1, 5))
+    memory.note_missed([peer_id(1)])
+    assert not memory.waits_for(peer_id(1)) and memory.idle() == set()
+    memory.read([holder(1, 5)])
+    assert not memory.waits_for(peer_id(1))
+    memory.read([holder(1, 6)])
+    assert memory.waits_for(peer_id(1))
+
+
+def test_who_declares_searches_and_stays_away_is_waited_for_twice() -> None:
+    memory = remembering(holder(1))
+    for search in range(1, 4):
+        memory.note_missed([peer_id(1), peer_id(1)])
+        memory.read([holder(1, search)])
+    assert not memory.waits_for(peer_id(1))
+    memory.note_present([peer_id(1)])
+    assert memory.waits_for(peer_id(1))
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "MAX_CANDIDATES", 10)
+    memory = remembering(*(holder(number) for number in range(100)))
+    assert len(memory.holders) == 10
+    memory.note_missed(peer_id(number) for number in range(100))
+    assert not memory.waits_for(peer_id(99)) and memory.waits_for(peer_id(0))
+    for number in range(100):
+        memory.finish(holder(number, 1))
+    assert memory.has_finished(holder(99, 1)) and not memory.has_finished(holder(0, 1))
+
+
+# Peers of other terms
+
+
+def entry(number: int, follows: PeerID | None = None) -> Entry:
+    return Entry(candidate(number), rank_of(candidate(number)), since=0.0, follows=follows)
+
+
+def test_conflicts_are_new_once_and_only_elders_count() -> None:
+    conflicts = Conflicts()
+    assert [conflicts.note(peer_id(1), ("seed",), since=50.0) for _ in range(2)] == [True, False]
+    assert conflicts.elders(since=40.0) == ((), []), "that one came later"
+    conflicts.note(peer_id(2), ("lr", "data"), since=30.0)
+    assert conflicts.elders(since=40.0) == (("data", "lr"), [peer_id(2)])
+
+
+def test_elders_must_agree_with_each_other_and_nobody_with_the_newcomer() -> None:
+    conflicts = Conflicts()
+    conflicts.note(peer_id(1), ("lr", "data"), since=30.0)
+    conflicts.note(peer_id(2), ("seed",), since=30.0)
+    assert len(conflicts.elders(since=40.0)[1]) == 1, "each has terms of its own"
+    conflicts.note(peer_id(3), ("data", "lr"), since=30.0)
+    assert len(conflicts.elders(since=40.0)[1]) == 2
+    conflicts.agreed = True
+    assert conflicts.elders(since=40.0) == ((), [])
+
+
+def test_conflicts_cover_those_who_follow_them() -> None:
+    conflicts = Conflicts()
+    conflicts.note(peer_id(1), ("seed",), since=0.0)
+    assert conflicts.cover([]) and conflicts.cover([entry(2, follows=peer_id(1))])
+    assert not conflicts.cover([entry(2, follows=peer_id(1)), entry(3)])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import statistics
 
 import pytest
 
-from swarmcli.averaging.matchmaking.candidates import Candidate, search_id
-from swarmcli.averaging.matchmaking.declarations import Board
+from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.matchmaking.declarations import Declarations, group_key, next_bits
+from swarmcli.averaging.matchmaking.messages import Candidate, search_id
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
@@ -23,11 +26,11 @@ def candidate(peer: PeerID, began: float = 0.0, bits: str = "") -> Candidate:
     return Candidate(peer, search_id(began, bytes(8)), b"tag", True, ("memory://here",), bits)
 
 
-def board(peer: Peer) -> Board:
-    return Board(peer.node, "key")
+def of(peer: Peer) -> Declarations:
+    return Declarations(peer.node, "key")
 
 
-async def publish(writer: Board, declared: Candidate) -> None:
+async def publish(writer: Declarations, declared: Candidate) -> None:
     writer.say(declared)
     await writer.publish()
 
@@ -36,7 +39,7 @@ def test_what_one_declares_the_others_read_until_it_is_withdrawn() -> None:
     async def main() -> None:
         async with Averagers(0) as swarm:
             one, other = await swarm.add(2)
-            writer, reader = board(one), board(other)
+            writer, reader = of(one), of(other)
             for began in (1.0, 2.0):
                 await publish(writer, candidate(one.peer_id, began))
                 assert await reader.read("") == [candidate(one.peer_id, began)]
@@ -50,7 +53,7 @@ def test_who_moves_is_gone_from_its_former_bucket() -> None:
     async def main() -> None:
         async with Averagers(0) as swarm:
             one, other = await swarm.add(2)
-            writer, reader = board(one), board(other)
+            writer, reader = of(one), of(other)
             for bits in ("01", "10", "01"):
                 await publish(writer, candidate(one.peer_id, bits=bits))
                 for bucket in ("01", "10"):
@@ -64,7 +67,7 @@ def test_a_declaration_is_kept_up_and_an_older_one_does_not_come_back() -> None:
     async def main() -> None:
         async with Averagers(0) as swarm:
             one, other = await swarm.add(2)
-            writer, reader = board(one), board(other)
+            writer, reader = of(one), of(other)
             writer.say(candidate(one.peer_id, 1.0))
             keeping = asyncio.get_running_loop().create_task(writer.keep_published())
             await asyncio.sleep(200)
@@ -81,8 +84,8 @@ def test_nobody_declares_another() -> None:
     async def main() -> None:
         async with Averagers(1) as swarm:
             one, other = await swarm.add(2)
-            await publish(board(one), candidate(other.peer_id))
-            assert await board(other).read("") == []
+            await publish(of(one), candidate(other.peer_id))
+            assert await of(other).read("") == []
 
     run(main())
 
@@ -95,7 +98,7 @@ def test_what_does_not_decode_is_passed_over(value: object) -> None:
             expiration = one.endpoint.clock.now() + 60
             await one.node.store("key.0b", value, expiration, subkey=OwnedSubkey(one.peer_id, b""))
             await one.node.store("key.0b", wire.encode(candidate(one.peer_id)), expiration, subkey="anybody's")
-            assert await board(other).read("") == []
+            assert await of(other).read("") == []
 
     run(main())
 
@@ -105,7 +108,53 @@ def test_without_a_network_nothing_is_read_and_nothing_fails() -> None:
         async with Averagers(3) as swarm:
             one, other = await swarm.add(2)
             swarm.network.partition([one.peer_id], [other.peer_id])
-            await publish(board(other), candidate(other.peer_id))
-            assert await board(one).read("") == []
+            await publish(of(other), candidate(other.peer_id))
+            assert await of(one).read("") == []
 
     run(main())
+
+
+# Buckets of the Moshpit grid: group mates move apart, and averages of strangers meet
+
+
+def peers(count: int) -> list[PeerID]:
+    return [PeerID(number.to_bytes(32, "big")) for number in range(count)]
+
+
+def group_of(members: list[PeerID], nonce: int = 0) -> Group:
+    return Group.form(b"", [Member(peer) for peer in members], [1.0] * len(members), nonce.to_bytes(16, "big"))
+
+
+def test_keys_tell_buckets_apart() -> None:
+    assert group_key("run", "") == "run.0b" and group_key("run", "01") == "run.0b01"
+
+
+def test_without_bits_there_is_one_bucket() -> None:
+    members = peers(3)
+    assert next_bits("", group_of(members), members[0], 16) == ""
+
+
+def test_members_go_to_buckets_of_their_own() -> None:
+    members = peers(4)
+    group = group_of(members)
+    after = [next_bits("1011", group, peer, 4) for peer in members]
+    assert {bits[:2] for bits in after} == {"11"} and {bits[2:] for bits in after} == {"00", "01", "10", "11"}
+
+
+def test_the_mean_spreads_as_fast_as_the_grid_has_dimensions() -> None:
+    """64 peers in groups of 4, so 16 buckets of 4 bits: after three rounds everyone holds the mean of all."""
+    rng = random.Random(0)
+    everyone = peers(64)
+    values = {peer: rng.random() for peer in everyone}
+    bits = {peer: f"{number // 4:04b}" for number, peer in enumerate(everyone)}
+    mean = statistics.fmean(values.values())
+    for nonce in range(3):
+        buckets: dict[str, list[PeerID]] = {}
+        for peer in everyone:
+            buckets.setdefault(bits[peer], []).append(peer)
+        for members in buckets.values():
+            assert len(members) == 4
+            group, average = group_of(members, nonce), statistics.fmean(values[peer] for peer in members)
+            for peer in members:
+                values[peer], bits[peer] = average, next_bits(bits[peer], group, peer, 4)
+    assert all(abs(value - mean) < 1e-12 for value in values.values())

@@ -7,11 +7,10 @@ from collections import Counter
 import pytest
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.matchmaking.candidates import Candidate, rank_of
-from swarmcli.averaging.matchmaking.meeting import Answer, Joining, Reply
-from swarmcli.averaging.matchmaking.moves import Goal
+from swarmcli.averaging.control import RoundRequest
+from swarmcli.averaging.matchmaking.messages import Answer, Candidate, Heartbeat, Invitation, Join, rank_of
 from swarmcli.network.identity import PeerID
-from tests.averaging.table import Seat, Table, peer_id
+from tests.averaging.table import Seat, Table, join_of, peer_id
 
 
 def gather_around(seed: int, count: int, *, spread: float = 0.02, **options: float | int | None) -> Table:
@@ -115,10 +114,10 @@ def test_client_mode_peers_follow_and_never_lead(seed: int) -> None:
 def test_nobody_leads_where_nobody_can_be_dialed() -> None:
     table = Table(0)
     for number in range(3):
-        table.sit(number, listening=False, goal=Goal(keep_looking=False))
+        table.sit(number, listening=False, request=RoundRequest(allow_retries=False))
     table.run(20)
     assert table.groups == []
-    assert all("only 1" in seat.gave_up for seat in table.seats.values())
+    assert all("none of 3 peers" in seat.gave_up for seat in table.seats.values())
 
 
 def test_peers_with_other_tags_do_not_meet() -> None:
@@ -130,13 +129,13 @@ def test_peers_with_other_tags_do_not_meet() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_standing_group_takes_newcomers_until_it_begins(seed: int) -> None:
-    goal = Goal(target=100.0)
+def test_a_preformed_group_takes_newcomers_until_it_begins(seed: int) -> None:
+    request = RoundRequest(target=100.0)
     table = Table(seed)
     for number in range(4):
-        table.sit(number, goal=goal)
+        table.sit(number, request=request)
     for number, at in ((4, 20.0), (5, 40.0)):  # whichever ranks these have
-        table.sit(number, at=at, goal=goal)
+        table.sit(number, at=at, request=request)
     for number in range(6):
         for second in range(45, 60):
             table.report(number, (second - 44) * 2.0, at=float(second))
@@ -148,11 +147,11 @@ def test_a_standing_group_takes_newcomers_until_it_begins(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_standing_group_survives_its_leader(seed: int) -> None:
-    goal = Goal(target=100.0)
+def test_a_preformed_group_survives_its_leader(seed: int) -> None:
+    request = RoundRequest(target=100.0)
     table = Table(seed)
     for number in range(5):
-        table.sit(number, goal=goal)
+        table.sit(number, request=request)
         table.report(number, 10.0, at=5.0)
         table.report(number, 30.0, at=30.0)
     dead = by_rank(table)[0]
@@ -162,10 +161,10 @@ def test_a_standing_group_survives_its_leader(seed: int) -> None:
     assert latest(table) < 31.5
 
 
-def test_a_standing_group_at_rest_is_quiet() -> None:
+def test_a_preformed_group_at_rest_is_quiet() -> None:
     table = Table(0)
     for number in range(4):
-        table.sit(number, goal=Goal(target=100.0))
+        table.sit(number, request=RoundRequest(target=100.0))
     table.run(100.0)
     before = table.messages
     table.run(200.0)
@@ -175,21 +174,19 @@ def test_a_standing_group_at_rest_is_quiet() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_group_is_not_kept_open_for_someone_who_hesitates(seed: int) -> None:
     """The mates of the last round are expected, but nobody waits longer than min_matchmaking_time and a second."""
-    crew = frozenset(peer_id(number) for number in range(4))
     table = Table(seed)
     for number in range(3):
-        table.sit(number, goal=Goal(crew=crew))
+        table.sit(number, mates=range(4))
     table.run(20)
     assert [len(group) for group in table.groups] == [3]
     assert 4.5 < latest(table) < 6.0
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_crew_that_comes_back_begins_without_settling(seed: int) -> None:
-    crew = frozenset(peer_id(number) for number in range(4))
+def test_mates_that_come_back_begin_without_settling(seed: int) -> None:
     table = Table(seed)
     for number in range(4):
-        table.sit(number, goal=Goal(crew=crew))
+        table.sit(number, mates=range(4))
     table.run(20)
     assert [len(group) for group in table.groups] == [4]
     assert latest(table) < 0.25
@@ -204,22 +201,26 @@ def two(first_leads: bool = True) -> tuple[Seat, Seat]:
     return seats[0], seats[1]
 
 
+def asks(follower: Seat, leader: Candidate, now: float = 0.0) -> tuple[PeerID, Join]:
+    return leader.peer_id, join_of(follower.search.me, 5.0 - now)
+
+
 def test_requests_only_go_up_the_ranks() -> None:
     leader, follower = two()
-    answer = follower.search.on_join(leader.search.me, Joining(1.0), 0.0)
+    answer = follower.search.on_join(join_of(leader.search.me), 0.0)
     assert answer == Answer("outranked", follower.search.me)
-    assert follower.search.moves(0.0).ask == leader.search.me  # it knows better now
+    assert follower.search.moves(0.0).ask == asks(follower, leader.search.me)  # it knows better now
 
 
 def test_a_follower_names_its_leader() -> None:
     leader, follower = two()
     follower.search.learn(leader.search.me, 0.0)
-    assert follower.search.moves(0.0).ask == leader.search.me
+    assert follower.search.moves(0.0).ask == asks(follower, leader.search.me)
     follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.1)
     third = _ranked_after(follower.search.me)
-    assert follower.search.on_join(third, Joining(1.0), 0.2) == Answer("follow", follower.search.me, leader.search.me)
-    reply = follower.search.on_invitation(third, third, 0.2)
-    assert reply == Reply("following", follower.search.me, leader.search.me)
+    assert follower.search.on_join(join_of(third), 0.2) == Answer("follow", follower.search.me, leader.search.me)
+    reply = follower.search.on_invitation(Invitation(third, third), 0.2)
+    assert reply == Answer("follow", follower.search.me, leader.search.me)
 
 
 def test_a_redirection_that_overtakes_the_acceptance_counts() -> None:
@@ -227,21 +228,23 @@ def test_a_redirection_that_overtakes_the_acceptance_counts() -> None:
     better = _ranked_before(leader.search.me)
     follower.search.learn(leader.search.me, 0.0)
     follower.search.moves(0.0)
-    follower.search.on_invitation(leader.search.me, better, 0.1)
+    follower.search.on_invitation(Invitation(leader.search.me, better), 0.1)
     follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.1)
     moves = follower.search.moves(0.1)
-    assert moves.ask == better and moves.leave == [leader.search.me.peer_id]
+    assert moves.ask == asks(follower, better, 0.1) and moves.leave == [leader.search.me.peer_id]
 
 
 def test_a_beginning_that_overtakes_the_acceptance_counts() -> None:
     leader, follower = two()
     follower.search.learn(leader.search.me, 0.0)
     follower.search.moves(0.0)
-    assert not follower.search.on_begin(leader.search.me.peer_id, b"an earlier search")
-    assert not follower.search.on_begin(peer_id(99), follower.search.me.search)
-    assert follower.search.on_begin(leader.search.me.peer_id, follower.search.me.search)
-    assert not follower.search.on_begin(leader.search.me.peer_id, follower.search.me.search)
-    assert follower.search.on_join(_ranked_after(follower.search.me), Joining(1.0), 0.2) == Answer("begun")
+    members, search = (leader.search.me.peer_id, follower.search.me.peer_id), follower.search.me.search
+    assert not follower.search.on_begin(b"an earlier search", members)
+    assert not follower.search.on_begin(search, (peer_id(99), follower.search.me.peer_id))
+    assert follower.search.on_begin(search, members)
+    assert not follower.search.on_begin(search, members)
+    late = join_of(_ranked_after(follower.search.me))
+    assert follower.search.on_join(late, 0.2) == Answer("begun", gone=members)
 
 
 def test_a_slow_leader_is_hedged_and_a_second_acceptance_is_declined() -> None:
@@ -249,9 +252,9 @@ def test_a_slow_leader_is_hedged_and_a_second_acceptance_is_declined() -> None:
     best = _ranked_before(leader.search.me)
     for known in (best, leader.search.me):
         follower.search.learn(known, 0.0)
-    assert follower.search.moves(0.0).ask == best
+    assert follower.search.moves(0.0).ask == asks(follower, best)
     assert follower.search.moves(0.05).ask is None
-    assert follower.search.moves(0.15).ask == leader.search.me
+    assert follower.search.moves(0.15).ask == asks(follower, leader.search.me, 0.15)
     follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.7)
     follower.search.on_answer(best.peer_id, Answer("accepted", best, patience=1.0), 0.8)
     assert follower.search.leader == leader.search.me
@@ -267,21 +270,20 @@ def test_a_leader_that_only_sends_heartbeats_holds_nobody(members: int, patience
     follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.0)
     now = 0.0
     while follower.search.leader is not None and now < 60:
-        follower.search.on_heartbeat(leader.search.me.peer_id, leader.search.me.search, 3.0, now, members=members)
+        follower.search.on_heartbeat(leader.search.me.peer_id, Heartbeat(leader.search.me.search, 3.0, members), now)
         follower.search.moves(now)
         now += 1.0
     assert now < patience + 1.5
 
 
-def test_a_full_group_names_the_leader_of_the_rest() -> None:
+def test_a_full_group_takes_in_nobody() -> None:
     table = Table(3, MatchmakingOptions(target_group_size=2))
     seats = sorted((table.sit(number) for number in range(5)), key=lambda seat: seat.search.rank)
     first, *others = (seat.search for seat in seats)
     for other in others:
         first.learn(other.me, 0.0)
-    assert first.on_join(others[0].me, Joining(1.0), 0.0).verdict == "accepted"
-    assert first.on_join(others[1].me, Joining(1.0), 0.0) == Answer("full", first.me)  # it should lead itself
-    assert first.on_join(others[3].me, Joining(1.0), 0.0) == Answer("full", first.me, others[1].me)
+    assert first.on_join(others[0].own, 0.0).verdict == "accepted"
+    assert first.on_join(others[1].own, 0.0) == Answer("full", first.me)
 
 
 def _ranked_before(other: Candidate) -> Candidate:

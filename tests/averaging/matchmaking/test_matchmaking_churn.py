@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.matchmaking.meeting import Answer, Join, Joining
-from swarmcli.averaging.matchmaking.post import method_name
+from swarmcli.averaging.matchmaking.messages import METHODS, Answer, Join, Offer, method_name
 from swarmcli.errors import CallRefused
 from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
@@ -128,8 +127,8 @@ class Impostor:
 
     def __init__(self, peer: Searcher, tag: bytes = b"") -> None:
         self.endpoint = peer.node.endpoint
-        self.endpoint.withdraw(*(method_name("test", name) for name in ("join", "invite", "beat", "push", "leave")))
-        self.endpoint.serve(method_name("test", "join"), Join, self._refuse)
+        self.endpoint.withdraw(*(method_name("test", message) for message in METHODS))
+        self.endpoint.serve(method_name("test", Join), Join, self._refuse)
         self.refused = 0
 
     async def _refuse(self, peer: Any, message: Join) -> Answer:
@@ -138,7 +137,7 @@ class Impostor:
 
     async def accost(self, victim: Searcher, message: Join) -> None:
         with suppress(CallRefused):  # it has ended its search
-            await self.endpoint.call(victim.peer_id, method_name("test", "join"), message, Answer, timeout=3)
+            await self.endpoint.call(victim.peer_id, method_name("test", Join), message, Answer, timeout=3)
 
 
 async def impostors(swarm: Searchers, count: int) -> tuple[Searcher, list[Impostor], list[Join]]:
@@ -149,9 +148,8 @@ async def impostors(swarm: Searchers, count: int) -> tuple[Searcher, list[Impost
     for liar in liars:
         search = asyncio.get_running_loop().create_task(liar.find())
         await asyncio.sleep(0.3)
-        seeker = liar.finder._rendezvous.seeker
-        assert seeker is not None
-        joins.append(Join(seeker.search.me, Joining(5.0), {"seed": "other"}, 0.0))
+        assert liar.finder.driver is not None
+        joins.append(Join(liar.finder.driver.search.me, Offer(), {"seed": "other"}, 0.0, patience=5.0))
         search.cancel()
         await asyncio.wait([search])
     return victim, [Impostor(liar) for liar in liars], joins
@@ -182,9 +180,8 @@ def test_nobody_who_has_met_one_of_his_kind_believes_impostors(seed: int) -> Non
             victim, liars, joins = await impostors(swarm, 2)
             search = asyncio.get_running_loop().create_task(victim.find())
             await asyncio.sleep(0.2)
-            seeker = victim.finder._rendezvous.seeker
-            assert seeker is not None
-            seeker._conflicts.agreed()
+            assert victim.finder.driver is not None
+            victim.finder.driver.search.conflicts.agreed = True
             for liar, join in zip(liars, joins, strict=True):
                 await liar.accost(victim, join)
             await asyncio.sleep(6)

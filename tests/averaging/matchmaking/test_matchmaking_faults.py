@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.averaging.matchmaking.candidates import Candidate
-from swarmcli.averaging.matchmaking.moves import Goal
+from swarmcli.averaging.matchmaking.messages import Candidate
 from tests.averaging.matchmaking.test_matchmaking import assert_consistent, by_rank, gather_around, latest, number_of
 from tests.averaging.table import Seat, Table, peer_id
 
@@ -129,19 +128,3 @@ def test_small_groups_merge_before_they_begin(seed: int) -> None:
     table.run(12)
     assert [len(group) for group in table.groups] in ([5], [4])
     assert latest(table) < 6.0
-
-
-def test_a_crowd_asks_only_when_a_reading_brings_nothing_new() -> None:
-    table = Table(0)
-    seat = table.sit(0, goal=Goal())
-    plain = seat.search.settling
-    assert plain.calm and plain.ready_at == float("-inf")
-    crowd = gather_around(0, 1, target_group_size=4).seats[peer_id(0)].search.settling
-    assert not crowd.calm and crowd.settled_at == float("inf")
-    crowd.on_read(0.1, 0.1, crowd=True)
-    assert not crowd.calm and crowd.ready_at == pytest.approx(0.1 + 5.0 / 4)
-    crowd.news(0.15)
-    crowd.on_read(0.2, 0.1, crowd=True)
-    assert not crowd.calm
-    crowd.on_read(0.3, 0.1, crowd=True)
-    assert crowd.calm and crowd.ready_at == crowd.settled_at == pytest.approx(0.15 + 0.3)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.matchmaking.candidates import Candidate, search_id
-from swarmcli.averaging.matchmaking.declarations import Board
+from swarmcli.averaging.matchmaking.declarations import Declarations
+from swarmcli.averaging.matchmaking.messages import Candidate, search_id
 from swarmcli.network.identity import PeerID
 from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
@@ -155,12 +155,12 @@ def test_one_that_declares_searches_and_never_comes_costs_two_waits(seed: int) -
         async with Searchers(seed, min_matchmaking_time=3.0) as swarm:
             *peers, liar = [await swarm.add() for _ in range(4)]
             liar.finder._declaring.cancel()
-            board, clock = Board(liar.node, "test"), liar.node.endpoint.clock
+            declarations, clock = Declarations(liar.node, "test"), liar.node.endpoint.clock
             waits = []
             for _ in range(8):
                 search = search_id(clock.now(), bytes(8))
-                board.say(Candidate(liar.peer_id, search, b"", False, looking=False))
-                await board.publish()
+                declarations.say(Candidate(liar.peer_id, search, b"", False, looking=False))
+                await declarations.publish()
                 assert await find_apart(peers, 0.0) == [3] * 3
                 waits.append(slowest(peers))
             assert sum(wait > 0.5 for wait in waits) <= 2, waits

@@ -16,7 +16,7 @@ import pytest
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.matchmaking.bits import next_bits
+from swarmcli.averaging.matchmaking.declarations import next_bits
 from swarmcli.network.identity import PeerID
 from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers

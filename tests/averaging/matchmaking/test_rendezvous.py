@@ -9,26 +9,27 @@ import msgspec
 import pytest
 
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.matchmaking.candidates import Candidate, rank_of, search_id
-from swarmcli.averaging.matchmaking.meeting import (
+from swarmcli.averaging.matchmaking.messages import (
+    METHODS,
     Answer,
     Begin,
-    Done,
+    Candidate,
     Heartbeat,
     Invitation,
     Join,
-    Joining,
     Leave,
     Progress,
     Pulse,
-    Reply,
+    method_name,
+    rank_of,
+    search_id,
 )
-from swarmcli.averaging.matchmaking.post import method_name
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import CallError, CallRefused, ConnectionLost
 from swarmcli.network import Endpoint, PeerID, wire
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_one_group
+from tests.averaging.table import join_of
 
 
 def run(main) -> None:
@@ -46,20 +47,20 @@ class Attacker:
         self.endpoint = endpoint
         self.victim = victim
 
-    async def say(self, what: str, message: Any, answer: type[Any] = Done) -> Any:
-        method = method_name("test", what)
+    async def say(self, message: Any, kind: type[Any] | None = None) -> Any:
+        kind = kind or type(message)
+        method, answer = method_name("test", kind), METHODS[kind][1]
         return await self.endpoint.call(self.victim.peer_id, method, message, answer, timeout=5)
 
 
-async def standing(swarm: Averagers) -> tuple[list[Peer], list[Any], Attacker, Attacker]:
-    """Three averagers in a standing group, an endpoint that attacks its leader, and one that attacks a follower."""
+async def preformed(swarm: Averagers) -> tuple[list[Peer], list[Any], Attacker, Attacker]:
+    """Three averagers in a preformed group, an endpoint that attacks its leader, and one that attacks a follower."""
     peers = await swarm.add(4)
     attacker = peers.pop()
     controls = [peer.begin(target=100.0, allow_retries=False) for peer in peers]
     await asyncio.sleep(5)
-    seekers = {peer.peer_id: peer.core._finder._rendezvous.seeker for peer in peers}
-    leader = next(peer for peer in peers if seekers[peer.peer_id].search.leader is None)
-    follower = next(peer for peer in peers if seekers[peer.peer_id].search.leader is not None)
+    leader = next(peer for peer in peers if peer.search.leader is None)
+    follower = next(peer for peer in peers if peer.search.leader is not None)
     return peers, controls, Attacker(attacker.endpoint, leader), Attacker(attacker.endpoint, follower)
 
 
@@ -74,12 +75,12 @@ async def finish(peers: list[Peer], controls: list[Any]) -> None:
 def test_nobody_speaks_for_another() -> None:
     async def main() -> None:
         async with Averagers(0) as swarm:
-            peers, controls, at_leader, _ = await standing(swarm)
+            peers, controls, at_leader, _ = await preformed(swarm)
             other = candidate_of(peers[1].peer_id)
             with pytest.raises(CallRefused, match="only speak for itself"):
-                await at_leader.say("join", Join(other, Joining(1.0), {}, 0.0), Answer)
+                await at_leader.say(join_of(other))
             with pytest.raises(CallRefused, match="only speak for itself"):
-                await at_leader.say("invite", Invitation(other, other), Reply)
+                await at_leader.say(Invitation(other, other))
             await finish(peers, controls)
 
     run(main())
@@ -88,20 +89,20 @@ def test_nobody_speaks_for_another() -> None:
 def test_strangers_have_no_say_in_a_group() -> None:
     async def main() -> None:
         async with Averagers(1) as swarm:
-            peers, controls, at_leader, at_follower = await standing(swarm)
+            peers, controls, at_leader, at_follower = await preformed(swarm)
             me = at_leader.endpoint.peer_id
-            assert await at_leader.say("push", Progress(bytes(16), 1e9), Pulse) == Pulse(False)
-            assert await at_follower.say("beat", Heartbeat(bytes(16), 3600.0, 1000), Pulse) == Pulse(False, 0.0)
-            await at_leader.say("leave", Leave(bytes(16)))
-            await at_follower.say("leave", Leave(bytes(16)))
-            search = at_follower.victim.core._finder._rendezvous.seeker.search.me.search
+            assert await at_leader.say(Progress(bytes(16), 1e9)) == Pulse(False)
+            assert await at_follower.say(Heartbeat(bytes(16), 3600.0, 1000)) == Pulse(False, 0.0)
+            await at_leader.say(Leave(bytes(16)))
+            await at_follower.say(Leave(bytes(16)))
+            search = at_follower.victim.search.me.search
             members = [Member(me), Member(at_follower.victim.peer_id)]
             own = Group.form(b"", members, [1.0, 0.0], bytes(16))
             with pytest.raises(CallRefused, match="not waiting"):
-                await at_follower.say("begin", Begin(search, own.body))
+                await at_follower.say(Begin(search, own.body))
             foreign = Group.form(b"", members[::-1], [1.0, 0.0], bytes(16))
             with pytest.raises(CallRefused, match="only its leader"):
-                await at_follower.say("begin", Begin(search, foreign.body))
+                await at_follower.say(Begin(search, foreign.body))
             await finish(peers, controls)
 
     run(main())
@@ -111,42 +112,44 @@ def test_strangers_have_no_say_in_a_group() -> None:
 def test_requests_for_another_bucket_are_refused(tag: bytes, bits: str) -> None:
     async def main() -> None:
         async with Averagers(1) as swarm:
-            peers, controls, at_leader, _ = await standing(swarm)
+            peers, controls, at_leader, _ = await preformed(swarm)
             me = Candidate(at_leader.endpoint.peer_id, bytes(16), tag, True, ("memory://nowhere",), bits)
             with pytest.raises(CallRefused, match="not looking for such a group"):
-                await at_leader.say("join", Join(me, Joining(1.0), {}, 0.0), Answer)
+                await at_leader.say(join_of(me))
             with pytest.raises(CallRefused, match="not looking for such a group"):
-                await at_leader.say("invite", Invitation(me, me), Reply)
+                await at_leader.say(Invitation(me, me))
             await finish(peers, controls)
 
     run(main())
 
 
 @pytest.mark.parametrize(
-    "joining",
+    "wrong",
     [
         {"patience": -1.0},
         {"patience": float("nan")},
-        {"patience": 1.0, "progress": float("inf")},
-        {"patience": 1.0, "bandwidth": -2.0},
-        {"patience": 1.0, "gathered": bytes(20000)},
-        {"patience": 1.0, "auxiliary": "yes"},
+        {"progress": float("inf")},
+        {"terms": {"x": "x" * 1000}},
+        {"offer": {"bandwidth": -2.0}},
+        {"offer": {"gathered": bytes(20000)}},
+        {"offer": {"auxiliary": "yes"}},
     ],
 )
-def test_impossible_values_end_the_connection_and_nothing_else(joining: dict[str, Any]) -> None:
+def test_impossible_values_end_the_connection_and_nothing_else(wrong: dict[str, Any]) -> None:
     async def main() -> None:
         async with Averagers(2) as swarm:
-            peers, controls, at_leader, _ = await standing(swarm)
+            peers, controls, at_leader, _ = await preformed(swarm)
             me = candidate_of(at_leader.endpoint.peer_id, listening=False)
             message = {
                 "candidate": msgspec.to_builtins(me, enc_hook=bytes),
-                "joining": joining,
+                "offer": {},
                 "terms": {},
                 "since": 0.0,
+                **wrong,
             }
             with pytest.raises((ConnectionLost, CallError)):
-                await at_leader.say("join", message, Answer)
-            assert len(at_leader.victim.core._finder._rendezvous.seeker.search.gathering) == 3
+                await at_leader.say(message, Join)
+            assert len(at_leader.victim.search.gathering) == 3
             await finish(peers, controls)
 
     run(main())
@@ -157,10 +160,10 @@ def test_an_endless_leader_cannot_take_a_group_away_for_good() -> None:
 
     async def main() -> None:
         async with Averagers(3) as swarm:
-            peers, controls, at_leader, _ = await standing(swarm)
+            peers, controls, at_leader, _ = await preformed(swarm)
             attacker = swarm.peers[-1]
             await attacker.core.shutdown()
-            leader_rank = at_leader.victim.core._finder._rendezvous.seeker.search.rank
+            leader_rank = at_leader.victim.search.rank
             me = next(
                 made
                 for made in (
@@ -173,8 +176,8 @@ def test_an_endless_leader_cannot_take_a_group_away_for_good() -> None:
             async def accept(peer: PeerID, message: Join) -> Answer:
                 return Answer("accepted", me)
 
-            attacker.endpoint.serve(method_name("test", "join"), Join, accept)
-            assert (await at_leader.say("invite", Invitation(me, me), Reply)).verdict == "coming"
+            attacker.endpoint.serve(method_name("test", Join), Join, accept)
+            assert (await at_leader.say(Invitation(me, me))).verdict == "coming"
             await asyncio.sleep(30)
             await finish(peers, controls)
 

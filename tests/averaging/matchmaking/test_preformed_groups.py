@@ -275,8 +275,8 @@ def test_unlike_tags_do_not_meet() -> None:
 
 
 def _follows(follower: Peer, leader: Peer) -> bool:
-    seeker = follower.core._finder._rendezvous.seeker
-    return seeker is not None and seeker.search.leader is not None and seeker.search.leader.peer_id == leader.peer_id
+    followed = follower.search.leader
+    return followed is not None and followed.peer_id == leader.peer_id
 
 
 @pytest.mark.parametrize(("early", "late"), [(2, 1), (2, 2), (4, 3)])

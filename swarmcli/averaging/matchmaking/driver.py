@@ -1,0 +1,319 @@
+"""Carries out one search for a group: declares, reads, asks, invites, and keeps in touch with leader and followers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from swarmcli.averaging.control import StepControl
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.matchmaking.declarations import Declarations
+from swarmcli.averaging.matchmaking.messages import (
+    MAX_REASON,
+    METHODS,
+    Answer,
+    Begin,
+    Candidate,
+    Heartbeat,
+    Invitation,
+    Join,
+    Leave,
+    Progress,
+    Pulse,
+    method_name,
+)
+from swarmcli.averaging.matchmaking.search import Moves, Search
+from swarmcli.errors import CallRefused, NetworkError, NoReducerError, UnknownMethod
+from swarmcli.events import PeerRefused
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.tasks import TaskOwner
+
+FIRST_PAUSE = 0.1  # seconds at most between the first two reads of the declarations; each pause is twice the last …
+LAST_PAUSE = 4.0  # … up to this
+PUSHES_PER_SECOND = 100.0  # of progress, that a leader gets from all of its followers together
+MIN_PUSH_INTERVAL = 0.05  # seconds
+ROUND_TRIPS = 10.0  # that a heartbeat may take at least before a follower is given up
+
+logger = logging.getLogger(__name__)
+
+
+class SearchDriver:
+    """One search under way at this peer. `run` gives the group, or raises why there is none."""
+
+    def __init__(
+        self,
+        search: Search,
+        endpoint: Endpoint,
+        prefix: str,
+        declarations: Declarations,
+        control: StepControl,
+        farewells: TaskOwner,
+    ) -> None:
+        """`farewells` owns what others are still to be told when the search has ended."""
+        self.search = search
+        self.group: Group | None = None
+        self._endpoint = endpoint
+        self._prefix = prefix
+        self._declarations = declarations
+        self._control = control
+        self._farewells = farewells
+        self._loop = asyncio.get_running_loop()
+        self._jobs = TaskOwner()
+        self._wake = asyncio.Event()
+        self._read_due = asyncio.Event()
+        self._progress_due = asyncio.Event()
+        self._watched: dict[PeerID, asyncio.Future[str]] = {}  # whose connection may end at any time
+        self._beating: set[PeerID] = set()  # followers whose answer to a heartbeat is awaited
+        self._scheduled: float | None = None
+
+    async def run(self, begin: Callable[[], Group]) -> Group:
+        """Looks until there is a group. `begin` draws it up if this peer comes to lead.
+
+        Raises MatchmakingError, NoReducerError, FingerprintError, RoundMissed. However it ends, the leader and the
+        followers of a group that did not begin are told.
+        """
+        self._control.listen(self._on_control)
+        try:
+            for job in (self._keep_declared(), self._keep_followers(), self._push_progress()):
+                self._jobs.spawn(job)
+            return await self._drive(begin)
+        finally:
+            self._control.listen(None)
+            for lost in self._watched.values():
+                lost.cancel()
+            self._watched.clear()
+            self._leave(self.search.forsaken())
+            await self._jobs.close()
+
+    async def call(self, peer: PeerID, message: Any, timeout: float | None = None) -> Any:
+        """Says this to the same averager at another peer and returns its answer. Raises NetworkError."""
+        method, answer = method_name(self._prefix, type(message)), METHODS[type(message)][1]
+        timeout = timeout or self.search.options.request_timeout
+        return await self._endpoint.call(peer, method, message, answer, timeout=timeout)
+
+    # What others say; see messages
+
+    def on_join(self, message: Join) -> Answer:
+        self._learn(message.candidate)
+        self._wake.set()
+        return self.search.on_join(message, self._loop.time())
+
+    def on_invitation(self, message: Invitation) -> Answer:
+        self._learn(message.sender)
+        self._learn(message.to)
+        self._wake.set()
+        return self.search.on_invitation(message, self._loop.time())
+
+    def on_heartbeat(self, peer: PeerID, message: Heartbeat) -> Pulse:
+        return Pulse(self.search.on_heartbeat(peer, message, self._loop.time()), self._control.progress)
+
+    def on_progress(self, peer: PeerID, message: Progress) -> Pulse:
+        self._wake.set()
+        return Pulse(self.search.on_progress(peer, message.progress))
+
+    def on_leave(self, peer: PeerID, message: Leave) -> None:
+        self._wake.set()
+        self.search.on_leave(peer, message.search, self._loop.time())
+
+    def on_begin(self, group: Group, message: Begin) -> bool:
+        """A leader begins its group. Returns whether this peer takes part."""
+        own, members = self.search.me, [member.peer_id for member in group.members]
+        if own.peer_id not in group or group.tag != own.tag:
+            return False
+        if not self.search.on_begin(message.search, members, waited_in_vain=message.waited_in_vain):
+            return False
+        self.group = group
+        self._wake.set()
+        return True
+
+    # Steering
+
+    async def _drive(self, begin: Callable[[], Group]) -> Group:
+        """Carries out the moves of the search until there is a group. Raises what `run` raises."""
+        followed = None
+        while self.group is None:
+            self._wake.clear()
+            self._take_from_control()
+            moves = self.search.moves(self._loop.time())
+            self._carry_out(moves)
+            if moves.failure is not None:
+                raise moves.failure
+            if moves.begin:
+                self.group = self._begin(begin)
+                continue
+            self._watch()
+            if followed is not None and self.search.leader is None:
+                self._read_due.set()
+            followed = self.search.leader
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(moves.wake_at):
+                    await self._wake.wait()
+        return self.group
+
+    def _carry_out(self, moves: Moves) -> None:
+        for peer, keys in moves.refuse:
+            reason = f"its recipe differs from ours in: {', '.join(keys)}"
+            self._endpoint.events.emit(PeerRefused(peer.text, reason, what="group"))
+        if moves.ask is not None:
+            self._jobs.spawn(self._ask(*moves.ask))
+        for peer, leader in moves.invite:
+            self._jobs.spawn(self._invite(peer, leader))
+        self._leave(moves.leave)
+
+    def _begin(self, begin: Callable[[], Group]) -> Group | None:
+        """The group; None if nobody in it can reduce, and there is time to wait for one more member. Raises
+        NoReducerError."""
+        try:
+            return begin()
+        except NoReducerError as error:
+            if not self.search.reopen(str(error), self._loop.time()):
+                raise
+            return None
+
+    def _watch(self) -> None:
+        """Whoever matters for the group is lost as soon as its connection ends, or at once if there is none."""
+        leader = [self.search.leader.peer_id] if self.search.leader is not None else []
+        wanted = {*self.search.mates, *self.search.gathering.followers, *leader}
+        for peer in self._watched.keys() - wanted:
+            self._watched.pop(peer).cancel()
+        for peer in wanted - self._watched.keys():
+            lost = self._watched[peer] = self._endpoint.lost(peer)
+            lost.add_done_callback(partial(self._on_connection_lost, peer))
+
+    def _on_connection_lost(self, peer: PeerID, lost: asyncio.Future[str]) -> None:
+        if self._watched.get(peer) is lost:  # otherwise it was cancelled here, or is watched anew
+            del self._watched[peer]
+            self.search.on_lost(peer, self._loop.time())
+            self._wake.set()
+
+    def _take_from_control(self) -> None:
+        gathering = self.search.gathering
+        gathering.own_progress = self._control.progress
+        scheduled = self._control.scheduled_time
+        if scheduled is not None and scheduled != self._scheduled:
+            self._scheduled = scheduled
+            gathering.schedule(self._loop.time() + scheduled - self._endpoint.clock.now())
+
+    def _on_control(self) -> None:
+        """The user has reported progress, or changed the schedule."""
+        self._progress_due.set()
+        self._wake.set()
+
+    # Jobs beside it
+
+    async def _ask(self, peer: PeerID, message: Join) -> None:
+        entry = self.search.known.entries.get(peer)
+        if entry is not None:
+            self._learn(entry.candidate)
+        try:
+            answer: Answer = await self.call(peer, message)
+        except NetworkError as error:
+            self._on_no_answer(peer, error)
+            return
+        self.search.on_answer(peer, answer, self._loop.time())
+        self._progress_due.set()
+        self._wake.set()
+
+    async def _invite(self, peer: PeerID, leader: Candidate) -> None:
+        try:
+            answer: Answer = await self.call(peer, Invitation(self.search.me, leader))
+        except NetworkError as error:
+            self._on_no_answer(peer, error)
+            return
+        self.search.on_reply(peer, answer, self._loop.time())
+        self._wake.set()
+
+    def _leave(self, peers: list[PeerID]) -> None:
+        """Those who count on this peer for a group are told that they should not."""
+        for peer in peers:
+            self._farewells.spawn(self._tell_leaving(peer))
+
+    async def _tell_leaving(self, peer: PeerID) -> None:
+        try:
+            await self.call(peer, Leave(self.search.me.search))
+        except NetworkError as error:
+            logger.debug("%s did not hear that this peer has left its group: %s", peer.short, error)
+
+    def _on_no_answer(self, peer: PeerID, error: NetworkError) -> None:
+        if isinstance(error, CallRefused | UnknownMethod):
+            self.search.on_refused(peer)
+        else:
+            self.search.on_lost(peer, self._loop.time())
+        logger.debug("%s cannot be met: %s", peer.short, error)
+        self._wake.set()
+
+    def _learn(self, candidate: Candidate) -> None:
+        """Takes up where a candidate can be dialed."""
+        self._endpoint.learn(candidate.peer_id, candidate.addresses)
+
+    async def _keep_declared(self) -> None:
+        """Declares this peer, then reads who else has: often at first, and not at all while it follows somebody."""
+        started, pause = self._loop.time(), 0.0
+        await self._declarations.publish()
+        while True:
+            if self.search.leader is None:
+                declared = await self._declarations.read(self.search.me.bits)
+                self.search.on_read(declared, self._loop.time(), self._loop.time() - started)
+                self._wake.set()
+            settling = self.search.settling
+            if self._read_due.is_set() or not settling.calm:
+                pause = 0.0
+            self._read_due.clear()
+            pause = min(2 * pause, LAST_PAUSE) or min(FIRST_PAUSE, settling.trip)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._read_due.wait()
+
+    async def _keep_followers(self) -> None:
+        """Heartbeats to every follower, so that it knows that somebody leads it, and this peer that it is there."""
+        while True:
+            gathering = self.search.gathering
+            blocked = gathering.blocked[:MAX_REASON]
+            beat = Heartbeat(self.search.me.search, gathering.patience, len(gathering), blocked)
+            for peer in gathering.followers.keys() - self._beating:
+                self._jobs.spawn(self._beat(peer, beat))
+            await asyncio.sleep(gathering.beat_interval)
+
+    async def _beat(self, peer: PeerID, beat: Heartbeat) -> None:
+        self._beating.add(peer)
+        usual = self._endpoint.round_trip(peer) or 0.0
+        try:
+            pulse: Pulse = await self.call(peer, beat, max(beat.patience, ROUND_TRIPS * usual))
+        except NetworkError as error:
+            self._on_no_answer(peer, error)
+        else:
+            if pulse.together:
+                self.search.on_progress(peer, pulse.progress)
+            else:
+                self.search.gathering.remove(peer)
+            self._wake.set()
+        finally:
+            self._beating.discard(peer)
+
+    async def _push_progress(self) -> None:
+        """Tells the leader at once, and then again after a pause that grows with the group."""
+        while True:
+            await self._progress_due.wait()
+            self._progress_due.clear()
+            leader = self.search.leader
+            if leader is None or self.search.gathering.target is None:
+                continue
+            try:
+                pulse: Pulse = await self.call(leader.peer_id, Progress(self.search.me.search, self._control.progress))
+            except NetworkError as error:
+                # Heartbeats and the watch on the connection decide about the leader; its successor is told anew.
+                logger.debug("the leader did not take the progress: %s", error)
+            else:
+                if not pulse.together:
+                    self.search.drop_leader(leader.peer_id, self._loop.time())
+                    self._wake.set()
+            # Over at once when this peer stops to wait for its group.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(MIN_PUSH_INTERVAL, self.search.leader_has / PUSHES_PER_SECOND)):
+                    await self._control.urgent.wait()
+            self._control.urgent.clear()

@@ -1,0 +1,202 @@
+"""What peers that look for a group say to each other, as typed messages. Bounds are checked while decoding."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from swarmcli.averaging.config import check_group_bits, check_terms
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, GroupBody
+from swarmcli.network.addresses import check_addresses
+from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_TAG_BYTES
+
+LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
+SEARCH_BYTES = 16
+MAX_GONE = 64  # members of a group that has begun, as named to those who came too late
+MAX_REASON = 500  # characters
+MAX_PATIENCE = 3600.0  # seconds
+
+Rank: TypeAlias = tuple[bool, bytes]
+Bucket: TypeAlias = tuple[bytes, str]  # tag and group bits
+Verdict: TypeAlias = Literal["accepted", "coming", "follow", "full", "outranked", "begun", "cannot_lead", "terms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A peer as it declares itself. Raises ValueError for what no honest peer declares."""
+
+    peer_id: PeerID
+    search: bytes  # its last search: 8 bytes of swarm time (so that later ones are greater) and 8 drawn at random
+    tag: bytes
+    listening: bool
+    addresses: tuple[str, ...] = ()
+    bits: str = ""  # peers of unlike group bits, or of unlike tags, never share a group
+    looking: bool = True  # False: its last search has ended, or it has not begun one
+
+    def __post_init__(self) -> None:
+        if len(self.search) != SEARCH_BYTES or len(self.tag) > MAX_TAG_BYTES:
+            raise ValueError(f"a search has {SEARCH_BYTES} bytes and a tag at most {MAX_TAG_BYTES}")
+        check_addresses(self.addresses)
+        check_group_bits(self.bits)
+
+    @property
+    def bucket(self) -> Bucket:
+        return self.tag, self.bits
+
+
+def search_id(now: float, noise: bytes) -> bytes:
+    """The id of a search that begins at swarm time `now`; `noise` is 8 random bytes."""
+    return int(max(now, 0.0) * 1e6).to_bytes(8, "big") + noise
+
+
+def rank_of(candidate: Candidate) -> Rank:
+    """Smaller ranks lead.
+
+    The rank comes from a hash over peer, tag and search, so leadership falls to another peer in every round. Peers
+    that nobody can dial rank behind all others, since a leader has to be reachable.
+    """
+    digest = hashlib.sha256(b"swarm rank 1" + candidate.search + candidate.peer_id + candidate.tag).digest()
+    return (not candidate.listening, digest)
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What a peer brings into a group."""
+
+    bandwidth: float | None = None  # relative, as its user gave it
+    measured: float | None = None  # bytes per second, from past rounds
+    auxiliary: bool = False
+    gathered: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_positive("bandwidth", self.bandwidth or 0.0, self.measured or 0.0)
+        if len(self.gathered) > MAX_GATHERED_BYTES:
+            raise ValueError(f"gathered data has at most {MAX_GATHERED_BYTES} bytes")
+
+
+class Join(msgspec.Struct, frozen=True):
+    """Up the ranks: "may I follow you?" """
+
+    candidate: Candidate
+    offer: Offer
+    terms: dict[str, str]  # the sender's fingerprint, key by key
+    since: float  # swarm time at which the sender came up
+    patience: float = 0.0  # seconds that it would still wait for a group that is not complete
+    progress: float = 0.0  # see Progress
+    stranded: bool = False  # nobody is left whom it could lead, so it asks whoever leads, of any rank
+
+    def __post_init__(self) -> None:
+        check_terms(self.terms)
+        check_positive("patience and progress", self.patience, self.progress)
+
+
+class Invitation(msgspec.Struct, frozen=True):
+    """Down the ranks: "ask `to`", which is the sender, or the leader that the sender now follows itself."""
+
+    sender: Candidate
+    to: Candidate
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """To a Join or an Invitation.
+
+    accepted      the sender follows the answerer from now on, and hears from it within `patience` seconds
+    coming        the answerer will ask the leader that was named to it
+    follow        the answerer follows `to`
+    full          the answerer's group has no room
+    outranked     the sender of the Join ranks before the answerer, or the leader it is invited to behind it
+    begun         the answerer's group has begun without the sender, and so have those that are `gone` with it
+    cannot_lead   the answerer cannot be dialed and leads nobody
+    terms         the two fingerprints differ under `keys`; the answerer came up at swarm time `since`
+    """
+
+    verdict: Verdict
+    candidate: Candidate | None = None  # the answerer as it stands now
+    to: Candidate | None = None
+    keys: tuple[str, ...] = ()
+    since: float = 0.0
+    patience: float = 0.0
+    gone: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MAX_GONE)] = ()
+
+    def __post_init__(self) -> None:
+        check_patience(self.patience)
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """From a leader to each follower. The next one comes within `patience` seconds, or the leader is gone."""
+
+    search: bytes  # the leader's
+    patience: float
+    members: int  # in the group so far
+    unreduced: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""  # why it cannot begin: nobody could reduce
+
+    def __post_init__(self) -> None:
+        check_patience(self.patience)
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """From a follower to its leader: how much it has done so far (cumulative) towards the group's target."""
+
+    search: bytes  # the follower's
+    progress: float
+
+    def __post_init__(self) -> None:
+        check_positive("progress", self.progress)
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """The sender is no longer part of what the receiver leads, or leads it no longer."""
+
+    search: bytes  # the sender's
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """From the leader to every follower: this is the group, and the round begins."""
+
+    search: bytes  # the follower's, so that no earlier search is meant
+    group: GroupBody
+    waited_in_vain: bool = False  # somebody who was waited for has not come
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """To the other four: whether the two are now leader and follower, and the answerer's progress."""
+
+    together: bool
+    progress: float = 0.0
+
+
+METHODS: dict[type, tuple[str, type]] = {
+    Join: ("join", Answer),
+    Invitation: ("invite", Answer),
+    Heartbeat: ("beat", Pulse),
+    Progress: ("push", Pulse),
+    Leave: ("leave", Pulse),
+    Begin: ("begin", Pulse),
+}
+
+
+def method_name(prefix: str, message: type[Any]) -> str:
+    """Averagers of several prefixes share an endpoint, so the methods carry the prefix."""
+    return f"matchmaking/{METHODS[message][0]}/{prefix}"
+
+
+def differing_terms(ours: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys under which two fingerprints differ, or which only one of them has, sorted."""
+    return tuple(sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)))
+
+
+def check_positive(names: str, *values: float) -> None:
+    """Raises ValueError for what nobody who counts or measures can have found."""
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise ValueError(f"{names} must be finite and not negative")
+
+
+def check_patience(seconds: float) -> None:
+    """Raises ValueError for a promise that no honest leader makes."""
+    if not 0 <= seconds <= MAX_PATIENCE:
+        raise ValueError(f"a leader's patience is between 0 and {MAX_PATIENCE:g} s")

@@ -1,0 +1,565 @@
+"""How one peer finds its group: every decision, and no input or output.
+
+A search hears what happened (`on_…`) and says what to do next (`moves`). Its driver declares the peer, reads the
+declarations of others, carries messages, and asks again for moves whenever something happened or the time named
+by the last moves has come. All times are those of the loop.
+
+    looking ──ask up the ranks──▶ following a leader ──its group begins──▶ done
+       │  ▲                              │
+       │  └──── leader gone or silent ◀──┘
+       └──nobody ranks before──▶ leading (invites down the ranks) ──complete, full or time up──▶ done
+
+Requests to join go up the ranks only, so they cannot run in a circle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.control import RoundRequest
+from swarmcli.averaging.matchmaking.candidates import Candidates, Conflicts, Entry, Memory, Plan, make_plan
+from swarmcli.averaging.matchmaking.gathering import Gathering, Settling
+from swarmcli.averaging.matchmaking.messages import (
+    MAX_GONE,
+    Answer,
+    Candidate,
+    Heartbeat,
+    Invitation,
+    Join,
+    differing_terms,
+    rank_of,
+)
+from swarmcli.errors import FingerprintError, MatchmakingError, NoReducerError, RoundMissed, SwarmError
+from swarmcli.network.identity import PeerID
+
+BELIEF = 2.0  # seconds that "I follow somebody else" or "my group is full" is believed
+NOTICE = 0.5  # seconds in which a follower that has given up its leader reaches the next one
+AGAIN = 0.15  # seconds before somebody who still believes in a lost leader is asked again …
+LOYALTY = 2.0  # … and for how long he is: after that, it is the way to that leader which is broken
+OVERDUE = 0.75  # seconds after the end of the time at which a leader that could have begun must have
+MAX_RENEWALS = 3  # times that a leader with too few members keeps its followers for another try
+UNCONNECTED = 1 / 3  # of request_timeout, for the answer of a peer to which there is no connection
+LAST_MOMENT = 1.0  # seconds before the end of the time in which a group without a reducer ends the search
+INVITATIONS_AT_ONCE = 16
+TICK = 1.0  # seconds between looks at the clock when nothing happens
+
+
+@dataclass(slots=True)
+class Moves:
+    """What to do now; at `wake_at` at the latest the next moves are due."""
+
+    wake_at: float = math.inf
+    ask: tuple[PeerID, Join] | None = None
+    invite: list[tuple[PeerID, Candidate]] = field(default_factory=list)  # who, and the leader that it should ask
+    leave: list[PeerID] = field(default_factory=list)  # leaders that are not followed, former followers to be told so
+    refuse: list[tuple[PeerID, tuple[str, ...]]] = field(default_factory=list)  # peers of other terms, and which
+    begin: bool = False
+    failure: SwarmError | None = None  # the search ends with this
+
+
+class Search:
+    """One peer's search for one group. `leader` is whom it follows; None while it looks or leads."""
+
+    def __init__(
+        self,
+        own: Join,
+        memory: Memory,
+        options: MatchmakingOptions,
+        request: RoundRequest,
+        *,
+        now: float,
+        connected: Callable[[PeerID], bool],
+    ) -> None:
+        """`own` is what this peer says where it asks to join; `request.allow_retries`: where time is up and too few are
+        here, it looks on instead of giving up."""
+        self.own, self.me = own, own.candidate
+        self.request = request
+        self.options = options
+        self.rank = rank_of(self.me)
+        self.known = Candidates(self.me, memory)
+        self.gathering = Gathering(options, request.target, now)
+        self.settling = Settling(options, now)
+        self.conflicts = Conflicts()
+        self.leader: Candidate | None = None
+        self.leader_has = 1  # members in the leader's group, as it last said
+        self.members: tuple[PeerID, ...] = ()  # of the group once it has begun, the leader first
+        self.mates = set(memory.mates - {self.me.peer_id})  # of the last group, without those who are found lost
+        # A preformed group works while it waits; whoever only holds the bucket would be waited for at every end.
+        self.awaits_holders = request.target is None and not memory.only_mates
+        self.waited_in_vain = False  # for somebody who had not come when the group began
+        self._memory = memory
+        self._connected = connected
+        self._own_entry = Entry(self.me, self.rank, since=now)
+        self._doubts_end_at = now + options.min_matchmaking_time  # see _conflict
+        self._seen: set[PeerID] = set()  # who has looked for such a group since this search began
+        self._elsewhere: set[PeerID] = set()  # who has begun without this peer, where there is one round for all
+        self._asked: dict[PeerID, float] = {}  # whose answer is awaited → since when
+        self._ever_asked: set[PeerID] = set()  # only they may begin a group with this peer
+        self._named: PeerID | None = None  # a leader that somebody named, and that is asked before all others
+        self._leader_until = math.inf  # the leader is silent if nothing is heard by then
+        self._renewals = 0  # how often its time was up with too few members
+        self._unreduced = ""  # why nobody in the leader's group can reduce, as it last said
+        self._moves = Moves()  # the next ones, as far as they are clear
+
+    # What others say
+
+    def learn(self, candidate: Candidate, now: float, *, direct: bool = False) -> None:
+        """Somebody looks for a group: said by himself (`direct`), by the declarations or by a third peer."""
+        if self.known.learn(candidate, now, direct=direct):
+            self.settling.news(now)
+            self._seen.add(candidate.peer_id)
+            self._elsewhere.discard(candidate.peer_id)  # it is back, so its round has failed
+        elif self.request.only_one and candidate.tag != self.me.tag and candidate.search > self.me.search:
+            self._elsewhere.add(candidate.peer_id)
+
+    def on_read(self, declared: Sequence[Candidate], now: float, duration: float) -> None:
+        """The declarations of this bucket were read; it took `duration` seconds to declare and read."""
+        if declared:  # this peer's own at least, unless the table is out of reach
+            self.mates -= self._memory.holders.keys() - {each.peer_id for each in declared}  # they have withdrawn
+            self._memory.read(declared)
+        for candidate in declared:
+            self.learn(candidate, now)
+            known = self.known.entries.get(candidate.peer_id)
+            if known is not None and not candidate.looking and candidate.search >= known.candidate.search:
+                self.known.finish(candidate.peer_id)
+        size = self.options.target_group_size
+        # At their start not everyone has declared himself, so a few are no proof that they are all.
+        crowd = size is not None and (len(declared) > size or not self.mates)
+        self.settling.on_read(now, duration, crowd=crowd)
+
+    def on_join(self, join: Join, now: float) -> Answer:
+        """A peer asks to follow this one."""
+        peer = join.candidate.peer_id
+        if keys := differing_terms(self.own.terms, join.terms):
+            self._note_conflict(peer, keys, join.since)
+            return Answer("terms", keys=keys, since=self.own.since)
+        self.learn(join.candidate, now, direct=True)
+        if self.members:
+            return Answer("begun", gone=self.members[:MAX_GONE])
+        if rank_of(join.candidate) < self.rank and not (join.stranded and self._takes_in(peer)):
+            return Answer("outranked", self.me)
+        if self.leader is not None:
+            return Answer("follow", self.me, self.leader)
+        if not self.me.listening:
+            return Answer("cannot_lead", self.me)
+        if peer not in self.gathering.followers:
+            if self.gathering.is_full:
+                return Answer("full", self.me)
+            if self.options.target_group_size is not None:
+                self.settling.news(now)  # whoever was turned away elsewhere gets the time to find this group
+        self.gathering.add(join, now)
+        return Answer("accepted", self.me, patience=self.gathering.patience)
+
+    def _takes_in(self, peer: PeerID) -> bool:
+        """Whether a stranded peer may come though it ranks before: only to one that leads others, and not to one
+        that asks it in turn, so that no two follow each other."""
+        return self.leader is None and bool(self.gathering.followers) and peer not in self._asked
+
+    def on_invitation(self, invitation: Invitation, now: float) -> Answer:
+        """A peer names a leader to ask: itself, or the one that it follows now together with its followers."""
+        sender, to = invitation.sender, invitation.to
+        self.learn(sender, now, direct=True)
+        self.learn(to, now, direct=to.peer_id == sender.peer_id)
+        if self.members:
+            return Answer("begun", gone=self.members[:MAX_GONE])
+        lost = self.known.is_out_of_reach(to.peer_id, now)
+        if not lost:
+            self.known.names_leader(sender.peer_id, to.peer_id, now + BELIEF)
+        if to.peer_id != sender.peer_id:
+            if self.leader is not None and self.leader.peer_id == sender.peer_id:
+                self.leader = None
+            self._forget_question(sender.peer_id)  # its answer, if one is under way, is out of date
+        if self.leader is not None:
+            return Answer("follow", self.me, self.leader)
+        if rank_of(to) > self.rank:
+            return Answer("outranked", self.me)
+        if not lost:
+            self._named = to.peer_id
+        return Answer("coming", self.me)
+
+    def on_progress(self, peer: PeerID, progress: float) -> bool:
+        """A follower's cumulative progress. Returns whether it is a follower."""
+        return self.gathering.report(peer, progress)
+
+    def on_heartbeat(self, peer: PeerID, beat: Heartbeat, now: float) -> bool:
+        """The leader lives and will be heard again. Returns whether it is followed."""
+        if self.leader is None and peer in self._asked:
+            return True  # it has overtaken the answer to the request to join
+        if self.leader is None or (self.leader.peer_id, self.leader.search) != (peer, beat.search):
+            return False
+        self._leader_until = now + beat.patience
+        self.leader_has, self._unreduced = beat.members, beat.unreduced
+        return True
+
+    def on_begin(self, search: bytes, members: Iterable[PeerID], *, waited_in_vain: bool = False) -> bool:
+        """The first of these members begins its group, with this peer's `search` in it. Returns whether that is so.
+
+        `waited_in_vain`: it has waited in vain for others, so nobody in its group has to do so again.
+        """
+        # The message may overtake the answer to the request to join, or come from a slow leader that this peer gave
+        # up for another one. That group has begun and counts on this peer, the other one has not: so the first wins.
+        members = tuple(members)
+        if self.members or members[0] not in self._ever_asked or search != self.me.search:
+            return False
+        self.members = members
+        if waited_in_vain:
+            self._memory.note_missed(self._awaited().difference(members))
+        return True
+
+    def on_leave(self, peer: PeerID, search: bytes, now: float) -> None:
+        """A follower went, or the leader gave its group up: that search of it no longer counts on this peer."""
+        self.known.heard(peer)
+        if peer in self.gathering.followers:
+            self.gathering.remove(peer, search)
+        else:
+            self._forget_question(peer)  # an acceptance that this has overtaken is out of date
+        if self.leader is not None and (self.leader.peer_id, self.leader.search) == (peer, search):
+            self.drop_leader(peer, now)
+
+    def drop_leader(self, peer: PeerID, now: float) -> None:
+        """The leader does not know this peer as its follower, or not any more; it may be asked again."""
+        if self.leader is not None and self.leader.peer_id == peer:
+            self.leader = None
+            self.settling.news(now)
+
+    def on_lost(self, peer: PeerID, now: float) -> None:
+        """The connection to this peer is gone, it could not be reached, or it was silent for too long."""
+        self._forget_question(peer)
+        self.gathering.remove(peer)
+        self.mates.discard(peer)
+        self._memory.note_missed([peer])
+        self.known.fail(peer, now, 2 * self.options.request_timeout)
+        self.drop_leader(peer, now)
+
+    # How own requests ended
+
+    def on_answer(self, peer: PeerID, answer: Answer, now: float) -> None:
+        """The asked peer answered."""
+        awaited = self._forget_question(peer)
+        if answer.verdict == "terms":
+            self._note_conflict(peer, answer.keys, answer.since)
+            return
+        self.conflicts.agreed = True
+        self._learn_from(peer, answer, now)
+        if answer.verdict != "accepted":
+            self.drop_leader(peer, now)  # an acceptance that this peer had believed was out of date
+        entry = self.known.entries.get(peer)
+        match answer.verdict:
+            case "accepted" if answer.candidate is not None:
+                if awaited and not self.members and self.leader is None:
+                    self._follow(answer.candidate, now, answer.patience)
+                else:
+                    self._moves.leave.append(peer)
+            case "follow" if answer.to is not None and answer.to.peer_id != self.me.peer_id:
+                if not (self._doubts(answer.to.peer_id, now) and entry is not None and self._may_ask_again(entry, now)):
+                    self.known.names_leader(peer, answer.to.peer_id, now + BELIEF)
+            case "full" if entry is not None:
+                entry.full_until = now + BELIEF
+            case "begun":
+                self._note_begun(peer, answer.gone, now)
+            case "outranked" if entry is not None:
+                if entry.rank > self.rank:
+                    entry.full_until = now + BELIEF  # it takes in nobody who is stranded
+            case _:
+                self.known.pass_over([peer], now + BELIEF)
+
+    def on_reply(self, peer: PeerID, answer: Answer, now: float) -> None:
+        """The invited peer answered."""
+        self._learn_from(peer, answer, now)
+        entry = self.known.entries.get(peer)
+        if answer.verdict == "begun":
+            self._note_begun(peer, answer.gone, now)
+        elif answer.verdict == "coming" and entry is not None:
+            entry.coming_until = now + self.options.request_timeout / 2
+        elif answer.verdict == "follow" and answer.to is not None:
+            if answer.to.peer_id != self.me.peer_id:
+                self.known.names_leader(peer, answer.to.peer_id, now + BELIEF)
+                if entry is not None:
+                    # That leader may be lost. Its follower notices after its patience, and this group is open then.
+                    entry.coming_until = now + self.options.request_timeout + NOTICE
+            elif peer not in self.gathering.followers:
+                self._moves.leave.append(peer)  # it was given up here, and has to ask again
+
+    def on_refused(self, peer: PeerID) -> None:
+        """The asked or invited peer has other terms, or looks for nothing: it is out until it begins anew."""
+        self._forget_question(peer)
+        self.gathering.remove(peer)
+        self.known.finish(peer)
+
+    def reopen(self, why: str, now: float) -> bool:
+        """The group that was to begin cannot, for want of a reducer. Returns whether to wait for one to come."""
+        self.members, self.gathering.blocked = (), why
+        return self.gathering.target is None and now < self.gathering.close_at
+
+    def forsaken(self) -> list[PeerID]:
+        """Who still counts on this peer and is not in its group: its leader, its followers and those whom it asked."""
+        leader = [self.leader.peer_id] if self.leader is not None else []
+        sent_on = [peer for peer, to in self._moves.invite if to != self.me]
+        everyone = [*leader, *self.gathering.followers, *sent_on, *self._moves.leave, *self._asked]
+        leads = self.members[:1] == (self.me.peer_id,)
+        informed = self.members if leads else self.members[:1]
+        return [peer for peer in dict.fromkeys(everyone) if peer not in informed]
+
+    def failure(self, reason: str, now: float) -> SwarmError:
+        """The error that says why no group came together."""
+        if unreduced := self.gathering.blocked or self._unreduced:
+            return NoReducerError(unreduced)
+        listening = [self.me.listening, *(entry.candidate.listening for entry in self.known.present(now))]
+        if any(listening) or len(listening) < self.options.min_group_size:
+            return MatchmakingError(reason)
+        there = f"none of {len(listening)} peers that look for a group can be dialed"
+        return NoReducerError(f"{there}, so nobody can reduce for the others")
+
+    def _forget_question(self, peer: PeerID) -> bool:
+        """No answer of this peer is awaited any more. Returns whether one was."""
+        if self._named == peer:
+            self._named = None
+        return self._asked.pop(peer, None) is not None
+
+    def _note_conflict(self, peer: PeerID, keys: tuple[str, ...], since: float) -> None:
+        if self.conflicts.note(peer, keys, since):
+            self._moves.refuse.append((peer, keys))
+        self.on_refused(peer)
+
+    def _note_begun(self, peer: PeerID, gone: Sequence[PeerID], now: float) -> None:
+        """A group has begun with this peer and those who are `gone`, and without the searching one."""
+        self.mates.discard(peer)
+        if not self.request.only_one:
+            self.known.finish(peer)
+        else:
+            self.known.pass_over([peer], now + BELIEF)  # and asked again then: its round may have failed
+            if self.me.peer_id not in gone:
+                # Mates count if they are known, or anybody could be named.
+                self._elsewhere |= {peer, *(mate for mate in gone if mate in self.known.entries)}
+        # If this peer is named, the leader was lost before it had told everyone, and those who have not heard either
+        # are whom to look for now.
+        if self.me.peer_id not in gone:
+            self.known.pass_over(gone, now + BELIEF)
+
+    def _doubts(self, leader: PeerID, now: float) -> bool:
+        """Whether a leader that somebody names is silent or unreachable, as seen from here."""
+        return leader in self._asked or self.known.is_out_of_reach(leader, now)
+
+    def _may_ask_again(self, follower: Entry, now: float) -> bool:
+        """This peer follows one that was found lost here: it will notice soon, and is asked again then.
+
+        Returns False once that has taken too long.
+        """
+        follower.loyal_since = min(follower.loyal_since, now)
+        follower.ask_at = now + AGAIN
+        return now < follower.loyal_since + LOYALTY
+
+    def _learn_from(self, peer: PeerID, answer: Answer, now: float) -> None:
+        if answer.candidate is not None and answer.candidate.peer_id == peer:
+            self.learn(answer.candidate, now, direct=True)
+        if answer.to is not None:
+            self.learn(answer.to, now)
+
+    def _follow(self, leader: Candidate, now: float, patience: float) -> None:
+        self.leader, self.leader_has, self._renewals = leader, 1, 0
+        self._leader_until = now + patience
+        for entry in self.known.entries.values():
+            entry.loyal_since, entry.ask_at = math.inf, 0.0  # whom this peer waited for before no longer matters
+        self._moves.invite += [(follower, leader) for follower in self.gathering.clear()]
+
+    # What to do next
+
+    def moves(self, now: float) -> Moves:
+        """The next steps. They count as taken: an asked peer is not named again before its answer."""
+        self._moves.wake_at = now + TICK
+        if not self.members:
+            self.known.drop_expired(now)
+            self._wake_by(self.known.next_change(now), now)
+            if self.leader is not None:
+                self._watch_leader(self.leader.peer_id, now)
+            if self.leader is None:
+                self._seek(now)
+        moves, self._moves = self._moves, Moves()
+        return moves
+
+    def _wake_by(self, when: float, now: float) -> None:
+        if now < when < self._moves.wake_at:
+            self._moves.wake_at = when
+
+    def _watch_leader(self, leader: PeerID, now: float) -> None:
+        until = min(self._leader_until, self._overdue_at(now))
+        self._wake_by(until, now)
+        if now >= until:
+            self._moves.leave.append(leader)
+            self.on_lost(leader, now)
+
+    def _overdue_at(self, now: float) -> float:
+        """When a leader that sends heartbeats and does not begin has held this peer for too long."""
+        if self.gathering.target is not None:
+            return math.inf
+        too_few = self.request.allow_retries and self.leader_has < self.options.min_group_size
+        if too_few and now >= self.gathering.close_at and self._renewals < MAX_RENEWALS:
+            self.gathering.renew(now)  # it looks on, and so does this peer
+            self._renewals += 1
+        return self.gathering.close_at + OVERDUE
+
+    def _seek(self, now: float) -> None:
+        """Asks for a leader, or else invites those who should follow this peer, and begins once their group is due."""
+        if self._unreduced and now > self.gathering.close_at - LAST_MOMENT:
+            self._moves.failure = NoReducerError(self._unreduced)  # no time is left to find another leader
+            return
+        late_at = [since + self.settling.hedge for since in self._asked.values()]
+        waiting = any(at > now for at in late_at)
+        ready_at = self.settling.ready_at if self._named is None else -math.inf
+        plan = self._plan(waiting, now) if now >= ready_at else Plan([], {}, crowded=True)
+        expected = self._expected(plan, now)
+        hopes = self._hopes(plan, expected)
+        hoping = any(until > now for until in hopes)
+        if not waiting and now >= ready_at:
+            waiting = self._reach_out(plan, expected, hoping, now)
+        absent = self._awaited() if plan.crowded else self._awaited().union(entry.peer_id for entry in expected)
+        self._begin_or_wait(absent, hoping, waiting, now)
+        for when in (ready_at, *hopes, *late_at):
+            self._wake_by(when, now)
+
+    def _plan(self, waiting: bool, now: float) -> Plan:
+        present = self.known.present(now)
+        if not waiting:
+            # Whoever is slow to answer may still do so; meanwhile the next in rank is asked.
+            present = [entry for entry in present if entry.peer_id not in self._asked]
+        return make_plan(sorted([*present, self._own_entry], key=lambda entry: entry.rank), self.options, now)
+
+    def _expected(self, plan: Plan, now: float) -> list[Entry]:
+        """Those who should follow this peer and are not here yet."""
+        own = (peer for peer, leader in plan.leader_of.items() if leader == self.me.peer_id)
+        entries = [self.known.entries[peer] for peer in own if peer not in self.gathering.followers]
+        # With several groups whoever follows another leader belongs there; otherwise its leader will bring it along.
+        return [entry for entry in entries if not (plan.crowded and entry.follows_until > now)]
+
+    def _hopes(self, plan: Plan, expected: Iterable[Entry]) -> list[float]:
+        """Until when the group stays open for each who is expected, or whose answer is awaited."""
+        one_for_all = self.awaits_holders and not plan.crowded
+        patience = self.options.request_timeout
+
+        def slack(peer: PeerID) -> float:
+            # Where there is one group for all, whoever is slow would be left to a group of its own, so it gets as
+            # long as an answer may take. Nobody says that a peer without a connection is there at all: it gets less.
+            if not one_for_all:
+                return self.settling.hedge
+            return patience if self._connected(peer) else UNCONNECTED * patience
+
+        waited_for = (entry for entry in expected if self._memory.waits_for(entry.peer_id))
+        hopes = [entry.hoped_for_until(slack(entry.peer_id), patience) for entry in waited_for]
+        if one_for_all:
+            hopes += [since + slack(peer) for peer, since in self._asked.items()]
+        return hopes
+
+    def _awaited(self) -> set[PeerID]:
+        """Who could still come, though it has not looked for a group since this search began: a mate of the last round,
+        or, unless only those are expected, whoever holds the bucket."""
+        awaited = set(self.mates)
+        if self.awaits_holders:
+            awaited = (awaited | self._memory.idle()) - self._seen
+        return awaited.difference(self.gathering.followers, (self.me.peer_id,))
+
+    def _reach_out(self, plan: Plan, expected: list[Entry], hoping: bool, now: float) -> bool:
+        """Asks somebody, or else invites those who are expected. Returns whether this peer may come to follow."""
+        leader = self._whom_to_ask(plan, hoping, now)
+        if leader is None:
+            pause = self.options.request_timeout / 2
+            able = (each for each in expected if each.candidate.listening or self._connected(each.peer_id))
+            for entry in [each for each in able if each.may_be_invited(now, pause)][:INVITATIONS_AT_ONCE]:
+                entry.invited_at = now
+                entry.invitations += 1
+                self._moves.invite.append((entry.peer_id, self.me))
+            return False
+        if leader.ask_at > now:
+            self._wake_by(leader.ask_at, now)
+            return True
+        join = msgspec.structs.replace(
+            self.own,
+            patience=max(self.gathering.close_at - now, 0.0),
+            progress=self.gathering.own_progress,
+            stranded=leader.rank > self.rank,
+        )
+        self._moves.ask = leader.peer_id, join
+        self._asked[leader.peer_id] = now
+        self._ever_asked.add(leader.peer_id)
+        self._wake_by(now + self.settling.hedge, now)
+        return True
+
+    def _whom_to_ask(self, plan: Plan, hoping: bool, now: float) -> Entry | None:
+        """The leader that this peer should follow, now or at its `ask_at`; None if it should lead, or can only wait."""
+        entries = self.known.entries
+        order = [entries[peer] for peer in plan.nearest(self.me.peer_id) if peer in entries]
+        with_room = [entry for entry in order if entry.full_until <= now]
+        stands = plan.crowded and 2 * len(self.gathering) > plan.usual_size
+        if self.me.peer_id not in plan.leaders and not stands:
+            named = entries.get(self._named) if self._named is not None else None
+            if named is not None and named.full_until <= now and not self._doubts(named.peer_id, now):
+                with_room.insert(0, named)
+            if (above := next((entry for entry in with_room if entry.rank < self.rank), None)) is not None:
+                return above
+        if self.options.target_group_size is None or hoping or stands:
+            return None
+        # Stranded: too few have come and nobody else will. A group with room will do, for a peer that is alone of any
+        # rank: nobody follows it who would have to come along.
+        alone = len(self.gathering) == 1
+        return next((entry for entry in with_room if alone or entry.rank < self.rank), None)
+
+    def _begin_or_wait(self, absent: set[PeerID], hoping: bool, asking: bool, now: float) -> None:
+        """Begins the group, ends the search, or waits. Who is `absent` then is not waited for in later searches."""
+        gathering, settled_at = self.gathering, self.settling.settled_at
+        due_at = gathering.due_at(
+            now,
+            missing=hoping or bool(self._awaited()) or bool(self.me.bits),
+            asking=asking,
+            # The last round's mates do not settle again.
+            settled_at=now if self.mates and self.mates <= gathering.followers.keys() else settled_at,
+        )
+        begins = due_at <= now and gathering.has_enough
+        if absent and (begins or now >= gathering.close_at) and not gathering.is_full:
+            self._memory.note_missed(absent)
+            self.waited_in_vain = begins
+        if not asking and now >= settled_at and self._is_outweighed():
+            self._moves.failure = RoundMissed("the round has begun without this peer")
+        elif begins:
+            self._moves.begin, self.members = True, (self.me.peer_id, *gathering.followers)
+        elif (conflict := self._conflict(now)) is not None:
+            self._moves.failure = conflict
+        elif due_at <= now and not self.request.allow_retries:
+            too_few = f"only {len(gathering)} of at least {self.options.min_group_size} peers came together in time"
+            self._moves.failure = self.failure(too_few, now)
+        elif due_at <= now:
+            gathering.renew(now)
+            due_at = gathering.close_at
+        self._wake_by(due_at, now)
+        if self._elsewhere:
+            self._wake_by(settled_at, now)
+
+    def _is_outweighed(self) -> bool:
+        """Whether at least as many as this peer and its followers have begun without them.
+
+        Where there is one round for all, two groups of one tag that both begin would be two averages, and separate
+        their members for good. So a group that would be no larger than what has begun already gives up, and its
+        members ask those others how it ended. A smaller round does not stop this peer's group: its members will have
+        to come here, whatever they make of it; and few that merely say that they have begun cannot hold up many.
+        """
+        followers = self.gathering.followers
+        return len(self._elsewhere.difference(followers)) >= 1 + len(followers)
+
+    def _conflict(self, now: float) -> FingerprintError | None:
+        """The error of a newcomer that is in a run of other terms.
+
+        Nobody whom it asked may have its terms, and nobody may be left to ask. Two who were here before must agree;
+        a single one is believed when the time is up. So it takes more than one word to drive a newcomer away.
+        """
+        alone = self.leader is None and not self.gathering.followers
+        if not self._memory.newcomer or not alone or now < self.settling.settled_at:
+            return None
+        keys, elders = self.conflicts.elders(self.own.since)
+        enough = 1 if now >= self._doubts_end_at else 2
+        if len(elders) < enough or not self.conflicts.cover(self.known.present(now)):
+            return None
+        names = ", ".join(peer.short for peer in elders)
+        return FingerprintError(f"refused by {names}: what must agree differs in {', '.join(keys)}", keys)
