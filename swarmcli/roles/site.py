@@ -81,12 +81,12 @@ def run_site_leader(
     place = resumed_place(peer.recipe, resume) if resume else None
     site.share(wire.encode(Introduction(bytes(peer.peer_id), peer.home.path.name)))
     commands = LeaderCommands(site)
-    collaboration, mode = _collaborate(peer, site, commands, compute)
+    collaboration, mode = _collaborate(peer, commands, compute)
     optimizer = collaboration.optimizer
     state = SiteState(collaboration, site, commands)
     optimizer.give_up_when(stop.is_set)
     watch.follow(optimizer)
-    with SiteLeader(site, commands, optimizer, collaboration.model, mode.gradients, wants_to_stop=stop) as leader:
+    with SiteLeader(commands, optimizer, collaboration.model, mode.gradients, wants_to_stop=stop) as leader:
         try:
             state.load(place, restarted=restarted)
             result = _lead(collaboration, leader, mode, state, watch, on_epoch)
@@ -98,13 +98,11 @@ def run_site_leader(
     return result
 
 
-def _collaborate(
-    peer: RunPeer, site: Site, commands: LeaderCommands, compute: Compute
-) -> tuple[Collaboration, Leading]:
+def _collaborate(peer: RunPeer, commands: LeaderCommands, compute: Compute) -> tuple[Collaboration, Leading]:
     modes: list[Leading] = []
 
     def options(model: nn.Module) -> dict[str, Any]:
-        modes.append(leading(peer.recipe, site, commands, model))
+        modes.append(leading(peer.recipe, commands, model))
         return modes[0].options
 
     collaboration = Collaboration(peer, compute=compute, further=options)

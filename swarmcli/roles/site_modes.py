@@ -24,9 +24,9 @@ from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, LeaderMeans, LeaderSums, MemberGradients, MemberMeans, MemberSums
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
+from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import SharedModel
 from swarmcli.training import optimizer_factory, optimizer_kind, parameter_groups
 
 Handlers = Mapping[type[Command], Callable[[Any], None]]
@@ -49,22 +49,22 @@ class Following:
     shards: SiteShards | None = None  # to be closed behind the SiteMember
 
 
-def leading(recipe: Recipe, site: Site, commands: LeaderCommands, model: nn.Module) -> Leading:
+def leading(recipe: Recipe, commands: LeaderCommands, model: nn.Module) -> Leading:
     """For rank 0, while the other ranks call `following`. Raises SiteError when one does not come."""
     chosen = recipe.local.site
     parameters = trained_parameters(recipe, model)
     if chosen.hierarchy:
-        levels = LeaderLevels(site, commands, parameters, chosen.hierarchy)
+        levels = LeaderLevels(commands, parameters, chosen.hierarchy)
         return Leading(levels, {"site": SiteHooks(companions=levels)})
-    options = _sharded(recipe, site, commands, model) if chosen.zero else {}
+    options = _sharded(recipe, commands, model) if chosen.zero else {}
     if recipe.local_updates.enabled:
-        return Leading(LeaderMeans(site, parameters), options)
-    sums = LeaderSums(site, commands)
+        return Leading(LeaderMeans(commands.site, parameters), options)
+    sums = LeaderSums(commands)
     return Leading(sums, {"site": SiteHooks(sums.make_accumulator), **options})
 
 
-def _sharded(recipe: Recipe, site: Site, commands: LeaderCommands, model: nn.Module) -> dict[str, Any]:
-    around = partial(SiteOptimizer, site=site, commands=commands, shared=SharedModel(site, model))
+def _sharded(recipe: Recipe, commands: LeaderCommands, model: nn.Module) -> dict[str, Any]:
+    around = partial(SiteOptimizer, commands=commands, shared=SharedModel(commands.site, model))
     return {"optimizer": optimizer_factory(recipe, around)(parameter_groups(recipe, model)), "params": None}
 
 

@@ -14,7 +14,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.roles.checkpoints import BackgroundCheckpoints, not_saved, store_of
 from swarmcli.roles.collaboration import Collaboration
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from swarmcli.sites.checkpoint import LeadingShards, SiteShards
+from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
@@ -37,8 +37,7 @@ class SiteState:
         self._run_id = peer.recipe.run_id
         self._last = CheckpointStore(self._home / LAST, self._run_id, keep=KEPT)
         self._sharded: ZeroRedundancyOptimizer | None = None
-        self._own: SiteShards | None = None
-        self._shards: LeadingShards | None = None
+        self._shards: SiteShards | None = None
         self._saving: BackgroundCheckpoints | None = None
         self._ended = False  # the run has
         self._result: Path | None = None  # its checkpoint
@@ -46,8 +45,7 @@ class SiteState:
             self._last.directory.mkdir(exist_ok=True)
             inner.statistics.spool = self._last.directory
             self._sharded = inner.zero
-            self._own = SiteShards(site, self._home, inner.zero)
-            self._shards = self._own.leading(commands)
+            self._shards = SiteShards(site, self._home, inner.zero, commands)
 
     def load(self, resume: Path | None, *, restarted: bool) -> None:
         """Goes on from the checkpoint `resume`, or else from the last state of a life before, unless somebody is there
@@ -117,8 +115,8 @@ class SiteState:
             raise not_saved(self._last.directory)
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
+        if self._shards is not None:
+            self._shards.close()
 
 
 def load_share(site: Site, home: Path, optimizer: ZeroRedundancyOptimizer) -> None:

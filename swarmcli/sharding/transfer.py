@@ -34,7 +34,7 @@ class Run(NamedTuple):
     stop: int
 
 
-def pieces(lengths: Sequence[int], longest: int) -> Iterator[list[Run]]:
+def runs_of(lengths: Sequence[int], longest: int) -> Iterator[list[Run]]:
     """Lays tensors of so many elements one behind the other and cuts them into pieces, all full but the last."""
     runs: list[Run] = []
     room = longest
@@ -76,7 +76,7 @@ def send_tensors(
     """
     target, device = dist.get_global_rank(group, to), message_device(group)
     sources = [as_bytes(tensor) for tensor in tensors]
-    for runs in pieces([source.numel() for source in sources], PIECE_BYTES):
+    for runs in runs_of([source.numel() for source in sources], PIECE_BYTES):
         parts = [sources[run.tensor][run.start : run.stop].to(device) for run in runs]
         _finish(dist.isend(_joined(parts), dst=target, group=group), patience)
 
@@ -90,7 +90,7 @@ def receive_tensors(
     """
     sender, device = dist.get_global_rank(group, source), message_device(group)
     targets = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
-    for runs in pieces([target.numel() for target in targets], PIECE_BYTES):
+    for runs in runs_of([target.numel() for target in targets], PIECE_BYTES):
         parts = [targets[run.tensor][run.start : run.stop] for run in runs]
         message = _room_for(parts, device)
         _finish(dist.irecv(message, src=sender, group=group), patience)
@@ -180,7 +180,7 @@ def packs(flat: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     yield from ([tensor] for tensor in flat if tensor.numel() > SHORT_BYTES)
     for device in dict.fromkeys(tensor.device for tensor in flat):
         short = [tensor for tensor in flat if tensor.device == device and tensor.numel() <= SHORT_BYTES]
-        for runs in pieces([tensor.numel() for tensor in short], PACK_BYTES):
+        for runs in runs_of([tensor.numel() for tensor in short], PACK_BYTES):
             yield [short[run.tensor][run.start : run.stop] for run in runs]
 
 

@@ -59,44 +59,85 @@ class SettleShares(Command, frozen=True):
 class SiteShards:
     """One rank's hand in the checkpoints of its site: it has a share of the optimizer's state and a directory.
 
-    Takes a copy of the share in host memory from `CopyShares` until it is written.
+    Takes a copy of the share in host memory from `CopyShares` until it is written. At rank 0 `copy`, `write` and
+    `settle` make all ranks do their part (see swarmcli.training.CheckpointStore); the others have `handlers`.
     """
 
-    def __init__(self, site: Site, home: Path, optimizer: ZeroRedundancyOptimizer) -> None:
-        """`home`: the site's directory on this machine; `optimizer`: sharded over the site's ranks."""
+    def __init__(
+        self, site: Site, home: Path, optimizer: ZeroRedundancyOptimizer, commands: LeaderCommands | None = None
+    ) -> None:
+        """`home`: the site's directory on this machine; `optimizer`: sharded over the site's ranks; `commands`: at
+        rank 0."""
         self._site, self.home = site, home
         self._optimizer = optimizer
+        self._commands = commands
         self._copy: State = {}
         self._writer = ThreadPoolExecutor(1, "swarm-shards")
         self._writing: Future[Report] | None = None
         self._directory, self._epoch = home, 0
+        self._pause = threading.Event()  # never set
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._writer.shutdown(wait=True)
+
+    # Rank 0
+
+    def copy(self) -> None:
+        """All ranks copy their shares. To be called while the optimizer does not step; blocks. Raises SiteError."""
+        self._lead.run(CopyShares(), self._copy_share)
+
+    def write(self, directory: Path, epoch: int) -> str:
+        """All ranks write their copies into `directory`; a digest of what they wrote. Blocks as long as their disks do.
+
+        Raises CheckpointError if one could not, and SiteError if one is gone.
+        """
+        command = WriteShares(directory.relative_to(self.home).as_posix(), epoch)
+        self._lead.run(command, lambda: self._begin(command))
+        while (problem := self._lead.run(LookAfterShares(), self._look_after)) is None:
+            self._pause.wait(LOOK_SECONDS)
+        if problem:
+            raise CheckpointError(problem)
+        return read_manifest(directory)[1].hex()
+
+    def settle(self, directory: Path, name: str, kept: Sequence[str]) -> None:
+        """`directory` is called `name` now, or was removed (empty); of the others those `kept` are left."""
+        self._lead.run(SettleShares(directory.relative_to(self.home).as_posix(), name, list(kept)))
+
+    @property
+    def _lead(self) -> LeaderCommands:
+        if self._commands is None:
+            raise ValueError(f"rank {self._site.rank} writes its share when rank 0 says so")
+        return self._commands
+
+    # All ranks
 
     @property
     def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
         """For the Follower of a rank other than 0."""
+
+        def look_after(command: LookAfterShares) -> None:
+            self._look_after()  # rank 0 says what is wrong
+
         return {
-            CopyShares: lambda command: self.copy(),
-            WriteShares: self.begin,
-            LookAfterShares: self._look_after,
-            SettleShares: self.settle,
+            CopyShares: lambda command: self._copy_share(),
+            WriteShares: self._begin,
+            LookAfterShares: look_after,
+            SettleShares: self._settle,
         }
 
-    def leading(self, commands: LeaderCommands) -> LeadingShards:
-        """At rank 0: what a CheckpointStore writes a sharded checkpoint with."""
-        return LeadingShards(self, commands)
-
-    def copy(self) -> None:
+    def _copy_share(self) -> None:
         """The share as it is now, while nobody steps it."""
         self._copy = {index: copied(values) for index, values in self._optimizer.local_state().items()}
 
-    def begin(self, command: WriteShares) -> None:
-        """Begins to write the copy; `look_after` says when that has ended."""
+    def _begin(self, command: WriteShares) -> None:
+        """Begins to write the copy; `_look_after` says when that has ended."""
         self._directory, self._epoch = self._place(command.directory), command.epoch
         copy, self._copy = self._copy, {}
         self._writing = self._writer.submit(try_to_write, self._directory, self._site.rank, command.epoch, copy)
 
-    def look_after(self) -> str | None:
-        """The other half of `LookAfterShares` at every rank: what is wrong, "" if all is written, None: not yet."""
+    def _look_after(self) -> str | None:
+        """What is wrong, "" if all ranks have written, None: not yet."""
         writing = self._writing
         if writing is None:
             raise SiteError("this rank was asked how it gets on with its share before it was told to write it")
@@ -110,10 +151,7 @@ class SiteShards:
                 return str(error)
         return ""
 
-    def _look_after(self, command: LookAfterShares) -> None:
-        self.look_after()  # rank 0 says what is wrong
-
-    def settle(self, command: SettleShares) -> None:
+    def _settle(self, command: SettleShares) -> None:
         """What rank 0 did to its directories is done to those of this machine, if they are others."""
         partial = self._place(command.directory)
         try:
@@ -123,50 +161,14 @@ class SiteShards:
                 partial.rename(place)
             shutil.rmtree(partial, ignore_errors=True)
             if command.kept:
-                self._remove_others(partial.parent, command.kept)
+                older = [path for path in partial.parent.glob("epoch-*") if path.name not in command.kept]
+                for path in [*older, *partial.parent.glob(".epoch-*")]:  # those with a dot a killed process left
+                    shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
             logger.warning("the shards of a checkpoint could not be put into their place: %s", error)
-
-    def close(self) -> None:
-        """Waits for what is being written."""
-        self._writer.shutdown(wait=True)
 
     def _place(self, directory: str) -> Path:
         relative = PurePosixPath(directory)
         if relative.is_absolute() or ".." in relative.parts:
             raise SiteError(f"rank 0 named {directory!r}, which is no directory of this site's home")
         return self.home / relative
-
-    def _remove_others(self, directory: Path, kept: Sequence[str]) -> None:
-        older = [path for path in directory.glob("epoch-*") if path.name not in kept]
-        for path in [*older, *directory.glob(".epoch-*")]:  # those with a dot a killed process left
-            shutil.rmtree(path, ignore_errors=True)
-
-
-class LeadingShards:
-    """Rank 0's side: makes all ranks write their shares into a checkpoint. See swarmcli.training.CheckpointStore."""
-
-    def __init__(self, own: SiteShards, commands: LeaderCommands) -> None:
-        self._own, self._commands = own, commands
-        self._waiting = threading.Event()  # never set
-
-    def copy(self) -> None:
-        """All ranks copy their shares. To be called while the optimizer does not step; blocks. Raises SiteError."""
-        self._commands.run(CopyShares(), self._own.copy)
-
-    def write(self, directory: Path, epoch: int) -> str:
-        """All ranks write their copies into `directory`; a digest of what they wrote. Blocks as long as their disks do.
-
-        Raises CheckpointError if one could not, and SiteError if one is gone.
-        """
-        command = WriteShares(directory.relative_to(self._own.home).as_posix(), epoch)
-        self._commands.run(command, lambda: self._own.begin(command))
-        while (problem := self._commands.run(LookAfterShares(), self._own.look_after)) is None:
-            self._waiting.wait(LOOK_SECONDS)
-        if problem:
-            raise CheckpointError(problem)
-        return read_manifest(directory)[1].hex()
-
-    def settle(self, directory: Path, name: str, kept: Sequence[str]) -> None:
-        """`directory` is called `name` now, or was removed (empty); of the others those `kept` are left."""
-        self._commands.run(SettleShares(directory.relative_to(self._own.home).as_posix(), name, list(kept)))

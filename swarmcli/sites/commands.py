@@ -22,7 +22,7 @@ import torch
 
 from swarmcli.errors import SiteError
 from swarmcli.network import wire
-from swarmcli.sites.links import receive_bytes, receive_numbers, send_bytes, send_numbers
+from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors
 from swarmcli.sites.site import Site
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class LeaderCommands:
     def __init__(self, site: Site) -> None:
         if site.rank != 0:
             raise ValueError(f"this is rank {site.rank}: only rank 0 gives commands")
-        self._site = site
+        self.site = site
         self._lock = threading.Lock()
         self._left = False
         self.failed: SiteError | None = None
@@ -94,18 +94,18 @@ class LeaderCommands:
 
     def _send(self, command: Command) -> None:
         data = wire.encode(command)
-        for rank in self._site.others:
-            send_bytes(self._site.commands, data, rank)
+        for rank in self.site.others:
+            send_message(self.site.commands, data, rank)
 
     def _wait_until_done(self, patience: float | None) -> None:
-        limit = self._site.timeout if patience is None else timedelta(seconds=patience)
-        for rank in self._site.others:
-            receive_numbers(self._site.commands, [torch.empty(1, dtype=torch.uint8)], rank, limit)
+        limit = self.site.timeout if patience is None else timedelta(seconds=patience)
+        for rank in self.site.others:
+            receive_tensors(self.site.commands, [torch.empty(1, dtype=torch.uint8)], rank, limit)
 
     def _fail(self, command: Command, error: BaseException | None) -> None:
         self.failed = SiteError(f"{type(command).__name__} came to no end at rank 0: {error or type(error).__name__}")
         logger.error("%s", self.failed)
-        self._site.break_off()
+        self.site.break_off()
 
 
 class Follower:
@@ -142,7 +142,7 @@ class Follower:
     def _run(self) -> None:
         try:
             while self._follow():
-                send_numbers(self._site.commands, [torch.zeros(1, dtype=torch.uint8)], 0)
+                send_tensors(self._site.commands, [torch.zeros(1, dtype=torch.uint8)], 0)
         except Exception as error:
             self.failed = error
             logger.error("this rank of the site can follow no more commands", exc_info=error)
@@ -150,7 +150,7 @@ class Follower:
 
     def _follow(self) -> bool:
         """Waits for a command and carries it out; False for the last one."""
-        command = wire.decode(self._kinds, receive_bytes(self._site.commands, 0))
+        command = wire.decode(self._kinds, receive_message(self._site.commands, 0))
         if isinstance(command, Leave):
             return False
         self._handlers[type(command)](command)

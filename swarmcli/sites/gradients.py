@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, sum_type
-from swarmcli.sharding.transfer import PIECE_BYTES, pieces
+from swarmcli.sharding.transfer import PIECE_BYTES, runs_of
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
+from swarmcli.sites.pace import Report, Verdict
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import Report, Verdict
 
 
 class LeaderGradients(ABC):
@@ -86,13 +86,11 @@ class SiteAccumulator(GradientAccumulator):
 
     waits = True
 
-    def __init__(
-        self, site: Site, commands: LeaderCommands, parameters: Sequence[torch.Tensor], *, reuse: bool = False
-    ) -> None:
+    def __init__(self, commands: LeaderCommands, parameters: Sequence[torch.Tensor], *, reuse: bool = False) -> None:
         if reuse:
             raise ValueError("reuse_grad_buffers=True: the processes of a site need sums beside their gradients")
         super().__init__(parameters)
-        self._site, self._commands = site, commands
+        self._commands = commands
         self.generation = 0
         self._own = 0  # samples of the batch that comes next, at this rank
         self._elsewhere = 0  # samples that are counted here and summed at other ranks
@@ -128,20 +126,21 @@ class SiteAccumulator(GradientAccumulator):
         super().reset()
 
     def _fetch(self) -> int:
-        sum_over_ranks(self._site, self._site.commands, self.accumulators)
-        return _total(self._site, self._site.commands, 0)
+        site = self._commands.site
+        sum_over_ranks(site, site.commands, self.accumulators)
+        return _total(site.commands, 0)
 
 
 class LeaderSums(LeaderGradients):
     """LeaderGradients where rank 0 sums and averages over epochs. `make_accumulator` is for its SiteHooks."""
 
-    def __init__(self, site: Site, commands: LeaderCommands) -> None:
-        self._site, self._commands = site, commands
+    def __init__(self, commands: LeaderCommands) -> None:
+        self._commands = commands
         self._sums: SiteAccumulator | None = None
 
     def make_accumulator(self, parameters: Sequence[torch.Tensor], *, reuse: bool) -> SiteAccumulator:
         """What sums the gradients of these parameters, in the site. An AccumulatorFactory."""
-        self._sums = SiteAccumulator(self._site, self._commands, parameters, reuse=reuse)
+        self._sums = SiteAccumulator(self._commands, parameters, reuse=reuse)
         return self._sums
 
     @property
@@ -193,7 +192,7 @@ class MemberSums(MemberGradients):
         with self._lock:
             self._follow(command.generation)
             sum_over_ranks(self._site, self._site.commands, self._totals)
-            _total(self._site, self._site.commands, self._samples)
+            _total(self._site.commands, self._samples)
             self._clear()
 
     def _follow(self, generation: int) -> None:
@@ -248,7 +247,7 @@ def sum_over_ranks(
     flat = [tensor.view(-1) for tensor in contiguous]
     for dtype in dict.fromkeys(each.dtype for each in flat):
         alike = [each for each in flat if each.dtype is dtype]
-        for runs in pieces([each.numel() for each in alike], PIECE_BYTES // dtype.itemsize):
+        for runs in runs_of([each.numel() for each in alike], PIECE_BYTES // dtype.itemsize):
             parts = [alike[run.tensor][run.start : run.stop] for run in runs]
             in_place = len(parts) == 1 and parts[0].device.type == site.carrier.type and not mean
             kind = sum_type(dtype) if mean else dtype
@@ -265,7 +264,7 @@ def sum_over_ranks(
             tensor.detach().copy_(summed)
 
 
-def _total(site: Site, group: dist.ProcessGroup, samples: int) -> int:
+def _total(group: dist.ProcessGroup, samples: int) -> int:
     """The sum over all ranks, at rank 0."""
     count = torch.tensor(samples)
     with named("the samples of this site were not counted"):

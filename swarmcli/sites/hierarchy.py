@@ -18,18 +18,17 @@ import torch
 from swarmcli.network import wire
 from swarmcli.optim import Optimizer
 from swarmcli.optim.gradients.accumulator import all_finite
-from swarmcli.optim.state.plain_values import fit, to_plain
 from swarmcli.sharding.levels.plan import read_plan
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
-from swarmcli.sharding.zero.state import settings_of
+from swarmcli.sharding.zero.state import apply_settings, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, MemberGradients, sum_over_ranks
-from swarmcli.sites.links import named, receive_bytes, send_bytes
+from swarmcli.sites.links import named, receive_message, send_message
+from swarmcli.sites.pace import Report, Verdict
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import Report, Verdict
 
 
 class GatherParameters(Command, frozen=True):
@@ -83,10 +82,10 @@ class LeaderLevels(LeaderGradients):
     """Rank 0's side: for its SiteLeader, and Companions of its Optimizer, which makes local updates."""
 
     def __init__(
-        self, site: Site, commands: LeaderCommands, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]
+        self, commands: LeaderCommands, parameters: Sequence[torch.Tensor], hierarchy: Mapping[int, int]
     ) -> None:
         """`parameters`: those that the optimizer steps, in its order."""
-        self._site, self._commands = site, commands
+        self._site, self._commands = commands.site, commands
         self._parameters = list(parameters)
         self._hierarchy = hierarchy
         self._led: tuple[Optimizer, SiteLevels] | None = None
@@ -148,10 +147,9 @@ class LeaderLevels(LeaderGradients):
         self.at_rest = verdict.stop
 
     def _tell(self, optimizer: torch.optim.Optimizer) -> None:
-        groups = [to_plain(settings_of(group)) for group in optimizer.param_groups]
-        news = wire.encode(Settings(groups, self._replaced))
+        news = wire.encode(Settings(describe_settings(optimizer.param_groups), self._replaced))
         for rank in self._site.others:
-            send_bytes(self._site.pace, news, rank)
+            send_message(self._site.pace, news, rank)
         if self._replaced:
             statistics = optimizer.state_dict()["state"]
             for rank in self._site.others:
@@ -190,10 +188,8 @@ class MemberLevels(MemberGradients):
                 self._levels.average(level)
 
     def _hear(self) -> None:
-        news = wire.decode(Settings, receive_bytes(self._site.pace, 0))
-        for position, (group, settings) in enumerate(zip(self._optimizer.param_groups, news.groups, strict=True)):
-            own = settings_of(group)  # schedulers leave notes of their own at rank 0
-            group.update(fit(own, {name: settings[name] for name in own if name in settings}, f"groups[{position}]"))
+        news = wire.decode(Settings, receive_message(self._site.pace, 0))
+        apply_settings(self._optimizer.param_groups, news.groups)
         if news.statistics:
             with named("rank 0 did not send the optimizer's statistics"):
                 statistics = receive_share(0, self._site.pace, range(len(self._parameters)))

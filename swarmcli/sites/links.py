@@ -1,4 +1,7 @@
-"""What the processes of a site say to each other directly, and how whoever waits for another learns that it is gone."""
+"""What the processes of a site send each other, and how one that waits for another learns that it is gone.
+
+The functions are those of sharding/transfer.py, with a site's patience, and with SiteErrors that name the rank.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +14,43 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sharding.transfer import receive_message, receive_tensors, send_message, send_tensors
+from swarmcli.sharding import transfer
 
 FOREVER = timedelta(days=365)  # for as long as the other process lives: gloo notices a closed connection
 _AT_ONCE = timedelta(milliseconds=1)
 _NEVER_SENT = 1 << 20  # a tag
 
 
-def send_bytes(group: dist.ProcessGroup, data: bytes, to: int, patience: timedelta | None = None) -> None:
-    """To the rank `to` of the site, whose `receive_bytes` gets it. See send_numbers."""
+def send_message(group: dist.ProcessGroup, data: bytes, to: int, patience: timedelta | None = None) -> None:
+    """To the rank `to` of the site, whose `receive_message` gets it. See send_tensors."""
     with named(f"rank {to} is gone, or does not take what it is sent"):
-        send_message(data, to, group, patience or _patience_with(to))
+        transfer.send_message(data, to, group, patience or _patience_with(to))
 
 
-def receive_bytes(group: dist.ProcessGroup, source: int, patience: timedelta = FOREVER) -> bytes:
+def receive_message(group: dist.ProcessGroup, source: int, patience: timedelta = FOREVER) -> bytes:
     """What `source` sends. Raises SiteError: it is gone, or late."""
     with named(_gone(source, patience)):
-        return receive_message(source, group, patience)
+        return transfer.receive_message(source, group, patience)
 
 
-def send_numbers(
-    group: dist.ProcessGroup, numbers: Sequence[torch.Tensor], to: int, patience: timedelta | None = None
+def send_tensors(
+    group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], to: int, patience: timedelta | None = None
 ) -> None:
-    """To the rank `to` of the site, which calls `receive_numbers`. Raises SiteError.
+    """To the rank `to` of the site, which calls `receive_tensors`. Raises SiteError.
 
     Waits for the other end for `patience`. None: for rank 0 as long as it lives, since it may have to wait for the
     swarm, for another rank the group's timeout.
     """
     with named(f"rank {to} is gone, or does not take what it is sent"):
-        send_tensors(numbers, to, group, patience or _patience_with(to))
+        transfer.send_tensors(tensors, to, group, patience or _patience_with(to))
 
 
-def receive_numbers(
-    group: dist.ProcessGroup, numbers: Sequence[torch.Tensor], source: int, patience: timedelta = FOREVER
+def receive_tensors(
+    group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], source: int, patience: timedelta = FOREVER
 ) -> None:
-    """Into the tensors `numbers`. Raises SiteError: `source` is gone, or did not send within `patience`."""
+    """Into these tensors. Raises SiteError: `source` is gone, or did not send within `patience`."""
     with named(_gone(source, patience)):
-        receive_tensors(numbers, source, group, patience)
+        transfer.receive_tensors(tensors, source, group, patience)
 
 
 def _patience_with(rank: int) -> timedelta | None:

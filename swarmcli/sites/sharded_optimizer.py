@@ -13,16 +13,13 @@ from typing import Any
 import torch
 
 from swarmcli.errors import SiteError
-from swarmcli.optim.state.plain_values import fit, to_plain
-from swarmcli.sharding.transfer import receive_tensors, send_tensors
-from swarmcli.sharding.zero.state import settings_of
+from swarmcli.sharding.zero.state import apply_settings, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.commands import Command, LeaderCommands
-from swarmcli.sites.links import named
-from swarmcli.sites.share import ShareOfStatistics
+from swarmcli.sites.links import named, receive_tensors, send_tensors
+from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.site import Site
-from swarmcli.sites.statistics import SiteStatistics
-from swarmcli.sites.step_sync import SharedModel
+from swarmcli.sites.statistics import ShareOfStatistics, SiteStatistics
 
 
 class StepShares(Command, frozen=True):
@@ -30,7 +27,8 @@ class StepShares(Command, frozen=True):
 
     groups: list[dict[str, Any]]  # the settings of each parameter group
     present: list[int]  # parameters that have a gradient, by their places in the groups
-    anew: bool = False  # rank 0 sends the parameters of the shares before: they were replaced there
+    anew: bool  # rank 0 sends the parameters of the shares before: they were replaced there
+    released: list[int]  # copies of statistics that nobody reads any more
 
 
 class SiteOptimizer(torch.optim.Optimizer):
@@ -48,7 +46,6 @@ class SiteOptimizer(torch.optim.Optimizer):
         params: Any,
         optimizer_class: type[torch.optim.Optimizer],
         *,
-        site: Site,
         commands: LeaderCommands,
         shared: SharedModel,
         shares: Sequence[float] | float | None = None,
@@ -59,10 +56,10 @@ class SiteOptimizer(torch.optim.Optimizer):
 
         Raises SiteError if a rank does not come.
         """
-        self.zero = _share(site, params, optimizer_class, shares, defaults)
+        self.zero = _share(commands.site, params, optimizer_class, shares, defaults)
         super().__init__(self.zero.param_groups, self.zero.defaults)
-        self._site, self._commands, self.shared = site, commands, shared
-        self.statistics = SiteStatistics(site, commands, ShareOfStatistics(site, self.zero))
+        self._commands, self.shared = commands, shared
+        self.statistics = SiteStatistics(commands, ShareOfStatistics(commands.site, self.zero))
         self._use_those_of_zero()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -71,20 +68,21 @@ class SiteOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = [to_plain(settings_of(group)) for group in self.param_groups]
+        groups = describe_settings(self.param_groups)
         present = [index for index, parameter in enumerate(self.zero.parameters) if parameter.grad is not None]
         anew = self.shared.written  # restored, or averaged, and the models of the others come later
-        self._commands.run(StepShares(groups, present, anew), lambda: self._step_all(present, anew))
+        command = StepShares(groups, present, anew, self.statistics.take_released())
+        self._commands.run(command, lambda: self._step_all(present, anew))
         self.shared.note_equal()
         return loss
 
     def _step_all(self, present: Sequence[int], anew: bool) -> None:
-        for rank in self._site.others:
+        site = self._commands.site
+        for rank in site.others:
             own = self.zero.indices_of(rank)
             parameters = [self.zero.parameters[index].detach() for index in own] if anew else []
             gradients = [self._gradient(index) for index in present if self.zero.owner_of(index) == rank]
-            with named(f"rank {rank} did not take the gradients of its share"):
-                send_tensors([*parameters, *gradients], rank, self._site.commands)
+            send_tensors(site.commands, [*parameters, *gradients], rank)
         with named("not every rank of the site has stepped its share"):
             self.zero.step()
 
@@ -126,15 +124,12 @@ class ShareOfOptimizer:
         return {StepShares: self._step, **self._statistics.handlers}
 
     def _step(self, command: StepShares) -> None:
-        for position, (group, settings) in enumerate(zip(self.zero.param_groups, command.groups, strict=True)):
-            known = settings_of(group)  # schedulers leave notes of their own at rank 0
-            coming = {name: settings[name] for name in known if name in settings}
-            group.update(fit(known, coming, f"groups[{position}]"))
+        self._statistics.release(command.released)
+        apply_settings(self.zero.param_groups, command.groups)
         indices = self.zero.indices_of(self._site.rank)
         parameters = [self._room(index) for index in indices if command.anew]
         gradients = {index: self._room(index) for index in indices if index in set(command.present)}
-        with named("rank 0 did not send the gradients of this rank's share"):
-            receive_tensors([*parameters, *gradients.values()], 0, self._site.commands)
+        receive_tensors(self._site.commands, [*parameters, *gradients.values()], 0, self._site.timeout)
         for index, parameter in zip(indices, parameters, strict=False):
             self.zero.parameters[index].detach().copy_(parameter)
         lent = _lent({self.zero.parameters[index]: gradients.get(index) for index in indices})

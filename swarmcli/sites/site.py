@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.links import named, receive_bytes, send_bytes, sever
+from swarmcli.sites.links import named, receive_message, send_message, sever
 from swarmcli.sites.meeting import keeps_agents_store, meet_at_agents_store, meet_at_file
 
 FORMING_SECONDS = 300.0  # until all processes of a site have started and found each other
@@ -96,18 +96,18 @@ class Site:
         Raises SiteError; at rank 0 also if a rank does not call it within FORMING_SECONDS.
         """
         if self.rank:
-            return receive_bytes(self.pace, 0)
+            return receive_message(self.pace, 0)
         for rank in self.others:
-            send_bytes(self.pace, data or b"", rank, timedelta(seconds=FORMING_SECONDS))
+            send_message(self.pace, data or b"", rank, timedelta(seconds=FORMING_SECONDS))
         return data or b""
 
     def meet(self, seconds: float = FORMING_SECONDS) -> None:
         """Returns when all main threads have called it. Raises SiteError if a rank takes longer than that."""
         if self.rank:
-            send_bytes(self.pace, b"", 0)
+            send_message(self.pace, b"", 0)
         else:
             for rank in self.others:
-                receive_bytes(self.pace, rank, timedelta(seconds=seconds))
+                receive_message(self.pace, rank, timedelta(seconds=seconds))
         self.share()
 
     def any(self, mine: bool) -> bool:

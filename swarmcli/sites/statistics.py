@@ -1,54 +1,171 @@
-"""The statistics of a site's optimizer as rank 0 gives them to the swarm: piece by piece, and never all in one memory.
+"""The statistics of a site's optimizer, of which every rank keeps its share, as rank 0 gives them to the swarm.
 
 donating       every rank copies its share at one moment (a pin); whoever downloads reads pieces of the copies
 downloading    the state comes in a file; every rank gets its pieces of it, and only when all have theirs do all switch
+
+They never come together in one memory. Commands are carried out one at a time and steps are commands too, so nothing
+here changes while it is being read.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
+import msgspec
 import torch
 
 from swarmcli.compression import TensorDescriptor
 from swarmcli.compression.base import read_numbers, tensor_memory
-from swarmcli.errors import SiteError
 from swarmcli.network import wire
-from swarmcli.optim.state.statistics import read_place
+from swarmcli.optim.state.statistics import by_place, read_place
+from swarmcli.sharding.transfer import Run, as_bytes, runs_of
 from swarmcli.sharding.zero.state import copy_settings
-from swarmcli.sites.commands import LeaderCommands
-from swarmcli.sites.links import receive_bytes, receive_numbers, send_numbers
-from swarmcli.sites.share import (
-    DropStaged,
-    FillStaged,
-    InstallStaged,
-    Outline,
-    PinStatistics,
-    ReadPinned,
-    ReleaseStatistics,
-    ShareOfStatistics,
-    Span,
-    StageStatistics,
-)
+from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
+from swarmcli.sites.commands import Command, LeaderCommands
+from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors
 from swarmcli.sites.site import Site
 from swarmcli.state.distant import PIECE, AnyTensor, DistantTensor, fill, pieces
-from swarmcli.state.snapshot import TensorEntry
+from swarmcli.state.snapshot import TensorEntry, copied
 from swarmcli.state.unnamed_file import usual_directory
 
-logger = logging.getLogger(__name__)
+SMALL = 1 << 10  # bytes; statistics up to this size, such as counts of steps, come with the outline
+_COPYING = timedelta(seconds=300)  # for a pin
+Span = tuple[str, int, int]  # a place, where the piece begins, where it ends
 
-_COPYING_SECONDS = 300.0  # for a pin
+
+class PinStatistics(Command, frozen=True):
+    """Every rank lets go of the copies that nobody reads any more, copies its share, and sends its outline."""
+
+    pin: int
+    released: list[int]
+
+
+class ReadPinned(Command, frozen=True):
+    """The owner sends bytes of a copy."""
+
+    pin: int
+    span: Span
+
+
+class StageStatistics(Command, frozen=True):
+    """Every rank makes room for another share beside its own."""
+
+    entries: list[TensorEntry]
+    numbers: dict[str, Any]
+
+
+class FillStaged(Command, frozen=True):
+    """The owners take bytes of what they have made room for."""
+
+    spans: list[Span]
+
+
+class EndStaging(Command, frozen=True):
+    """That share takes the place of every rank's own (`install`), or it does not."""
+
+    install: bool
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """What there is in a share, by place. `small`: the contents of tensors of at most SMALL bytes."""
+
+    entries: tuple[TensorEntry, ...]
+    small: dict[str, bytes]
+    numbers: dict[str, Any]
+
+
+class ShareOfStatistics:
+    """At every rank. `handlers` are for the Followers; rank 0 calls the other methods for its own share."""
+
+    def __init__(self, site: Site, zero: ZeroRedundancyOptimizer) -> None:
+        self.zero = zero
+        self._site = site
+        self._pins: dict[int, dict[str, torch.Tensor]] = {}
+        self._staged: dict[str, torch.Tensor] = {}
+        self._numbers: dict[str, Any] = {}
+
+    @property
+    def handlers(self) -> Mapping[type[Command], Callable[[Any], None]]:
+        return {
+            PinStatistics: self._pin,
+            ReadPinned: self._read_pinned,
+            StageStatistics: lambda command: self.stage(command.entries, command.numbers),
+            FillStaged: self._fill,
+            EndStaging: lambda command: self.end_staging(command.install),
+        }
+
+    def owner_of(self, place: str) -> int:
+        return self.zero.owner_of(read_place(place)[0])
+
+    def is_own(self, place: str) -> bool:
+        return self.owner_of(place) == self._site.rank
+
+    def live(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """This rank's statistics by place: tensors, and plain values."""
+        return by_place(self.zero.local_state())
+
+    def release(self, pins: Sequence[int]) -> None:
+        for pin in pins:
+            self._pins.pop(pin, None)
+
+    def stage(self, entries: Sequence[TensorEntry], numbers: Mapping[str, Any]) -> None:
+        """Makes room for what of these is this rank's."""
+        self._staged = {
+            entry.name: torch.empty(entry.shape, dtype=entry.header.descriptor().dtype)
+            for entry in entries
+            if self.is_own(entry.name)
+        }
+        self._numbers = {place: value for place, value in numbers.items() if self.is_own(place)}
+
+    def staged(self, place: str) -> torch.Tensor:
+        return self._staged[place]
+
+    def end_staging(self, install: bool) -> None:
+        """What is staged takes the place of this rank's statistics, in the types that a state dict would get, or is
+        forgotten."""
+        staged, numbers = self._staged, self._numbers
+        self._staged, self._numbers = {}, {}
+        if not install:
+            return
+        state: dict[int, dict[str, Any]] = {}
+        while staged:  # one by one: a statistic of another type is not in memory twice for long
+            place = next(iter(staged))
+            index, name = read_place(place)
+            value, parameter = staged.pop(place), self.zero.parameters[index]
+            as_loaded = name != "step" and parameter.is_floating_point()  # torch's load_state_dict does the same
+            state.setdefault(index, {})[name] = value.to(parameter.dtype) if as_loaded else value
+        for place, value in numbers.items():
+            index, name = read_place(place)
+            state.setdefault(index, {})[name] = value
+        self.zero.install_state(state, copy=False)
+
+    # Commands
+
+    def _pin(self, command: PinStatistics) -> None:
+        self.release(command.released)
+        tensors, numbers = self.live()
+        self._pins[command.pin] = copied({place: each for place, each in tensors.items() if each.nbytes > SMALL})
+        entries = tuple(TensorEntry.of(place, tensor) for place, tensor in tensors.items())
+        small = {place: bytes(tensor_memory(each)) for place, each in tensors.items() if each.nbytes <= SMALL}
+        send_message(self._site.commands, wire.encode(Outline(entries, small, numbers)), 0)
+
+    def _read_pinned(self, command: ReadPinned) -> None:
+        place, begin, end = command.span
+        if self.is_own(place):
+            send_tensors(self._site.commands, [as_bytes(self._pins[command.pin][place])[begin:end]], 0)
+
+    def _fill(self, command: FillStaged) -> None:
+        for place, begin, end in command.spans:
+            if self.is_own(place):
+                receive_tensors(self._site.commands, [as_bytes(self._staged[place])[begin:end]], 0)
 
 
 class SiteStatistics:
@@ -60,28 +177,34 @@ class SiteStatistics:
 
     waits = True
 
-    def __init__(
-        self, site: Site, commands: LeaderCommands, share: ShareOfStatistics, spool: Path | None = None
-    ) -> None:
-        """`share` is rank 0's own; `spool`: see Statistics, None for the system's directory of temporary files."""
-        self.spool: Path | None = spool or usual_directory()
-        self._site, self._commands, self._share = site, commands, share
+    def __init__(self, commands: LeaderCommands, share: ShareOfStatistics) -> None:
+        """`share` is rank 0's own."""
+        self.spool: Path | None = usual_directory()
+        self._commands, self._share = commands, share
         self._numbers = count()
-        self._releases = Releases(commands)
+        # Pins end in any thread, the event loop's too, where nobody may wait for other ranks: so these learn of it
+        # with the next step or pin.
+        self._released: deque[int] = deque()
 
-    def close(self) -> None:
-        """The other ranks let go of what has been released. Idempotent."""
-        self._releases.close()
+    def take_released(self) -> list[int]:
+        """The pins that have ended since the last call. For the command that tells the ranks."""
+        return [self._released.popleft() for _ in range(len(self._released))]
 
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
-        pin = self._releases.watched(Pin(next(self._numbers)))
-        outlines = self._commands.run(PinStatistics(pin.number), self._receive_outlines)
+        pin = Pin(next(self._numbers))
+        weakref.finalize(pin, self._released.append, pin.number).atexit = False
+        outlines = self._commands.run(PinStatistics(pin.number, self.take_released()), self._receive_outlines)
         own, numbers = self._share.live()
         tensors: dict[str, AnyTensor] = dict(own)
         for outline in outlines:
             numbers |= outline.numbers
             for entry in outline.entries:
-                tensors[entry.name] = self._captured(pin, entry, outline.small.get(entry.name))
+                descriptor, content = entry.header.descriptor(), outline.small.get(entry.name)
+                if content is None:
+                    tensors[entry.name] = PinnedStatistic(descriptor, entry.name, pin, self)
+                else:
+                    values = read_numbers(bytearray(content), descriptor.dtype, descriptor.numel)
+                    tensors[entry.name] = values.reshape(descriptor.shape)
         return _by_index(tensors), _by_index(numbers)
 
     @contextmanager
@@ -90,67 +213,60 @@ class SiteStatistics:
     ) -> Iterator[Callable[[], None]]:
         entries = [TensorEntry.of(place, tensor) for place, tensor in tensors.items()]
         self._commands.run(StageStatistics(entries, dict(numbers)), partial(self._share.stage, entries, numbers))
+
+        def end(install: bool) -> None:
+            self._commands.run(EndStaging(install), partial(self._share.end_staging, install))
+
+        def install() -> None:
+            end(install=True)
+            copy_settings(groups, self._share.zero.param_groups)
+
         try:
             self._fill_shares(tensors)
-            yield partial(self._install, groups)
+            yield install
         finally:
             if self._commands.failed is None:
-                self._commands.run(DropStaged(), self._share.drop)  # what has not been installed
-
-    def _install(self, groups: Sequence[dict[str, Any]]) -> None:
-        self._commands.run(InstallStaged(), self._share.install)
-        copy_settings(groups, self._share.zero.param_groups)
+                end(install=False)  # forgets what has not been installed
 
     def read_pinned(self, pin: int, place: str, begin: int, end: int) -> memoryview:
         """Bytes of the copy that a rank made for a pin. Raises SiteError."""
+        site, owner = self._commands.site, self._share.owner_of(place)
         content = torch.empty(end - begin, dtype=torch.uint8)
         for first, last in pieces(end - begin):
-            span = (place, begin + first, begin + last)
-            part = content[first:last]
-            self._commands.run(ReadPinned(pin, span), partial(self._receive, [(span, part)]))
+            receive = partial(receive_tensors, site.commands, [content[first:last]], owner, site.timeout)
+            self._commands.run(ReadPinned(pin, (place, begin + first, begin + last)), receive)
         return tensor_memory(content)
 
-    def _captured(self, pin: Pin, entry: TensorEntry, content: bytes | None) -> AnyTensor:
-        descriptor = entry.header.descriptor()
-        if content is None:
-            return PinnedStatistic(descriptor, entry.name, pin, self)
-        return read_numbers(bytearray(content), descriptor.dtype, descriptor.numel).reshape(descriptor.shape)
-
     def _fill_shares(self, tensors: Mapping[str, AnyTensor]) -> None:
+        """A piece at a time is read and in memory; short statistics share one."""
+        elsewhere = []
         for place, tensor in tensors.items():
-            if self._is_own(place):
+            if self._share.is_own(place):
                 fill(self._share.staged(place), tensor)
-        for batch in _batches(self._pieces_elsewhere(tensors)):
-            self._commands.run(FillStaged([span for span, _ in batch]), partial(self._send, batch))
+            else:
+                elsewhere.append((place, tensor))
+        for runs in runs_of([tensor.nbytes for _, tensor in elsewhere], PIECE):
+            batch = [(elsewhere[run.tensor][0], run, _read(elsewhere[run.tensor][1], run)) for run in runs]
+            spans = [(place, run.start, run.stop) for place, run, _ in batch]
+            self._commands.run(FillStaged(spans), partial(self._send, batch))
 
-    def _pieces_elsewhere(self, tensors: Mapping[str, AnyTensor]) -> Iterator[tuple[Span, torch.Tensor]]:
-        """What goes to other ranks, in pieces that are read when they are asked for."""
-        for place, tensor in tensors.items():
-            if self._is_own(place):
-                continue
-            for begin, end in pieces(tensor.nbytes):
-                part = (
-                    tensor.read(begin, end) if isinstance(tensor, DistantTensor) else tensor_memory(tensor)[begin:end]
-                )
-                yield (place, begin, end), read_numbers(part, torch.uint8, end - begin)
-
-    def _is_own(self, place: str) -> bool:
-        return self._share.owner_of(place) == self._site.rank
+    def _send(self, batch: Sequence[tuple[str, Run, torch.Tensor]]) -> None:
+        for place, _, content in batch:
+            send_tensors(self._commands.site.commands, [content], self._share.owner_of(place))
 
     def _receive_outlines(self) -> list[Outline]:
         """Not before every rank has copied its share, however large that is."""
-        patience = max(self._site.timeout, timedelta(seconds=_COPYING_SECONDS))
-        data = [receive_bytes(self._site.commands, rank, patience) for rank in self._site.others]
+        site = self._commands.site
+        data = [receive_message(site.commands, rank, max(site.timeout, _COPYING)) for rank in site.others]
         return [wire.decode(Outline, each) for each in data]
 
-    def _receive(self, batch: Sequence[tuple[Span, torch.Tensor]]) -> None:
-        for (place, _, _), content in batch:
-            owner = self._share.owner_of(place)
-            receive_numbers(self._site.commands, [content], owner, self._site.timeout)
 
-    def _send(self, batch: Sequence[tuple[Span, torch.Tensor]]) -> None:
-        for (place, _, _), content in batch:
-            send_numbers(self._site.commands, [content], self._share.owner_of(place))
+class Pin:
+    """Stands for the copies that the ranks made at one moment: they keep them for as long as it lives, and until the
+    next command that tells them."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 class PinnedStatistic(DistantTensor):
@@ -164,58 +280,15 @@ class PinnedStatistic(DistantTensor):
         return self._statistics.read_pinned(self._pin.number, self._place, begin, end)
 
 
-@dataclass(frozen=True, eq=False)
-class Pin:
-    """Stands for the copies that the ranks made at one moment: they keep them for as long as it lives."""
-
-    number: int
-
-
-class Releases:
-    """Tells the ranks which copies nobody needs any more, in a thread: pins may end in any, the event loop's too."""
-
-    def __init__(self, commands: LeaderCommands) -> None:
-        self._commands = commands
-        self._waiting: SimpleQueue[int | None] = SimpleQueue()  # its `put` is safe in finalizers
-        self._thread: threading.Thread | None = None
-
-    def watched(self, pin: Pin) -> Pin:
-        """The ranks will be told when it is gone."""
-        weakref.finalize(pin, self._waiting.put, pin.number).atexit = False
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="swarm-releases", daemon=True)
-            self._thread.start()
-        return pin
-
-    def close(self) -> None:
-        """Returns when the ranks have been told of all that are gone. Idempotent."""
-        if self._thread is not None:
-            self._waiting.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        while (number := self._waiting.get()) is not None:
-            try:
-                self._commands.run(ReleaseStatistics(number))
-            except SiteError as error:
-                logger.debug("pin %d was not released: %s", number, error)
+def _read(tensor: AnyTensor, run: Run) -> torch.Tensor:
+    """A run of a tensor's bytes."""
+    if isinstance(tensor, DistantTensor):
+        part = tensor.read(run.start, run.stop)
+    else:
+        part = tensor_memory(tensor)[run.start : run.stop]
+    return read_numbers(part, torch.uint8, run.stop - run.start)
 
 
 def _by_index(values: dict[str, Any]) -> dict[str, Any]:
     """As an optimizer that is not shared out has them in its state: so both describe equal states equally."""
     return dict(sorted(values.items(), key=lambda item: read_place(item[0])[0]))
-
-
-def _batches(items: Iterator[Any] | Sequence[Any]) -> Iterator[list[tuple[Span, torch.Tensor]]]:
-    """As many as fit into one command: together not more than a piece of the largest size."""
-    batch: list[tuple[Span, torch.Tensor]] = []
-    filled = 0
-    for span, content in items:
-        if batch and filled + content.nbytes > PIECE:
-            yield batch
-            batch, filled = [], 0
-        batch.append((span, content))
-        filled += content.nbytes
-    if batch:
-        yield batch

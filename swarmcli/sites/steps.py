@@ -16,9 +16,9 @@ from swarmcli.errors import SiteError
 from swarmcli.optim import Optimizer
 from swarmcli.sites.commands import Command, Follower, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, MemberGradients
+from swarmcli.sites.pace import Report, SharedModel, Verdict, announce, gather_reports, hear_verdict, send_report
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import FORMING_SECONDS, Site
-from swarmcli.sites.step_sync import Report, SharedModel, StepSync, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ class SiteSteps(ABC):
         self._commands = commands
         self._gradients = gradients
         self._wants_to_stop = wants_to_stop or threading.Event()
-        self._sync = StepSync(site)
         self._noted = (0.0, 0)  # loss and samples of the step that comes
         self.stopped = threading.Event()
 
@@ -99,7 +98,6 @@ class SiteLeader(SiteSteps):
 
     def __init__(
         self,
-        site: Site,
         commands: LeaderCommands,
         optimizer: Optimizer,
         model: nn.Module,
@@ -108,10 +106,10 @@ class SiteLeader(SiteSteps):
         wants_to_stop: threading.Event | None = None,
     ) -> None:
         """`gradients` fits what the Optimizer was made with; `wants_to_stop` is set when this rank's user wants to."""
-        super().__init__(site, commands, gradients, wants_to_stop)
+        super().__init__(commands.site, commands, gradients, wants_to_stop)
         self._optimizer = optimizer
-        self._sharded = optimizer.opt if isinstance(optimizer.opt, SiteOptimizer) else None
-        self._shared = self._sharded.shared if self._sharded is not None else SharedModel(site, model)
+        inner = optimizer.opt
+        self._shared = inner.shared if isinstance(inner, SiteOptimizer) else SharedModel(commands.site, model)
         self._told: Verdict | None = None
 
     @property
@@ -125,24 +123,18 @@ class SiteLeader(SiteSteps):
     def load_state_from_peers(self) -> bool:
         """Waits for all ranks to be ready, joins the run, and gives everyone the model. All call it before training."""
         with self._all_or_none():
-            self._sync.gather(timedelta(seconds=FORMING_SECONDS))
+            gather_reports(self._site, timedelta(seconds=FORMING_SECONDS))
             changed = self._optimizer.load_state_from_peers()
             self._announce(stop=False)
         return changed
 
     def close(self) -> None:
         """The other ranks may go; then this one leaves the site. To be called after the Optimizer's shutdown."""
-        self._give_up_commands()
         try:
             self._commands.close()
         except SiteError as error:
             logger.warning("not every rank was there to be let go: %s", error)
         self._site.close()
-
-    def _give_up_commands(self) -> None:
-        """A SiteOptimizer's statistics have a thread of their own that gives some."""
-        if self._sharded is not None:
-            self._sharded.statistics.close()
 
     def __enter__(self) -> SiteLeader:
         return self
@@ -152,13 +144,11 @@ class SiteLeader(SiteSteps):
         if kind is None:
             self.close()
         else:
-            self._site.break_off()
-            self._give_up_commands()
-            self._site.close()
+            self._site.close(broken=True)
 
     def _step(self, samples: int, *, ended: bool) -> None:
         with self._all_or_none():
-            reports = self._sync.gather()
+            reports = gather_reports(self._site)
             total = self._gradients.take(samples, reports)
             everyone = [self._own_report(samples, ended), *reports]
             self._note_site_loss(everyone, total)
@@ -185,7 +175,7 @@ class SiteLeader(SiteSteps):
             stop=stop,
             generation=self._gradients.generation,
         )
-        self._sync.announce(verdict)
+        announce(self._site, verdict)
         self._shared.transfer(verdict)
         self._told = verdict
         self._gradients.finish(verdict)
@@ -224,7 +214,7 @@ class SiteMember(SiteSteps):
     def load_state_from_peers(self) -> bool:
         """Waits until rank 0 has joined the run, and takes its model and epoch. Always True: the model is another."""
         with self._all_or_none():
-            self._sync.report(Report())
+            send_report(self._site, Report())
             self._follow()
         return True
 
@@ -248,12 +238,12 @@ class SiteMember(SiteSteps):
     def _step(self, samples: int, *, ended: bool) -> None:
         with self._all_or_none():
             self._gradients.prepare(samples)
-            self._sync.report(self._own_report(samples, ended))
+            send_report(self._site, self._own_report(samples, ended))
             self._gradients.contribute(samples)
             self._follow()
 
     def _follow(self) -> None:
-        verdict = self._sync.verdict()
+        verdict = hear_verdict(self._site)
         self._shared.transfer(verdict)
         self.local_epoch = verdict.epoch
         self._gradients.finish(verdict)

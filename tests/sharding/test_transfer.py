@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.sharding import transfer
-from swarmcli.sharding.transfer import message_device, pieces, receive_tensors, send_tensors
+from swarmcli.sharding.transfer import message_device, receive_tensors, runs_of, send_tensors
 from tests.sharding.processes import Worlds
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=12)
@@ -18,7 +18,7 @@ LENGTHS = st.lists(st.integers(0, 50), max_size=12)
 @given(LENGTHS, st.integers(1, 40))
 def test_pieces_cover_every_byte_once_and_in_order(lengths: list[int], piece_bytes: int) -> None:
     seen = []
-    for runs in pieces(lengths, piece_bytes):
+    for runs in runs_of(lengths, piece_bytes):
         in_piece = [(run.tensor, run.start + position) for run in runs for position in range(run.stop - run.start)]
         assert 0 < len(in_piece) <= piece_bytes
         seen += in_piece
@@ -27,7 +27,7 @@ def test_pieces_cover_every_byte_once_and_in_order(lengths: list[int], piece_byt
 
 @given(LENGTHS, st.integers(1, 40))
 def test_all_pieces_but_the_last_are_full(lengths: list[int], piece_bytes: int) -> None:
-    filled = [sum(run.stop - run.start for run in runs) for runs in pieces(lengths, piece_bytes)]
+    filled = [sum(run.stop - run.start for run in runs) for runs in runs_of(lengths, piece_bytes)]
     assert all(each == piece_bytes for each in filled[:-1])
 
 

@@ -97,7 +97,7 @@ def _leader(
     options: Mapping[str, Any],
 ) -> Iterator[Rank]:
     commands = LeaderCommands(site)
-    levels = LeaderLevels(site, commands, list(net.parameters()), hierarchy)
+    levels = LeaderLevels(commands, list(net.parameters()), hierarchy)
     with DHT(contacts, start=True, host="127.0.0.1") as dht:
         optimizer = Optimizer(
             dht=dht,
@@ -109,7 +109,7 @@ def _leader(
             **options,
         )
         levels.lead(optimizer)
-        with SiteLeader(site, commands, optimizer, net, levels, wants_to_stop=wants_to_stop) as leader:
+        with SiteLeader(commands, optimizer, net, levels, wants_to_stop=wants_to_stop) as leader:
             try:
                 rank = Rank(net, leader, optimizer)
                 leader.load_state_from_peers()

@@ -11,9 +11,9 @@ import torch
 
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.sites.commands import Follower, LeaderCommands
+from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import SharedModel
 
 
 class Counted(torch.optim.SGD):
@@ -74,14 +74,11 @@ def site_state(
     site, net = Site.form(timeout=timeout), model(shapes, seed, odd)
     if site.rank == 0:
         commands = LeaderCommands(site)
-        optimizer = SiteOptimizer(
-            groups(net), made, site=site, commands=commands, shared=SharedModel(site, net), **settings
-        )
+        optimizer = SiteOptimizer(groups(net), made, commands=commands, shared=SharedModel(site, net), **settings)
         optimizer.statistics.spool = spool or optimizer.statistics.spool
         try:
             yield TrainingState("run", optimizer)
         finally:
-            optimizer.statistics.close()
             if commands.failed is None:
                 commands.close()
             site.close()

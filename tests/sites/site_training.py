@@ -18,9 +18,9 @@ from swarmcli.optim.config import SiteHooks
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums
+from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import SharedModel
 from swarmcli.sites.steps import SiteLeader, SiteMember
 from swarmcli.training import CheckpointStore
 from swarmcli.training.shares import load_newest
@@ -151,10 +151,10 @@ def _leader(
     made, settings = OPTIMIZERS[plan.kind]
     commands, shared = LeaderCommands(site), SharedModel(site, net)
     trained = list(net.parameters())
-    sums = LeaderSums(site, commands)
+    sums = LeaderSums(commands)
 
     def sharded(params: Any) -> torch.optim.Optimizer:
-        return SiteOptimizer(params, made, site=site, commands=commands, shared=shared, **settings)
+        return SiteOptimizer(params, made, commands=commands, shared=shared, **settings)
 
     if plan.local_updates:
         options |= {"grad_averager": None}
@@ -169,11 +169,11 @@ def _leader(
             site=SiteHooks(sums.make_accumulator),
             **{"offload_optimizer": False, **options},
         )
-        shards = _shards(plan, site, optimizer.opt.zero) if plan.home else None
+        shards = _shards(plan, site, optimizer.opt.zero, commands) if plan.home else None
         if shards is not None:
             _go_on(site, shards.home, optimizer, net)
         gradients = LeaderMeans(site, trained) if plan.local_updates else sums
-        with SiteLeader(site, commands, optimizer, net, gradients, wants_to_stop=wants_to_stop) as leader:
+        with SiteLeader(commands, optimizer, net, gradients, wants_to_stop=wants_to_stop) as leader:
             try:
                 yield Rank(site, net, leader, dht, optimizer, commands, shards=shards)
             finally:
@@ -197,10 +197,10 @@ def _member(
         yield Rank(site, net, member, share=share, shards=shards)
 
 
-def _shards(plan: Plan, site: Site, zero: Any) -> SiteShards:
+def _shards(plan: Plan, site: Site, zero: Any, commands: LeaderCommands | None = None) -> SiteShards:
     home = Path(plan.home.format(rank=site.rank))
     home.mkdir(parents=True, exist_ok=True)
-    return SiteShards(site, home, zero)
+    return SiteShards(site, home, zero, commands)
 
 
 def _go_on(site: Site, home: Path, optimizer: Any, net: torch.nn.Module) -> None:

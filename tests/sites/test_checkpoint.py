@@ -52,10 +52,9 @@ def save(rank: Rank) -> Path | None:
     """At rank 0, while the others wait in their next step; they write by command."""
     if rank.optimizer is None or rank.commands is None or rank.shards is None:
         return None
-    leading = rank.shards.leading(rank.commands)
     state = rank.optimizer.state_dict()
-    leading.copy()
-    return store_of(rank).write(rank.net, state, rank.optimizer.local_epoch, shards=leading)
+    rank.shards.copy()
+    return store_of(rank).write(rank.net, state, rank.optimizer.local_epoch, shards=rank.shards)
 
 
 def share(rank: Rank) -> dict[int, Any]:
@@ -183,8 +182,7 @@ def run_beside(home: str, epochs: int) -> None:
         if rank.optimizer is None or rank.commands is None or rank.shards is None:
             train(rank.steps, rank.net, rank.site.rank, 4, epochs=epochs, turns=2)
             return
-        leading = rank.shards.leading(rank.commands)
-        with BackgroundCheckpoints(store_of(rank), rank.net, rank.optimizer, 1, shards=leading) as saver:
+        with BackgroundCheckpoints(store_of(rank), rank.net, rank.optimizer, 1, shards=rank.shards) as saver:
             while rank.steps.local_epoch < epochs:
                 train_an_epoch(rank, 2)
                 saver.look()
@@ -212,10 +210,9 @@ def run_with_a_slow_disk(home: str) -> dict[str, Any]:
             return {}
         with ThreadPoolExecutor(1) as pool:
             assert rank.optimizer is not None and rank.commands is not None and rank.shards is not None
-            leading = rank.shards.leading(rank.commands)
             state, net = rank.optimizer.state_dict(), copy.deepcopy(rank.net)
-            leading.copy()
-            writing = pool.submit(store_of(rank).write, net, state, 1, shards=leading)
+            rank.shards.copy()
+            writing = pool.submit(store_of(rank).write, net, state, 1, shards=rank.shards)
             train_an_epoch(rank, 2)
             return {"ended": writing.done(), "written": str(writing.result()), "epoch": rank.steps.local_epoch}
 

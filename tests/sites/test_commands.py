@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from swarmcli.errors import SiteError
 from swarmcli.sites.commands import Command, Follower, LeaderCommands
-from swarmcli.sites.links import receive_numbers
+from swarmcli.sites.links import receive_tensors
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
@@ -115,7 +115,7 @@ def fail_in(kind: str) -> list[str]:
         said = []
         try:
             if commands is None:
-                receive_numbers(site.pace, [torch.empty(1)], 0)
+                receive_tensors(site.pace, [torch.empty(1)], 0)
             elif kind == "handler":
                 commands.run(Fail(), lambda: summed(site, 0))
             elif kind == "transfer":

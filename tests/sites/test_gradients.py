@@ -19,8 +19,8 @@ from swarmcli.sites.gradients import (
     SiteAccumulator,
     sum_over_ranks,
 )
+from swarmcli.sites.pace import Report, Verdict, announce, gather_reports, hear_verdict, send_report
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import Report, StepSync, Verdict
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.e2e
@@ -44,7 +44,7 @@ def told(sums: SiteAccumulator) -> list[Any]:
 def sum_up(script: str) -> list[Any]:
     """All ranks do what each letter says. What rank 0 holds after each hand-in, and at the end; at `c` its samples."""
     with Site.form(timeout=10) as site:
-        trained, pace, seen = parameters(), StepSync(site), []
+        trained, seen = parameters(), []
         if site.rank:
             sums = MemberSums(site, trained)
             follower = Follower(site, sums.handlers)
@@ -53,22 +53,22 @@ def sum_up(script: str) -> list[Any]:
                 if letter in "ab":
                     gradients(trained, 10.0 * site.rank)
                     sums.prepare(2)
-                    pace.report(Report(2, generation=sums.generation))
+                    send_report(site, Report(2, generation=sums.generation))
                     sums.contribute(2)
-                    sums.finish(pace.verdict())
+                    sums.finish(hear_verdict(site))
                 if letter == "h":
                     site.meet()  # as in a step, in which all wait for rank 0
             follower.join()
             return seen
         commands = LeaderCommands(site)
-        leader = LeaderSums(site, commands)
+        leader = LeaderSums(commands)
         own = leader.make_accumulator(trained, reuse=False)
         for letter in script:
             if letter in "ab":  # b: without samples of rank 0
                 gradients(trained, 1.0)
-                total = leader.take(1 if letter == "a" else 0, pace.gather())
+                total = leader.take(1 if letter == "a" else 0, gather_reports(site))
                 own.add(total)
-                pace.announce(Verdict(0, generation=leader.generation))
+                announce(site, Verdict(0, generation=leader.generation))
                 leader.finish(Verdict(0))
             elif letter == "h":
                 own.freeze()
@@ -123,7 +123,7 @@ def hand_over_what_is_void() -> list[Any]:
             follower.join()
             return [sums.generation]
         commands = LeaderCommands(site)
-        own = SiteAccumulator(site, commands, trained)
+        own = SiteAccumulator(commands, trained)
         own.reset()
         own.expect(1)
         own.add(3)  # counted before the reset was known
@@ -152,19 +152,19 @@ def test_large_tensors_are_summed_in_pieces_and_small_ones_together(worlds: Worl
 
 def average_in_each_step() -> list[Any]:
     with Site.form(timeout=10) as site:
-        trained, pace, seen = parameters(), StepSync(site), []
+        trained, seen = parameters(), []
         for own, other in ((1, 3), (0, 2), (2, 0), (0, 0)):
             samples = other if site.rank else own
             gradients(trained, 10.0 * site.rank + 1.0)
             if site.rank:
                 member = MemberMeans(site, trained)
                 member.prepare(samples)
-                pace.report(Report(samples))
+                send_report(site, Report(samples))
                 member.contribute(samples)
-                member.finish(pace.verdict())
+                member.finish(hear_verdict(site))
             else:
-                total = LeaderMeans(site, trained).take(samples, pace.gather())
-                pace.announce(Verdict(0))
+                total = LeaderMeans(site, trained).take(samples, gather_reports(site))
+                announce(site, Verdict(0))
                 seen.append([total, *(None if p.grad is None else float(p.grad.flatten()[0]) for p in trained)])
         return seen
 
@@ -178,7 +178,7 @@ def test_local_updates_take_the_mean_over_all_samples_in_every_step(worlds: Worl
 def refuse() -> None:
     with Site.form(timeout=10) as site:
         if site.rank == 0:
-            sums = LeaderSums(site, LeaderCommands(site))
+            sums = LeaderSums(LeaderCommands(site))
             with pytest.raises(RuntimeError, match="without these hooks"):
                 _ = sums.generation
             with pytest.raises(ValueError, match="reuse_grad_buffers"):

@@ -226,7 +226,7 @@ def refused() -> None:
             with pytest.raises(ValueError, match="a ZeroRedundancyOptimizer shares its statistics out"):
                 MemberLevels(site, shared_out, {2: 2})
             return
-        levels = LeaderLevels(site, LeaderCommands(site), list(net.parameters()), {2: 2})
+        levels = LeaderLevels(LeaderCommands(site), list(net.parameters()), {2: 2})
         with DHT(start=True, host="127.0.0.1") as dht:
             optimizer = Optimizer(
                 dht=dht,

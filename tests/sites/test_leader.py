@@ -77,12 +77,10 @@ class Trainer:
         self.steps: Any
         if self.rank == 0:
             self.commands = LeaderCommands(self.site)
-            sums = LeaderSums(self.site, self.commands)
+            sums = LeaderSums(self.commands)
             self.swarm = Swarm(self.net, sums)
             optimizer: Any = self.swarm
-            self.steps = SiteLeader(
-                self.site, self.commands, optimizer, self.net, sums, wants_to_stop=self.wants_to_stop
-            )
+            self.steps = SiteLeader(self.commands, optimizer, self.net, sums, wants_to_stop=self.wants_to_stop)
         else:
             member = MemberSums(self.site, list(self.net.parameters()))
             self.steps = SiteMember(self.site, self.net, member, {Ask: self._answer}, wants_to_stop=self.wants_to_stop)

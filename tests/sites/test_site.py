@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from swarmcli.errors import SiteError
 from swarmcli.sharding.transfer import MAX_MESSAGE_BYTES
-from swarmcli.sites.links import receive_bytes, receive_numbers, send_bytes, send_numbers, sever
+from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors, sever
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
@@ -26,9 +26,9 @@ def tell_each_other() -> list[bytes]:
         site.meet()
         heard = [site.share(b"a name" if site.rank == 0 else None), site.share()]
         if site.rank == 1:
-            send_bytes(site.commands, bytes(LARGE), 0)
+            send_message(site.commands, bytes(LARGE), 0)
         if site.rank == 0:
-            heard.append(receive_bytes(site.commands, 1)[:2])
+            heard.append(receive_message(site.commands, 1)[:2])
         return heard
 
 
@@ -44,7 +44,7 @@ def form_from_the_environment() -> list[int]:
     site.close()
     assert not dist.is_initialized()
     with pytest.raises(SiteError, match="does not take what it is sent"):
-        send_bytes(site.pace, b"", 0)
+        send_message(site.pace, b"", 0)
     return found
 
 
@@ -62,7 +62,7 @@ def wait_for_one_who_leaves(how: str) -> str:
                 raise KeyError
         if how == "dawdles":
             with pytest.raises(SiteError):
-                receive_numbers(site.pace, [torch.empty(1)], 0)
+                receive_tensors(site.pace, [torch.empty(1)], 0)
         return ""
     try:
         site.meet(0.5 if how == "dawdles" else 100)
@@ -90,13 +90,13 @@ def sever_from_another_thread() -> None:
     site = Site.form(timeout=10)
     if site.rank == 0:
         with pytest.raises(SiteError):
-            receive_numbers(site.pace, [torch.empty(1)], 1)
+            receive_tensors(site.pace, [torch.empty(1)], 1)
         return
     failed: list[SiteError] = []
 
     def wait() -> None:
         with pytest.raises(SiteError) as error:
-            receive_numbers(site.pace, [torch.empty(1)], 0)
+            receive_tensors(site.pace, [torch.empty(1)], 0)
         failed.append(error.value)
 
     thread = threading.Thread(target=wait)
@@ -106,7 +106,7 @@ def sever_from_another_thread() -> None:
     site.break_off()
     assert "rank 0 is gone" in str(failed[0])
     with pytest.raises(SiteError, match="rank 0 is gone, or does not take"):
-        send_numbers(site.commands, [torch.zeros(1)], 0)
+        send_tensors(site.commands, [torch.zeros(1)], 0)
 
 
 def sever_what_is_gone() -> None:
@@ -132,7 +132,7 @@ def come_late(who: int) -> list[int]:
     with Site.form(timeout=0.1) as site:
         if site.rank == who:
             with pytest.raises(SiteError):  # takes half a second
-                receive_numbers(site.commands, [torch.empty(1)], 1 - who, timedelta(seconds=0.5))
+                receive_tensors(site.commands, [torch.empty(1)], 1 - who, timedelta(seconds=0.5))
         heard = site.share(b"still here")
         site.meet()
         return list(heard)
@@ -149,11 +149,11 @@ def wait_for_rank_0() -> str:
         error = ""
         if site.rank == 0:
             with pytest.raises(SiteError) as failed:
-                send_numbers(site.commands, [torch.ones(1)], 1)
+                send_tensors(site.commands, [torch.ones(1)], 1)
             error = str(failed.value)
-            receive_numbers(site.pace, [torch.empty(1)], 1)
+            receive_tensors(site.pace, [torch.empty(1)], 1)
         else:
-            send_numbers(site.pace, [torch.ones(1)], 0)
+            send_tensors(site.pace, [torch.ones(1)], 0)
         return error
 
 
@@ -165,11 +165,11 @@ def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the
 def announce_too_much() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
-            send_numbers(site.pace, [torch.tensor([MAX_MESSAGE_BYTES + 1])], 0)
+            send_tensors(site.pace, [torch.tensor([MAX_MESSAGE_BYTES + 1])], 0)
             site.share()
         else:
             with pytest.raises(SiteError, match="announced a message of"):
-                receive_bytes(site.pace, 1)
+                receive_message(site.pace, 1)
             site.share()
 
 

@@ -27,8 +27,8 @@ from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.placement import InPlace
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
-from swarmcli.sites.links import receive_numbers
-from swarmcli.sites.share import ReadPinned, ShareOfStatistics
+from swarmcli.sites.links import receive_tensors
+from swarmcli.sites.statistics import ReadPinned, ShareOfStatistics
 from swarmcli.state.distant import DistantTensor, loaded
 from swarmcli.state.snapshot import PinnedState
 from tests.sharding.processes import Worlds
@@ -242,7 +242,7 @@ def lose_a_rank(silently: bool) -> list[str]:
         nonlocal reads
         reads += 1
         if reads > 3 and silently:
-            receive_numbers(self._site.pace, [torch.empty(1)], 0)  # which rank 0 does not send
+            receive_tensors(self._site.pace, [torch.empty(1)], 0)  # which rank 0 does not send
         elif reads > 3:
             os.kill(os.getpid(), signal.SIGKILL)
         read(self, command)

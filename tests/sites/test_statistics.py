@@ -11,10 +11,10 @@ import torch
 
 from swarmcli.compression import TensorDescriptor
 from swarmcli.errors import SiteError
-from swarmcli.optim.state.training_state import CapturedState, TrainingState
-from swarmcli.sites import share as share_module
+from swarmcli.optim.state.training_state import CapturedState
 from swarmcli.sites import statistics as statistics_module
-from swarmcli.state.distant import DistantTensor, loaded, pieces
+from swarmcli.state import distant
+from swarmcli.state.distant import DistantTensor, loaded
 from tests.sharding.processes import Worlds
 from tests.sites.site_state import OPTIMIZERS, advance, plain_state, site_state
 
@@ -157,13 +157,13 @@ def test_a_file_that_cannot_be_read_changes_nothing_and_the_site_goes_on(worlds:
 def release() -> list[int]:
     """How many copies a rank holds each time that it is asked for another one."""
     held: list[int] = []
-    pin = share_module.ShareOfStatistics._pin
+    pin = statistics_module.ShareOfStatistics._pin
 
-    def counting(self: share_module.ShareOfStatistics, command: share_module.PinStatistics) -> None:
+    def counting(self: statistics_module.ShareOfStatistics, command: statistics_module.PinStatistics) -> None:
         held.append(len(self._pins))
         pin(self, command)
 
-    share_module.ShareOfStatistics._pin = counting  # type: ignore[method-assign]
+    statistics_module.ShareOfStatistics._pin = counting  # type: ignore[method-assign]
     try:
         with site_state("adamw") as state:
             if state is not None:
@@ -171,23 +171,19 @@ def release() -> list[int]:
                 first, second = state.capture(), state.capture()
                 tensor = next(each for each in first.tensors.values() if isinstance(each, DistantTensor))
                 del first, second  # one tensor keeps the first
-                _released(state)
+                gc.collect()
+                advance(state, 1)  # the ranks hear of it with the next step
                 state.capture()
                 before = tensor.read(0, 4)
                 advance(state, 1)
                 assert tensor.read(0, 4) == before
                 del tensor
-                _released(state)
+                gc.collect()
+                advance(state, 1)
                 state.capture()
     finally:
-        share_module.ShareOfStatistics._pin = pin  # type: ignore[method-assign]
+        statistics_module.ShareOfStatistics._pin = pin  # type: ignore[method-assign]
     return held
-
-
-def _released(state: TrainingState) -> None:
-    """Waits until the ranks have been told."""
-    gc.collect()
-    state.optimizer.statistics.close()
 
 
 def test_the_ranks_let_go_of_copies_when_nobody_reads_them_any_more(worlds: Worlds) -> None:
@@ -198,7 +194,7 @@ def test_the_ranks_let_go_of_copies_when_nobody_reads_them_any_more(worlds: Worl
 def small_pieces() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics_module, "PIECE", 4096)
-        patch.setattr(statistics_module, "pieces", lambda nbytes, most=4096: pieces(nbytes, most))
+        patch.setattr(distant, "PIECE", 4096)
         replace("adamw", 2, 1)
 
 

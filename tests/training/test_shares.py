@@ -36,14 +36,13 @@ def write_as_site(home: str, steps: int) -> dict[str, Any]:
     site = Site.form(timeout=10.0)
     zero = sharded(site.commands)
     train(zero, steps)
-    shards = SiteShards(site, Path(home), zero)
-    if site.rank == 0:
-        commands = LeaderCommands(site)
-        leading = shards.leading(commands)
-        leading.copy()
+    commands = LeaderCommands(site) if site.rank == 0 else None
+    shards = SiteShards(site, Path(home), zero, commands)
+    if commands is not None:
+        shards.copy()
         state = {"state": {}, "param_groups": torch.optim.AdamW(groups(parameters())).state_dict()["param_groups"]}
         store = CheckpointStore(Path(home, "site"), "run")
-        assert store.write(net(zero.parameters), {**state, "swarm": SWARM}, steps, shards=leading) is not None  # type: ignore[arg-type]
+        assert store.write(net(zero.parameters), {**state, "swarm": SWARM}, steps, shards=shards) is not None  # type: ignore[arg-type]
         commands.close()
     else:
         follower = Follower(site, shards.handlers)

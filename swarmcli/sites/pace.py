@@ -1,7 +1,7 @@
-"""StepSync: the main threads of a site meet here in every step. All take the same steps, and end after the same one.
+"""What the main threads of a site tell each other in every step. All take the same steps, and end after the same one.
 
-rank 0         gather ──── the swarm's optimizer steps, however long that takes ──── announce
-other ranks    report ───────────────────────── wait ─────────────────────────────── verdict
+rank 0         gather_reports ──── the swarm's optimizer steps, however long that takes ──── announce
+other ranks    send_report ────────────────────────── wait ─────────────────────────── hear_verdict
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from swarmcli.sharding.transfer import broadcast_from_owners
-from swarmcli.sites.links import named, receive_numbers, send_numbers
+from swarmcli.sites.links import named, receive_tensors, send_tensors
 from swarmcli.sites.site import Site
 
 
@@ -41,38 +41,36 @@ class Verdict:
     generation: int = 0  # sums of gradients of another one are worth nothing
 
 
-class StepSync:
-    """The small messages of a step, from everyone to rank 0 and back. For main threads."""
+def send_report(site: Site, report: Report) -> None:
+    send_tensors(site.pace, [torch.tensor(astuple(report), dtype=torch.float64)], 0)
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
-    def gather(self, patience: timedelta | None = None) -> list[Report]:
-        """At rank 0: the others' reports, by rank. Raises SiteError, which names the first rank that is gone or late.
+def gather_reports(site: Site, patience: timedelta | None = None) -> list[Report]:
+    """At rank 0: the others' reports, by rank. Raises SiteError, which names the first rank that is gone or late.
 
-        `patience`: None is the site's timeout.
-        """
-        return [self._report_of(rank, patience or self._site.timeout) for rank in self._site.others]
-
-    def _report_of(self, rank: int, patience: timedelta) -> Report:
+    `patience`: None is the site's timeout.
+    """
+    reports = []
+    for rank in site.others:
         numbers = torch.empty(len(astuple(Report())), dtype=torch.float64)
-        receive_numbers(self._site.pace, [numbers], rank, patience)
+        receive_tensors(site.pace, [numbers], rank, patience or site.timeout)
         samples, losses, rated, wants_to_stop, ended, generation = numbers.tolist()
-        return Report(int(samples), losses, int(rated), bool(wants_to_stop), bool(ended), int(generation))
+        reports.append(Report(int(samples), losses, int(rated), bool(wants_to_stop), bool(ended), int(generation)))
+    return reports
 
-    def report(self, report: Report) -> None:
-        send_numbers(self._site.pace, [torch.tensor(astuple(report), dtype=torch.float64)], 0)
 
-    def announce(self, verdict: Verdict) -> None:
-        for rank in self._site.others:
-            send_numbers(self._site.pace, [torch.tensor(astuple(verdict), dtype=torch.int64)], rank)
+def announce(site: Site, verdict: Verdict) -> None:
+    """At rank 0."""
+    for rank in site.others:
+        send_tensors(site.pace, [torch.tensor(astuple(verdict), dtype=torch.int64)], rank)
 
-    def verdict(self) -> Verdict:
-        """Waits for it as long as rank 0 lives: what that waits for, in the swarm, has bounds of its own."""
-        numbers = torch.empty(len(astuple(Verdict(0))), dtype=torch.int64)
-        receive_numbers(self._site.pace, [numbers], 0)
-        epoch, new_parameters, new_buffers, stop, generation = numbers.tolist()
-        return Verdict(epoch, bool(new_parameters), bool(new_buffers), bool(stop), generation)
+
+def hear_verdict(site: Site) -> Verdict:
+    """Waits for it as long as rank 0 lives: what that waits for, in the swarm, has bounds of its own."""
+    numbers = torch.empty(len(astuple(Verdict(0))), dtype=torch.int64)
+    receive_tensors(site.pace, [numbers], 0)
+    epoch, new_parameters, new_buffers, stop, generation = numbers.tolist()
+    return Verdict(epoch, bool(new_parameters), bool(new_buffers), bool(stop), generation)
 
 
 class SharedModel:
