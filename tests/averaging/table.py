@@ -157,7 +157,7 @@ class Table:
             seat.search.gathering.own_progress = progress
             if seat.search.leader is not None:
                 leader = self.seats[seat.search.leader.peer_id]
-                self._send(leader, lambda: leader.search.on_progress(seat.search.me.peer_id, progress))
+                self._send(leader, lambda: leader.search.gathering.report(seat.search.me.peer_id, progress))
             self._step(seat)
 
         self._at(at, push)

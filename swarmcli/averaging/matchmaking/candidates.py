@@ -1,20 +1,26 @@
 """Whom a peer that looks for a group knows of, in the order in which they would lead. No input or output here.
 
 A peer declares itself in its bucket as long as it has an averager, whether it looks for a group or not. While it looks
-it is a *candidate*; between its searches it *holds* the bucket, and may look again.
+it is a *candidate*; between its searches it *holds* the bucket, and may look again. Times are those of the loop.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, Rank, rank_of
+from swarmcli.errors import FingerprintError
 from swarmcli.network.identity import PeerID
 
+MIN_SETTLE = 0.015  # seconds of quiet after which peers that start together have met …
+SETTLE_FACTOR = 3.0  # … and at least so many times as long as it took to declare and read
+SETTLING_SHARE = 0.25  # of min_matchmaking_time goes by at most, while others keep coming, before anybody is asked
+MIN_HEDGE = 0.1  # seconds without an answer after which the next in rank is asked as well …
+HEDGE = 1 / 6  # … and the part of request_timeout that this is at most
 MAX_CANDIDATES = 4096
 MAX_BACKOFF = 5  # doublings of the time for which an unreachable candidate is passed over
 MAX_MISSES = 2  # after so many waits in vain a peer is waited for only once it has been in a group with this one
@@ -85,7 +91,7 @@ def _keep_newest(notes: dict[PeerID, Any]) -> None:
 
 @dataclass(slots=True)
 class Entry:
-    """What is known about one candidate's present search. Times are those of the loop."""
+    """What is known about one candidate's present search."""
 
     candidate: Candidate
     rank: Rank
@@ -121,8 +127,11 @@ class Entry:
 class Candidates:
     """The candidates of one peer's bucket that it knows of, without itself."""
 
-    def __init__(self, me: Candidate, memory: Memory) -> None:
+    def __init__(self, me: Candidate, memory: Memory, *, only_one: bool = False) -> None:
+        """`only_one`: there is one round of its tag for all, see `outweigh`."""
         self.entries: dict[PeerID, Entry] = {}
+        self.elsewhere: set[PeerID] = set()  # who has begun without this peer, where there is one round for all
+        self._only_one = only_one
         self._me = me
         self._memory = memory
 
@@ -132,6 +141,8 @@ class Candidates:
         Whoever speaks for himself is no longer passed over.
         """
         peer = candidate.peer_id
+        if self._only_one and candidate.tag != self._me.tag and candidate.search > self._me.search:
+            self.elsewhere.add(peer)
         if candidate.bucket != self._me.bucket or not candidate.looking or peer == self._me.peer_id:
             return False
         known = self.entries.get(peer)
@@ -144,6 +155,7 @@ class Candidates:
         if (outdated and not direct) or (known is None and len(self.entries) >= MAX_CANDIDATES):
             return False
         self.entries[peer] = Entry(candidate, rank_of(candidate), since=now, expires=now + LIFETIME)
+        self.elsewhere.discard(peer)  # it is back, so its round has failed
         return True
 
     def finish(self, peer: PeerID) -> None:
@@ -151,6 +163,30 @@ class Candidates:
         entry = self.entries.pop(peer, None)
         if entry is not None:
             self._memory.finish(entry.candidate)
+
+    def note_begun(self, peer: PeerID, gone: Sequence[PeerID], until: float) -> None:
+        """A group has begun with this peer and those who are `gone`; they are passed over meanwhile."""
+        told = self._me.peer_id not in gone
+        if not self._only_one:
+            self.finish(peer)
+        elif told:
+            # Mates count if they are known, or anybody could be named.
+            self.elsewhere |= {peer, *(mate for mate in gone if mate in self.entries)}
+        self.pass_over([peer], until)  # where there is one round, it is asked again then: its round may have failed
+        # If this peer is among those who are gone, the leader was lost before it had told everyone, and those who have
+        # not heard either are whom to look for now.
+        if told:
+            self.pass_over(gone, until)
+
+    def outweigh(self, followers: Collection[PeerID]) -> bool:
+        """Whether at least as many as this peer and its followers have begun without them.
+
+        Where there is one round for all, two groups of one tag that both begin would be two averages, and separate
+        their members for good. So a group that would be no larger than what has begun already gives up, and its
+        members ask those others how it ended. A smaller round does not stop this peer's group: its members will have
+        to come here, whatever they make of it; and few that merely say that they have begun cannot hold up many.
+        """
+        return len(self.elsewhere.difference(followers)) >= 1 + len(followers)
 
     def pass_over(self, peers: Iterable[PeerID], until: float) -> None:
         """Leaves these peers aside for a while, unless they begin another search."""
@@ -276,6 +312,68 @@ def _even(total: int, parts: int) -> list[int]:
     return [least + (part < more) for part in range(parts)]
 
 
+class Settling:
+    """How long ago the last news of other candidates came, measured by how long it takes to declare and to read.
+
+    Where several groups may form, those who start together first hear of each other, so that all of them
+    divide everyone in the same way: nobody is asked before a reading has brought nothing new for a while.
+    """
+
+    def __init__(self, options: MatchmakingOptions, now: float) -> None:
+        self.quiet = MIN_SETTLE  # seconds without news after which things have settled
+        self._options = options
+        self._crowd = options.target_group_size is not None  # several groups may form
+        self._first_read = math.inf
+        self._last_read = -math.inf
+        self._news_at = now
+        self._calm = False  # the last reading brought nothing new
+
+    def news(self, now: float) -> None:
+        self._news_at = now
+
+    def on_read(self, now: float, duration: float, *, crowd: bool) -> None:
+        """The declarations were read; it took `duration` seconds to declare and read. `crowd`: they are more than fit
+        into one group."""
+        self._crowd = crowd
+        self._calm = self._first_read < math.inf and self._news_at <= self._last_read
+        self._last_read = now
+        if self._first_read == math.inf:
+            self._first_read = self._news_at = now
+            # Two that start together learn of each other within the time that the slower takes for this.
+            self.quiet = max(MIN_SETTLE, SETTLE_FACTOR * duration)
+
+    @property
+    def trip(self) -> float:
+        """Seconds that it takes to declare and to read."""
+        return self.quiet / SETTLE_FACTOR
+
+    @property
+    def calm(self) -> bool:
+        """Whether no more readings are needed before anybody is asked."""
+        return self._calm or not self._crowd
+
+    @property
+    def hedge(self) -> float:
+        """Seconds after which an answer is late: a few round trips, as the first reading has measured them."""
+        return min(HEDGE * self._options.request_timeout, max(MIN_HEDGE, self.quiet))
+
+    @property
+    def ready_at(self) -> float:
+        """When to ask and to invite."""
+        if not self._crowd:
+            return -math.inf
+        if self._calm:
+            return self._news_at + self.quiet
+        return self._first_read + SETTLING_SHARE * self._options.min_matchmaking_time
+
+    @property
+    def settled_at(self) -> float:
+        """When everyone who is there can have been heard of, if nothing new happens; infinite before a reading."""
+        if self._first_read == math.inf:
+            return math.inf
+        return max(self._news_at + self.quiet, self.ready_at)
+
+
 class Conflicts:
     """Peers that look for the same group with other terms."""
 
@@ -294,11 +392,15 @@ class Conflicts:
         """Whether all of these follow somebody whose terms differ, so that none is left to form a group with."""
         return all(entry.follows in self._found for entry in others)
 
-    def elders(self, since: float) -> tuple[tuple[str, ...], list[PeerID]]:
-        """The keys that most of those name who came up before `since`, and who they are; nobody if anyone agrees with
-        this peer."""
+    def error(self, since: float, enough: int) -> FingerprintError | None:
+        """The error if so many of these peers name the same keys and came up before `since`, and nobody agrees with
+        this one: then they are the run, not we."""
         elders: dict[tuple[str, ...], list[PeerID]] = {}
         for peer, (keys, theirs) in self._found.items():
             if theirs < since and not self.agreed:
                 elders.setdefault(keys, []).append(peer)
-        return max(elders.items(), key=lambda item: len(item[1]), default=((), []))
+        keys, peers = max(elders.items(), key=lambda item: len(item[1]), default=((), []))
+        if len(peers) < enough:
+            return None
+        names = ", ".join(peer.short for peer in peers)
+        return FingerprintError(f"refused by {names}: what must agree differs in {', '.join(keys)}", keys)

@@ -17,7 +17,6 @@ from swarmcli.averaging.matchmaking.messages import (
     METHODS,
     Answer,
     Begin,
-    Candidate,
     Heartbeat,
     Invitation,
     Join,
@@ -96,29 +95,24 @@ class SearchDriver:
         timeout = timeout or self.search.options.request_timeout
         return await self._endpoint.call(peer, method, message, answer, timeout=timeout)
 
-    # What others say; see messages
+    # What others say
 
-    def on_join(self, message: Join) -> Answer:
-        self._learn(message.candidate)
+    def hear(self, peer: PeerID, message: Join | Invitation | Heartbeat | Progress | Leave) -> Answer | Pulse:
+        """What another peer says to this one; see messages."""
+        search, now = self.search, self._loop.time()
         self._wake.set()
-        return self.search.on_join(message, self._loop.time())
-
-    def on_invitation(self, message: Invitation) -> Answer:
-        self._learn(message.sender)
-        self._learn(message.to)
-        self._wake.set()
-        return self.search.on_invitation(message, self._loop.time())
-
-    def on_heartbeat(self, peer: PeerID, message: Heartbeat) -> Pulse:
-        return Pulse(self.search.on_heartbeat(peer, message, self._loop.time()), self._control.progress)
-
-    def on_progress(self, peer: PeerID, message: Progress) -> Pulse:
-        self._wake.set()
-        return Pulse(self.search.on_progress(peer, message.progress))
-
-    def on_leave(self, peer: PeerID, message: Leave) -> None:
-        self._wake.set()
-        self.search.on_leave(peer, message.search, self._loop.time())
+        match message:
+            case Join():
+                return search.on_join(message, now)
+            case Invitation():
+                return search.on_invitation(message, now)
+            case Heartbeat():
+                return Pulse(search.on_heartbeat(peer, message, now), self._control.progress)
+            case Progress():
+                return Pulse(search.gathering.report(peer, message.progress))
+            case Leave():
+                search.on_leave(peer, message.search, now)
+                return Pulse(together=False)
 
     def on_begin(self, group: Group, message: Begin) -> bool:
         """A leader begins its group. Returns whether this peer takes part."""
@@ -160,9 +154,9 @@ class SearchDriver:
             reason = f"its recipe differs from ours in: {', '.join(keys)}"
             self._endpoint.events.emit(PeerRefused(peer.text, reason, what="group"))
         if moves.ask is not None:
-            self._jobs.spawn(self._ask(*moves.ask))
+            self._jobs.spawn(self._request(*moves.ask, self.search.on_answer))
         for peer, leader in moves.invite:
-            self._jobs.spawn(self._invite(peer, leader))
+            self._jobs.spawn(self._request(peer, Invitation(self.search.me, leader), self.search.on_reply))
         self._leave(moves.leave)
 
     def _begin(self, begin: Callable[[], Group]) -> Group | None:
@@ -178,7 +172,7 @@ class SearchDriver:
     def _watch(self) -> None:
         """Whoever matters for the group is lost as soon as its connection ends, or at once if there is none."""
         leader = [self.search.leader.peer_id] if self.search.leader is not None else []
-        wanted = {*self.search.mates, *self.search.gathering.followers, *leader}
+        wanted = {*self.search.gathering.mates, *self.search.gathering.followers, *leader}
         for peer in self._watched.keys() - wanted:
             self._watched.pop(peer).cancel()
         for peer in wanted - self._watched.keys():
@@ -206,26 +200,18 @@ class SearchDriver:
 
     # Jobs beside it
 
-    async def _ask(self, peer: PeerID, message: Join) -> None:
-        entry = self.search.known.entries.get(peer)
-        if entry is not None:
-            self._learn(entry.candidate)
+    async def _request(
+        self, peer: PeerID, message: Join | Invitation, heed: Callable[[PeerID, Answer, float], None]
+    ) -> None:
+        if (entry := self.search.known.entries.get(peer)) is not None:
+            self._endpoint.learn(peer, entry.candidate.addresses)
         try:
             answer: Answer = await self.call(peer, message)
         except NetworkError as error:
             self._on_no_answer(peer, error)
             return
-        self.search.on_answer(peer, answer, self._loop.time())
-        self._progress_due.set()
-        self._wake.set()
-
-    async def _invite(self, peer: PeerID, leader: Candidate) -> None:
-        try:
-            answer: Answer = await self.call(peer, Invitation(self.search.me, leader))
-        except NetworkError as error:
-            self._on_no_answer(peer, error)
-            return
-        self.search.on_reply(peer, answer, self._loop.time())
+        heed(peer, answer, self._loop.time())
+        self._progress_due.set()  # a new leader knows nothing of it yet
         self._wake.set()
 
     def _leave(self, peers: list[PeerID]) -> None:
@@ -246,10 +232,6 @@ class SearchDriver:
             self.search.on_lost(peer, self._loop.time())
         logger.debug("%s cannot be met: %s", peer.short, error)
         self._wake.set()
-
-    def _learn(self, candidate: Candidate) -> None:
-        """Takes up where a candidate can be dialed."""
-        self._endpoint.learn(candidate.peer_id, candidate.addresses)
 
     async def _keep_declared(self) -> None:
         """Declares this peer, then reads who else has: often at first, and not at all while it follows somebody."""
@@ -288,7 +270,7 @@ class SearchDriver:
             self._on_no_answer(peer, error)
         else:
             if pulse.together:
-                self.search.on_progress(peer, pulse.progress)
+                self.search.gathering.report(peer, pulse.progress)
             else:
                 self.search.gathering.remove(peer)
             self._wake.set()

@@ -87,11 +87,11 @@ class GroupFinder:
         has an averager of the same prefix."""
         self._started = asyncio.get_running_loop().time()
         handlers: dict[type, Callable[[PeerID, Any], Awaitable[Any]]] = {
-            Join: self._on_join,
-            Invitation: self._on_invitation,
-            Heartbeat: self._on_heartbeat,
-            Progress: self._on_progress,
-            Leave: self._on_leave,
+            Join: self._on_request,
+            Invitation: self._on_request,
+            Heartbeat: self._on_sign,
+            Progress: self._on_sign,
+            Leave: self._on_sign,
             Begin: self._on_begin,
         }
         for message, handler in handlers.items():
@@ -160,7 +160,7 @@ class GroupFinder:
                 self.driver = None
                 if driver.group is not None:
                     self._remember(driver.group, search)
-                if search.awaits_holders or search.me.bits:
+                if search.gathering.awaits_holders or search.me.bits:
                     self._declare_idle()
 
     def _new_search(self, control: StepControl, gathered: bytes) -> Search:
@@ -234,35 +234,21 @@ class GroupFinder:
 
     # What others say; see messages
 
-    async def _on_join(self, peer: PeerID, message: Join) -> Answer:
-        driver = self._driver_for(peer, message.candidate, message.candidate)
-        return driver.on_join(message) if isinstance(driver, SearchDriver) else driver
-
-    async def _on_invitation(self, peer: PeerID, message: Invitation) -> Answer:
-        driver = self._driver_for(peer, message.sender, message.to)
-        return driver.on_invitation(message) if isinstance(driver, SearchDriver) else driver
-
-    def _driver_for(self, peer: PeerID, sender: Candidate, asked: Candidate) -> SearchDriver | Answer:
-        """The search in the bucket that is asked for, or that it has had its group. Declarations may be out of date,
-        so a peer that has moved on is asked for its former bucket."""
+    async def _on_request(self, peer: PeerID, message: Join | Invitation) -> Answer | Pulse:
+        """For the search in the bucket that the message names. Declarations may be out of date, so a peer that has
+        moved on is asked for its former bucket."""
+        sender = message.candidate if isinstance(message, Join) else message.sender
+        bucket = sender.bucket if isinstance(message, Join) else message.to.bucket
         if sender.peer_id != peer:
             raise CallRefused("identity", "a peer may only speak for itself")
-        if (group := self._begun.get(asked.bucket)) is not None:
+        if (group := self._begun.get(bucket)) is not None:
             return Answer("begun", gone=tuple(member.peer_id for member in group.members)[:MAX_GONE])
-        if self.driver is None or self.driver.search.me.bucket != asked.bucket:
+        if self.driver is None or self.driver.search.me.bucket != bucket:
             raise CallRefused("idle", "this peer is not looking for such a group")
-        return self.driver
+        return self.driver.hear(peer, message)
 
-    async def _on_heartbeat(self, peer: PeerID, message: Heartbeat) -> Pulse:
-        return self.driver.on_heartbeat(peer, message) if self.driver is not None else Pulse(together=False)
-
-    async def _on_progress(self, peer: PeerID, message: Progress) -> Pulse:
-        return self.driver.on_progress(peer, message) if self.driver is not None else Pulse(together=False)
-
-    async def _on_leave(self, peer: PeerID, message: Leave) -> Pulse:
-        if self.driver is not None:
-            self.driver.on_leave(peer, message)
-        return Pulse(together=False)
+    async def _on_sign(self, peer: PeerID, message: Heartbeat | Progress | Leave) -> Answer | Pulse:
+        return self.driver.hear(peer, message) if self.driver is not None else Pulse(together=False)
 
     async def _on_begin(self, peer: PeerID, message: Begin) -> Pulse:
         group = Group(message.group)

@@ -1,4 +1,4 @@
-"""When a peer may ask others, and when the group that gathers around it begins. No input or output here.
+"""The group that gathers around a peer: who is in it, who could still come, and when it begins. No I/O here.
 
 A plain group begins when everyone expected is there, when it is full, or when time is up. A *preformed* group has a
 target: its members do work while they wait, and it begins when the sum of their progress reaches the target; until
@@ -8,17 +8,16 @@ then it is open for newcomers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.group import MAX_MEMBERS
+from swarmcli.averaging.matchmaking.candidates import Candidates, Entry, Memory, Plan
 from swarmcli.averaging.matchmaking.messages import Join, rank_of
 from swarmcli.network.identity import PeerID
 
-MIN_SETTLE = 0.015  # seconds of quiet after which peers that start together have met …
-SETTLE_FACTOR = 3.0  # … and at least so many times as long as it took to declare and read
-SETTLING_SHARE = 0.25  # of min_matchmaking_time goes by at most, while others keep coming, before anybody is asked
-MIN_HEDGE = 0.1  # seconds without an answer after which the next in rank is asked as well …
-HEDGE = 1 / 6  # … and the part of request_timeout that this is at most
+UNCONNECTED = 1 / 3  # of request_timeout, for the answer of a peer to which there is no connection
+INVITATIONS_AT_ONCE = 16
 MIN_PATIENCE = 0.5  # seconds that even an impatient follower leaves the group open
 BEATS_PER_SECOND = 256.0  # that a leader sends to all of its followers together, while the group may soon begin …
 BEATS_AT_REST = 64.0  # … and while it is far from its target
@@ -27,79 +26,33 @@ NEARLY = 0.75  # of a preformed group's target, from which on it may soon begin
 MAX_GATHERED_TOTAL = 512 << 10  # bytes of gathered metadata in one group; it goes to every member
 
 
-class Settling:
-    """How long ago the last news of other candidates came, measured by how long it takes to declare and to read.
-
-    Where several groups may form, those who start together first hear of each other, so that all of them
-    divide everyone in the same way: nobody is asked before a reading has brought nothing new for a while.
-    """
-
-    def __init__(self, options: MatchmakingOptions, now: float) -> None:
-        self.quiet = MIN_SETTLE  # seconds without news after which things have settled
-        self._options = options
-        self._crowd = options.target_group_size is not None  # several groups may form
-        self._first_read = math.inf
-        self._last_read = -math.inf
-        self._news_at = now
-        self._calm = False  # the last reading brought nothing new
-
-    def news(self, now: float) -> None:
-        self._news_at = now
-
-    def on_read(self, now: float, duration: float, *, crowd: bool) -> None:
-        """The declarations were read; it took `duration` seconds to declare and read. `crowd`: they are more than fit
-        into one group."""
-        self._crowd = crowd
-        self._calm = self._first_read < math.inf and self._news_at <= self._last_read
-        self._last_read = now
-        if self._first_read == math.inf:
-            self._first_read = self._news_at = now
-            # Two that start together learn of each other within the time that the slower takes for this.
-            self.quiet = max(MIN_SETTLE, SETTLE_FACTOR * duration)
-
-    @property
-    def trip(self) -> float:
-        """Seconds that it takes to declare and to read."""
-        return self.quiet / SETTLE_FACTOR
-
-    @property
-    def calm(self) -> bool:
-        """Whether no more readings are needed before anybody is asked."""
-        return self._calm or not self._crowd
-
-    @property
-    def hedge(self) -> float:
-        """Seconds after which an answer is late: a few round trips, as the first reading has measured them."""
-        return min(HEDGE * self._options.request_timeout, max(MIN_HEDGE, self.quiet))
-
-    @property
-    def ready_at(self) -> float:
-        """When to ask and to invite."""
-        if not self._crowd:
-            return -math.inf
-        if self._calm:
-            return self._news_at + self.quiet
-        return self._first_read + SETTLING_SHARE * self._options.min_matchmaking_time
-
-    @property
-    def settled_at(self) -> float:
-        """When everyone who is there can have been heard of, if nothing new happens; infinite before a reading."""
-        if self._first_read == math.inf:
-            return math.inf
-        return max(self._news_at + self.quiet, self.ready_at)
-
-
 class Gathering:
-    """The followers of one peer, with what they said when they joined, and its deadlines."""
+    """The followers of one peer, with what they said when they joined, those whom it waits for, and its deadlines."""
 
-    def __init__(self, options: MatchmakingOptions, target: float | None, now: float) -> None:
+    def __init__(
+        self,
+        me: PeerID,
+        memory: Memory,
+        options: MatchmakingOptions,
+        target: float | None,
+        *,
+        connected: Callable[[PeerID], bool],
+        now: float,
+    ) -> None:
         self.options = options
         self.target = target
+        self.mates = set(memory.mates - {me})  # of the last group, without those who are found lost
+        # A preformed group works while it waits; whoever only holds the bucket would be waited for at every end.
+        self.awaits_holders = target is None and not memory.only_mates
+        self.seen: set[PeerID] = set()  # who has looked for such a group since this search began
         self.own_progress = 0.0
         self.followers: dict[PeerID, Join] = {}
         self.opens_at = -math.inf  # the group does not begin before this time
         self.close_at = now + options.min_matchmaking_time
         self.blocked = ""  # why these members cannot begin: none of them can reduce for all
+        self._me = me
+        self._memory = memory
+        self._connected = connected
         self._progress: dict[PeerID, float] = {}
         self._reached_at = math.inf
 
@@ -177,12 +130,61 @@ class Gathering:
         missed = BEATS_BEFORE_LOST * self.beat_interval
         return missed if self._nearly_there else max(missed, self.options.request_timeout)
 
+    # Who could still come
+
+    def awaited(self) -> set[PeerID]:
+        """Who could still come, though it has not looked for a group since this search began: a mate of the last round,
+        or, unless only those are expected, whoever holds the bucket."""
+        awaited = set(self.mates)
+        if self.awaits_holders:
+            awaited = (awaited | self._memory.idle()) - self.seen
+        return awaited.difference(self.followers, (self._me,))
+
+    def expected(self, plan: Plan, known: Candidates, now: float) -> list[Entry]:
+        """The candidates that should follow this peer and are not here yet."""
+        own = (peer for peer, leader in plan.leader_of.items() if leader == self._me)
+        entries = [known.entries[peer] for peer in own if peer not in self.followers]
+        # With several groups whoever follows another leader belongs there; otherwise its leader will bring it along.
+        return [entry for entry in entries if not (plan.crowded and entry.follows_until > now)]
+
+    def open_until(
+        self, plan: Plan, expected: Iterable[Entry], asked: dict[PeerID, float], hedge: float
+    ) -> list[float]:
+        """How long the group stays open for each who is expected, or was asked and has not answered."""
+        one_for_all = self.awaits_holders and not plan.crowded
+        patience = self.options.request_timeout
+
+        def slack(peer: PeerID) -> float:
+            # Where there is one group for all, whoever is slow would be left to a group of its own, so it gets as
+            # long as an answer may take. Nobody says that a peer without a connection is there at all: it gets less.
+            if not one_for_all:
+                return hedge
+            return patience if self._connected(peer) else UNCONNECTED * patience
+
+        waited_for = (entry for entry in expected if self._memory.waits_for(entry.peer_id))
+        times = [entry.hoped_for_until(slack(entry.peer_id), patience) for entry in waited_for]
+        if one_for_all:
+            times += [since + slack(peer) for peer, since in asked.items()]
+        return times
+
+    def to_invite(self, expected: Iterable[Entry], now: float) -> list[PeerID]:
+        """Whom of these to invite now, which counts as done."""
+        pause = self.options.request_timeout / 2
+        able = (each for each in expected if each.candidate.listening or self._connected(each.peer_id))
+        chosen = [entry for entry in able if entry.may_be_invited(now, pause)][:INVITATIONS_AT_ONCE]
+        for entry in chosen:
+            entry.invited_at = now
+            entry.invitations += 1
+        return [entry.peer_id for entry in chosen]
+
+    # When it begins
+
     def renew(self, now: float) -> None:
         """Time was up without a group; the next try begins."""
         self.close_at = max(now, self.opens_at) + self.options.min_matchmaking_time
 
     def schedule(self, opens_at: float) -> None:
-        """The group does not begin before `opens_at`, and time is up so much later or earlier than before."""
+        """The group does not begin before `opens_at`, and time is up no sooner than min_matchmaking_time after that."""
         self.close_at = max(self.close_at, opens_at + self.options.min_matchmaking_time)
         self.opens_at = opens_at
 

@@ -22,8 +22,8 @@ import msgspec
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest
-from swarmcli.averaging.matchmaking.candidates import Candidates, Conflicts, Entry, Memory, Plan, make_plan
-from swarmcli.averaging.matchmaking.gathering import Gathering, Settling
+from swarmcli.averaging.matchmaking.candidates import Candidates, Conflicts, Entry, Memory, Plan, Settling, make_plan
+from swarmcli.averaging.matchmaking.gathering import Gathering
 from swarmcli.averaging.matchmaking.messages import (
     MAX_GONE,
     Answer,
@@ -43,9 +43,7 @@ AGAIN = 0.15  # seconds before somebody who still believes in a lost leader is a
 LOYALTY = 2.0  # … and for how long he is: after that, it is the way to that leader which is broken
 OVERDUE = 0.75  # seconds after the end of the time at which a leader that could have begun must have
 MAX_RENEWALS = 3  # times that a leader with too few members keeps its followers for another try
-UNCONNECTED = 1 / 3  # of request_timeout, for the answer of a peer to which there is no connection
 LAST_MOMENT = 1.0  # seconds before the end of the time in which a group without a reducer ends the search
-INVITATIONS_AT_ONCE = 16
 TICK = 1.0  # seconds between looks at the clock when nothing happens
 
 
@@ -81,23 +79,17 @@ class Search:
         self.request = request
         self.options = options
         self.rank = rank_of(self.me)
-        self.known = Candidates(self.me, memory)
-        self.gathering = Gathering(options, request.target, now)
+        self.known = Candidates(self.me, memory, only_one=request.only_one)
+        self.gathering = Gathering(self.me.peer_id, memory, options, request.target, connected=connected, now=now)
         self.settling = Settling(options, now)
         self.conflicts = Conflicts()
         self.leader: Candidate | None = None
         self.leader_has = 1  # members in the leader's group, as it last said
         self.members: tuple[PeerID, ...] = ()  # of the group once it has begun, the leader first
-        self.mates = set(memory.mates - {self.me.peer_id})  # of the last group, without those who are found lost
-        # A preformed group works while it waits; whoever only holds the bucket would be waited for at every end.
-        self.awaits_holders = request.target is None and not memory.only_mates
         self.waited_in_vain = False  # for somebody who had not come when the group began
         self._memory = memory
-        self._connected = connected
         self._own_entry = Entry(self.me, self.rank, since=now)
         self._doubts_end_at = now + options.min_matchmaking_time  # see _conflict
-        self._seen: set[PeerID] = set()  # who has looked for such a group since this search began
-        self._elsewhere: set[PeerID] = set()  # who has begun without this peer, where there is one round for all
         self._asked: dict[PeerID, float] = {}  # whose answer is awaited → since when
         self._ever_asked: set[PeerID] = set()  # only they may begin a group with this peer
         self._named: PeerID | None = None  # a leader that somebody named, and that is asked before all others
@@ -112,15 +104,14 @@ class Search:
         """Somebody looks for a group: said by himself (`direct`), by the declarations or by a third peer."""
         if self.known.learn(candidate, now, direct=direct):
             self.settling.news(now)
-            self._seen.add(candidate.peer_id)
-            self._elsewhere.discard(candidate.peer_id)  # it is back, so its round has failed
-        elif self.request.only_one and candidate.tag != self.me.tag and candidate.search > self.me.search:
-            self._elsewhere.add(candidate.peer_id)
+            self.gathering.seen.add(candidate.peer_id)
 
     def on_read(self, declared: Sequence[Candidate], now: float, duration: float) -> None:
         """The declarations of this bucket were read; it took `duration` seconds to declare and read."""
         if declared:  # this peer's own at least, unless the table is out of reach
-            self.mates -= self._memory.holders.keys() - {each.peer_id for each in declared}  # they have withdrawn
+            self.gathering.mates -= self._memory.holders.keys() - {
+                each.peer_id for each in declared
+            }  # they have withdrawn
             self._memory.read(declared)
         for candidate in declared:
             self.learn(candidate, now)
@@ -129,7 +120,7 @@ class Search:
                 self.known.finish(candidate.peer_id)
         size = self.options.target_group_size
         # At their start not everyone has declared himself, so a few are no proof that they are all.
-        crowd = size is not None and (len(declared) > size or not self.mates)
+        crowd = size is not None and (len(declared) > size or not self.gathering.mates)
         self.settling.on_read(now, duration, crowd=crowd)
 
     def on_join(self, join: Join, now: float) -> Answer:
@@ -182,10 +173,6 @@ class Search:
             self._named = to.peer_id
         return Answer("coming", self.me)
 
-    def on_progress(self, peer: PeerID, progress: float) -> bool:
-        """A follower's cumulative progress. Returns whether it is a follower."""
-        return self.gathering.report(peer, progress)
-
     def on_heartbeat(self, peer: PeerID, beat: Heartbeat, now: float) -> bool:
         """The leader lives and will be heard again. Returns whether it is followed."""
         if self.leader is None and peer in self._asked:
@@ -208,7 +195,7 @@ class Search:
             return False
         self.members = members
         if waited_in_vain:
-            self._memory.note_missed(self._awaited().difference(members))
+            self._memory.note_missed(self.gathering.awaited().difference(members))
         return True
 
     def on_leave(self, peer: PeerID, search: bytes, now: float) -> None:
@@ -231,7 +218,7 @@ class Search:
         """The connection to this peer is gone, it could not be reached, or it was silent for too long."""
         self._forget_question(peer)
         self.gathering.remove(peer)
-        self.mates.discard(peer)
+        self.gathering.mates.discard(peer)
         self._memory.note_missed([peer])
         self.known.fail(peer, now, 2 * self.options.request_timeout)
         self.drop_leader(peer, now)
@@ -261,7 +248,8 @@ class Search:
             case "full" if entry is not None:
                 entry.full_until = now + BELIEF
             case "begun":
-                self._note_begun(peer, answer.gone, now)
+                self.gathering.mates.discard(peer)
+                self.known.note_begun(peer, answer.gone, now + BELIEF)
             case "outranked" if entry is not None:
                 if entry.rank > self.rank:
                     entry.full_until = now + BELIEF  # it takes in nobody who is stranded
@@ -273,7 +261,8 @@ class Search:
         self._learn_from(peer, answer, now)
         entry = self.known.entries.get(peer)
         if answer.verdict == "begun":
-            self._note_begun(peer, answer.gone, now)
+            self.gathering.mates.discard(peer)
+            self.known.note_begun(peer, answer.gone, now + BELIEF)
         elif answer.verdict == "coming" and entry is not None:
             entry.coming_until = now + self.options.request_timeout / 2
         elif answer.verdict == "follow" and answer.to is not None:
@@ -325,21 +314,6 @@ class Search:
         if self.conflicts.note(peer, keys, since):
             self._moves.refuse.append((peer, keys))
         self.on_refused(peer)
-
-    def _note_begun(self, peer: PeerID, gone: Sequence[PeerID], now: float) -> None:
-        """A group has begun with this peer and those who are `gone`, and without the searching one."""
-        self.mates.discard(peer)
-        if not self.request.only_one:
-            self.known.finish(peer)
-        else:
-            self.known.pass_over([peer], now + BELIEF)  # and asked again then: its round may have failed
-            if self.me.peer_id not in gone:
-                # Mates count if they are known, or anybody could be named.
-                self._elsewhere |= {peer, *(mate for mate in gone if mate in self.known.entries)}
-        # If this peer is named, the leader was lost before it had told everyone, and those who have not heard either
-        # are whom to look for now.
-        if self.me.peer_id not in gone:
-            self.known.pass_over(gone, now + BELIEF)
 
     def _doubts(self, leader: PeerID, now: float) -> bool:
         """Whether a leader that somebody names is silent or unreachable, as seen from here."""
@@ -412,12 +386,13 @@ class Search:
         waiting = any(at > now for at in late_at)
         ready_at = self.settling.ready_at if self._named is None else -math.inf
         plan = self._plan(waiting, now) if now >= ready_at else Plan([], {}, crowded=True)
-        expected = self._expected(plan, now)
-        hopes = self._hopes(plan, expected)
+        expected = self.gathering.expected(plan, self.known, now)
+        hopes = self.gathering.open_until(plan, expected, self._asked, self.settling.hedge)
         hoping = any(until > now for until in hopes)
         if not waiting and now >= ready_at:
             waiting = self._reach_out(plan, expected, hoping, now)
-        absent = self._awaited() if plan.crowded else self._awaited().union(entry.peer_id for entry in expected)
+        # Who is absent when the group begins or its time is up is not waited for in later searches.
+        absent = self.gathering.awaited().union(() if plan.crowded else (entry.peer_id for entry in expected))
         self._begin_or_wait(absent, hoping, waiting, now)
         for when in (ready_at, *hopes, *late_at):
             self._wake_by(when, now)
@@ -429,49 +404,11 @@ class Search:
             present = [entry for entry in present if entry.peer_id not in self._asked]
         return make_plan(sorted([*present, self._own_entry], key=lambda entry: entry.rank), self.options, now)
 
-    def _expected(self, plan: Plan, now: float) -> list[Entry]:
-        """Those who should follow this peer and are not here yet."""
-        own = (peer for peer, leader in plan.leader_of.items() if leader == self.me.peer_id)
-        entries = [self.known.entries[peer] for peer in own if peer not in self.gathering.followers]
-        # With several groups whoever follows another leader belongs there; otherwise its leader will bring it along.
-        return [entry for entry in entries if not (plan.crowded and entry.follows_until > now)]
-
-    def _hopes(self, plan: Plan, expected: Iterable[Entry]) -> list[float]:
-        """Until when the group stays open for each who is expected, or whose answer is awaited."""
-        one_for_all = self.awaits_holders and not plan.crowded
-        patience = self.options.request_timeout
-
-        def slack(peer: PeerID) -> float:
-            # Where there is one group for all, whoever is slow would be left to a group of its own, so it gets as
-            # long as an answer may take. Nobody says that a peer without a connection is there at all: it gets less.
-            if not one_for_all:
-                return self.settling.hedge
-            return patience if self._connected(peer) else UNCONNECTED * patience
-
-        waited_for = (entry for entry in expected if self._memory.waits_for(entry.peer_id))
-        hopes = [entry.hoped_for_until(slack(entry.peer_id), patience) for entry in waited_for]
-        if one_for_all:
-            hopes += [since + slack(peer) for peer, since in self._asked.items()]
-        return hopes
-
-    def _awaited(self) -> set[PeerID]:
-        """Who could still come, though it has not looked for a group since this search began: a mate of the last round,
-        or, unless only those are expected, whoever holds the bucket."""
-        awaited = set(self.mates)
-        if self.awaits_holders:
-            awaited = (awaited | self._memory.idle()) - self._seen
-        return awaited.difference(self.gathering.followers, (self.me.peer_id,))
-
     def _reach_out(self, plan: Plan, expected: list[Entry], hoping: bool, now: float) -> bool:
         """Asks somebody, or else invites those who are expected. Returns whether this peer may come to follow."""
         leader = self._whom_to_ask(plan, hoping, now)
         if leader is None:
-            pause = self.options.request_timeout / 2
-            able = (each for each in expected if each.candidate.listening or self._connected(each.peer_id))
-            for entry in [each for each in able if each.may_be_invited(now, pause)][:INVITATIONS_AT_ONCE]:
-                entry.invited_at = now
-                entry.invitations += 1
-                self._moves.invite.append((entry.peer_id, self.me))
+            self._moves.invite += [(peer, self.me) for peer in self.gathering.to_invite(expected, now)]
             return False
         if leader.ask_at > now:
             self._wake_by(leader.ask_at, now)
@@ -508,20 +445,20 @@ class Search:
         return next((entry for entry in with_room if alone or entry.rank < self.rank), None)
 
     def _begin_or_wait(self, absent: set[PeerID], hoping: bool, asking: bool, now: float) -> None:
-        """Begins the group, ends the search, or waits. Who is `absent` then is not waited for in later searches."""
+        """Begins the group, ends the search, or waits."""
         gathering, settled_at = self.gathering, self.settling.settled_at
         due_at = gathering.due_at(
             now,
-            missing=hoping or bool(self._awaited()) or bool(self.me.bits),
+            missing=hoping or bool(gathering.awaited()) or bool(self.me.bits),
             asking=asking,
             # The last round's mates do not settle again.
-            settled_at=now if self.mates and self.mates <= gathering.followers.keys() else settled_at,
+            settled_at=now if gathering.mates and gathering.mates <= gathering.followers.keys() else settled_at,
         )
         begins = due_at <= now and gathering.has_enough
         if absent and (begins or now >= gathering.close_at) and not gathering.is_full:
             self._memory.note_missed(absent)
             self.waited_in_vain = begins
-        if not asking and now >= settled_at and self._is_outweighed():
+        if not asking and now >= settled_at and self.known.outweigh(gathering.followers):
             self._moves.failure = RoundMissed("the round has begun without this peer")
         elif begins:
             self._moves.begin, self.members = True, (self.me.peer_id, *gathering.followers)
@@ -534,19 +471,8 @@ class Search:
             gathering.renew(now)
             due_at = gathering.close_at
         self._wake_by(due_at, now)
-        if self._elsewhere:
+        if self.known.elsewhere:
             self._wake_by(settled_at, now)
-
-    def _is_outweighed(self) -> bool:
-        """Whether at least as many as this peer and its followers have begun without them.
-
-        Where there is one round for all, two groups of one tag that both begin would be two averages, and separate
-        their members for good. So a group that would be no larger than what has begun already gives up, and its
-        members ask those others how it ended. A smaller round does not stop this peer's group: its members will have
-        to come here, whatever they make of it; and few that merely say that they have begun cannot hold up many.
-        """
-        followers = self.gathering.followers
-        return len(self._elsewhere.difference(followers)) >= 1 + len(followers)
 
     def _conflict(self, now: float) -> FingerprintError | None:
         """The error of a newcomer that is in a run of other terms.
@@ -557,9 +483,6 @@ class Search:
         alone = self.leader is None and not self.gathering.followers
         if not self._memory.newcomer or not alone or now < self.settling.settled_at:
             return None
-        keys, elders = self.conflicts.elders(self.own.since)
-        enough = 1 if now >= self._doubts_end_at else 2
-        if len(elders) < enough or not self.conflicts.cover(self.known.present(now)):
+        if not self.conflicts.cover(self.known.present(now)):
             return None
-        names = ", ".join(peer.short for peer in elders)
-        return FingerprintError(f"refused by {names}: what must agree differs in {', '.join(keys)}", keys)
+        return self.conflicts.error(self.own.since, enough=1 if now >= self._doubts_end_at else 2)

@@ -224,20 +224,21 @@ def entry(number: int, follows: PeerID | None = None) -> Entry:
 def test_conflicts_are_new_once_and_only_elders_count() -> None:
     conflicts = Conflicts()
     assert [conflicts.note(peer_id(1), ("seed",), since=50.0) for _ in range(2)] == [True, False]
-    assert conflicts.elders(since=40.0) == ((), []), "that one came later"
+    assert conflicts.error(since=40.0, enough=1) is None, "that one came later"
     conflicts.note(peer_id(2), ("lr", "data"), since=30.0)
-    assert conflicts.elders(since=40.0) == (("data", "lr"), [peer_id(2)])
+    error = conflicts.error(since=40.0, enough=1)
+    assert error is not None and error.keys == ("data", "lr")
 
 
 def test_elders_must_agree_with_each_other_and_nobody_with_the_newcomer() -> None:
     conflicts = Conflicts()
     conflicts.note(peer_id(1), ("lr", "data"), since=30.0)
     conflicts.note(peer_id(2), ("seed",), since=30.0)
-    assert len(conflicts.elders(since=40.0)[1]) == 1, "each has terms of its own"
+    assert conflicts.error(since=40.0, enough=2) is None, "each has terms of its own"
     conflicts.note(peer_id(3), ("data", "lr"), since=30.0)
-    assert len(conflicts.elders(since=40.0)[1]) == 2
+    assert conflicts.error(since=40.0, enough=2) is not None
     conflicts.agreed = True
-    assert conflicts.elders(since=40.0) == ((), [])
+    assert conflicts.error(since=40.0, enough=1) is None
 
 
 def test_conflicts_cover_those_who_follow_them() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
-from swarmcli.averaging.matchmaking.gathering import MIN_PATIENCE, Gathering, Settling
+from swarmcli.averaging.matchmaking.candidates import Memory, Settling
+from swarmcli.averaging.matchmaking.gathering import MIN_PATIENCE, Gathering
 from swarmcli.averaging.matchmaking.messages import Candidate
 from tests.averaging.table import join_of, peer_id
 
@@ -17,7 +18,7 @@ from tests.averaging.table import join_of, peer_id
 def gathering(
     *, followers: int = 0, progress: float = 0.0, patience: float = 100.0, target: float | None = None, **options: Any
 ) -> Gathering:
-    made = Gathering(MatchmakingOptions(**options), target, 0.0)
+    made = Gathering(peer_id(0), Memory(), MatchmakingOptions(**options), target, connected=lambda _: True, now=0.0)
     for number in range(1, followers + 1):
         join(made, number, progress=progress, patience=patience)
     return made
