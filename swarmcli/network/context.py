@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from swarmcli.clock import Clock
 from swarmcli.errors import ConnectionLost, ProtocolViolation
@@ -13,7 +15,6 @@ from swarmcli.events import Events, PeerRefused
 from swarmcli.network.addresses import AddressBook
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.network.transports.base import Connection, Transport
-from swarmcli.network.wire.handlers import Handlers
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,14 @@ class Volume:
         return Volume(self.sent + other.sent, self.received + other.received)
 
 
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """`answer(peer, request)` returns a struct; for streams `answer(peer, request, stream)` returns nothing."""
+
+    request_type: type[Any]
+    answer: Callable[..., Awaitable[Any]]
+
+
 class EndpointContext:
     """The values that Endpoint, ControlPool and StreamPool and their channels have in common."""
 
@@ -41,7 +50,8 @@ class EndpointContext:
         self.events = events
         self.random = dice
         self.boot_id = dice.randbytes(16)  # drawn anew by each start: who restarted has forgotten older connections
-        self.handlers = Handlers()
+        self.call_handlers: dict[str, Handler] = {}  # a method has one handler, in one of the two
+        self.stream_handlers: dict[str, Handler] = {}
         self.tasks = TaskOwner()
         self.book = AddressBook(self.limits.max_known_peers)
         self.ended_traffic = Volume()  # on connections that have ended

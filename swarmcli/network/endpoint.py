@@ -20,14 +20,13 @@ from typing import Any, TypeVar
 from swarmcli.clock import Clock
 from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost
 from swarmcli.events import Events
-from swarmcli.network.context import EndpointContext, Volume
-from swarmcli.network.control.channel import ChannelRetired
+from swarmcli.network.context import EndpointContext, Handler, Volume
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, Purpose, Transport
-from swarmcli.network.wire.handlers import Handler
+from swarmcli.network.wire.messages import MAX_METHOD
 
 logger = logging.getLogger(__name__)
 
@@ -112,23 +111,22 @@ class Endpoint:
         """Answers calls of `method` with what `handler(peer, request)` returns, a struct.
 
         A handler may raise CallRefused, which the caller sees as it is; any other exception is logged here and
-        reaches the caller as RemoteError. It is cancelled when the caller gives up or is gone.
+        reaches the caller as RemoteError. It is cancelled when the caller gives up or is gone. Raises ValueError for a
+        name that is taken, or too long for the wire.
         """
-        handlers = self._context.handlers
-        handlers.add(handlers.calls, method, Handler(request_type, handler))
+        self._add_handler(self._context.call_handlers, method, Handler(request_type, handler))
 
     def serve_stream(
         self, method: str, request_type: type[Req], handler: Callable[[PeerID, Req, Stream], Awaitable[None]]
     ) -> None:
         """The same for streams. When the handler returns, the stream has ended in both directions."""
-        handlers = self._context.handlers
-        handlers.add(handlers.streams, method, Handler(request_type, handler))
+        self._add_handler(self._context.stream_handlers, method, Handler(request_type, handler))
 
     def withdraw(self, *methods: str) -> None:
         """No longer answers these; handlers that run are not disturbed. Unknown names are ignored."""
         for method in methods:
-            self._context.handlers.calls.pop(method, None)
-            self._context.handlers.streams.pop(method, None)
+            self._context.call_handlers.pop(method, None)
+            self._context.stream_handlers.pop(method, None)
 
     # Calling
 
@@ -142,10 +140,8 @@ class Endpoint:
         self._calls_made += 1
         try:
             async with asyncio.timeout(timeout):
-                while True:
-                    channel = self._control.current(peer) or await self._control.control(peer)
-                    with contextlib.suppress(ChannelRetired):
-                        return await channel.call(method, request, response_type)
+                channel = self._control.current(peer) or await self._control.control(peer)
+                return await channel.call(method, request, response_type)
         except TimeoutError:
             raise CallTimeout(f"{peer.short} did not answer {method} within {timeout:g} s") from None
 
@@ -248,6 +244,13 @@ class Endpoint:
 
     # Inside
 
+    def _add_handler(self, table: dict[str, Handler], method: str, handler: Handler) -> None:
+        if not 0 < len(method) <= MAX_METHOD:
+            raise ValueError(f"a method's name has 1 to {MAX_METHOD} characters, got {method[:200]!r}")
+        if method in self._context.call_handlers or method in self._context.stream_handlers:
+            raise ValueError(f"method {method!r} is served already; withdraw it first")
+        table[method] = handler
+
     def _connections(self) -> list[Connection]:
         controls = [channel.connection for channel in self._control.channels()]
         return controls + [channel.connection for channel in self._streams.channels()]
@@ -283,4 +286,5 @@ class Endpoint:
                 peer = channel.peer_id
                 watched = self._control.watched(peer) or self._streams.in_use(peer)
                 channel.tick(watched, self._streams.received_from(peer))
+            self._control.close_surplus()
             self._streams.tick()

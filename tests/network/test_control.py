@@ -25,7 +25,6 @@ from swarmcli.network.wire.messages import (
     Ping,
     Pong,
     Request,
-    Retire,
 )
 from swarmcli.testing import MemoryNetwork, virtual_time
 
@@ -73,7 +72,7 @@ class Scene:
 
     def answers(self) -> list[Any]:
         """What the victim said besides its greeting and its pings."""
-        kinds: Any = Answer | Failure | Hello | Ping | Pong | BulkDenied | Cancel | BulkWanted | Retire | Goodbye
+        kinds: Any = Answer | Failure | Hello | Ping | Pong | BulkDenied | Cancel | BulkWanted | Goodbye
         heard = [wire.decode(kinds, header) for header, _ in self.heard.frames]
         return [message for message in heard if not isinstance(message, Hello | Ping)]
 

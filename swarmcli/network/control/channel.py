@@ -1,7 +1,8 @@
 """One control connection: calls in both directions, pings, and what the endpoints have to settle between them.
 
-Every request gets exactly one reply, a cancelled one as well. So both ends count unanswered calls alike, and a
-reply that answers nothing is a violation.
+Calls made here are numbered and bounded; `serving.py` answers those of the other end. Every request gets exactly one
+reply, a cancelled one as well. So both ends count unanswered calls alike, and a reply that answers nothing is a
+violation.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.context import EndpointContext
-from swarmcli.network.control.calls import IncomingCalls, OutgoingCalls
 from swarmcli.network.control.liveness import Liveness
+from swarmcli.network.control.serving import IncomingCalls
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body
-from swarmcli.network.wire.failures import raised
 from swarmcli.network.wire.messages import (
     BulkDenied,
     Cancel,
@@ -30,7 +31,7 @@ from swarmcli.network.wire.messages import (
     Ping,
     Pong,
     Request,
-    Retire,
+    raised,
 )
 
 R = TypeVar("R")
@@ -40,8 +41,15 @@ Reaction: TypeAlias = Callable[["ControlChannel", Any], None]
 _SMOOTHING = 1 / 8  # of round trips, as TCP does it (RFC 6298)
 
 
-class ChannelRetired(Exception):
-    """A call came too late for this channel: another one is used by now."""
+@dataclass(slots=True)
+class _Call:
+    """One call of this end that waits for its reply."""
+
+    future: asyncio.Future[Any]
+    method: str
+    response_type: type[Any]
+    sent_raw: float  # on the raw clock, for NTP
+    sent_at: float  # on the loop's clock, for the round trip
 
 
 class ControlChannel:
@@ -59,35 +67,36 @@ class ControlChannel:
         self.peer_id = connection.peer_id
         self.boot_id: bytes | None = None  # of the other end, once it has greeted
         self.error: ConnectionLost | None = None
-        self.retiring = False  # nothing more is begun on it from here
         self.round_trip: float | None = None  # smoothed, in seconds
         self._context = context
         self._lost = lost
         self._loop = asyncio.get_running_loop()
-        self.used_at = self._loop.time()  # of the last call in either direction
-        self._calls = OutgoingCalls(context.limits.max_calls_per_peer)
-        self._serving = IncomingCalls(connection, context, self._close_if_retired)
+        self.opened_at = self._loop.time()
+        self.used_at = self.opened_at  # of the last call or reply in either direction
+        self._slots = asyncio.Semaphore(context.limits.max_calls_per_peer)  # one for each call; its reply releases it
+        self._calls: dict[int, _Call] = {}  # by number
+        self._abandoned: set[int] = set()  # given up here, to be acknowledged there
+        self._next = 0  # number of a call
+        self._serving = IncomingCalls(connection, context)
         self._pings: dict[int, tuple[float, float]] = {}  # under way: raw and loop time of their sending
         self._pong_due = False
         self._liveness = Liveness(connection, context.limits)
         self._goodbye: str | None = None
-        self._retire_sent = False
-        self._retire_received = False
         self._reactions: dict[type, Callable[[Any], None]] = {
+            Hello: self._hello_received,
             IncomingRequest: self._request_received,
             IncomingAnswer: self._answer_received,
             Failure: self._failure_received,
             Cancel: self._serving.cancel_received,
             Ping: self._ping_received,
             Pong: self._pong_received,
-            Retire: self._other_retires,
             Goodbye: self._goodbye_received,
         }
         self._shared_reactions = reactions
 
     @property
     def calls_waiting(self) -> int:
-        return len(self._calls.waiting)
+        return len(self._calls)
 
     @property
     def calls_serving(self) -> int:
@@ -96,28 +105,30 @@ class ControlChannel:
     @property
     def unfinished(self) -> bool:
         """Whether a call in either direction is still under way."""
-        return bool(self._calls.waiting or self._calls.abandoned or self._serving.unfinished)
+        return bool(self._calls or self._abandoned or self._serving.unfinished)
 
     async def call(self, method: str, request: Any, response_type: type[R]) -> R:
-        """One unary call without a deadline. Cancelling it cancels the handler at the other end.
-
-        Raises ChannelRetired if the call has not begun when the channel is given up for another one.
-        """
+        """One unary call without a deadline. Cancelling it cancels the handler at the other end."""
         body = encode_body(request, self._context.limits.max_message)
-        await self._calls.slots.acquire()
-        if self.error is not None or self.retiring:
-            self._calls.slots.release()  # for the next in line, who will find the same
-            raise ChannelRetired if self.retiring or self.error is None else self.error.fresh()
-        number, call = self._calls.begin(method, response_type, self._context.clock.raw())
-        self.used_at = call.sent_at
+        await self._slots.acquire()
+        if self.error is not None:
+            self._slots.release()  # for the next in line, who will find the same
+            raise self.error.fresh()
+        number, self._next = self._next, self._next + 1
+        self.used_at = now = self._loop.time()
+        call = _Call(self._loop.create_future(), method, response_type, self._context.clock.raw(), now)
+        self._calls[number] = call
         try:
-            # Nothing may wait between `begin` and here: the connection writes in the order of `send`, and the numbers
-            # on the wire only grow.
+            # Nothing may wait between the numbering and here: the connection writes in the order of `send`, and the
+            # numbers on the wire only grow.
             await self.connection.send(encode(Request(number, method, body)))
             return await call.future
         finally:
-            # Also where the request itself was cancelled before its turn: the other end counts every number.
-            if self._calls.abandon(number):
+            if self._calls.pop(number, None) is not None:
+                # Given up. The slot stays taken until the other end acknowledges that: it counts the call as well, and
+                # would take one more for a violation. Also where the request itself was cancelled before its turn:
+                # the other end counts every number.
+                self._abandoned.add(number)
                 self.post(Cancel(number))
 
     def post(self, message: Any) -> None:
@@ -129,12 +140,6 @@ class ControlChannel:
         """Posts what the other end has asked for, which it has to read before it may ask on without end."""
         if self.error is None:
             self._serving.reply(message)
-
-    def retire(self) -> None:
-        """Says that nothing more is begun on it from here. Both have to say so before it is closed."""
-        if not self._retire_sent:
-            self._retire_sent = True
-            self.post(Retire())
 
     def tick(self, watched: bool, elsewhere: int = 0) -> None:
         """Called at each keepalive interval. `watched`: someone wants to know soon when the other end is gone;
@@ -152,23 +157,23 @@ class ControlChannel:
     def frame_received(self, header: bytes, payload: memoryview) -> None:
         message = decode_header(ControlMessage, header)
         kind = type(message)
-        if kind is Hello:
-            self._hello_received(message)
-        elif self.boot_id is None:
-            raise ProtocolViolation("unexpected message: no greeting before it")
-        elif kind in self._reactions:
+        if (kind is Hello) != (self.boot_id is None):
+            raise ProtocolViolation("unexpected message: no greeting before it, or a second one")
+        if kind in self._reactions:
             self._reactions[kind](message)
         else:
             self._shared_reactions[kind](self, message)
-        if self._retire_sent:
-            self._close_if_retired()
 
     def connection_lost(self, error: Exception) -> None:
         lost = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error) or type(error).__name__)
         if self._goodbye is not None and not isinstance(lost, ProtocolViolation):
             lost = ConnectionLost(f"closed by peer: {self._goodbye}")
         self.error = lost
-        self._calls.fail(lost)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.future.done():
+                call.future.set_exception(lost.fresh())
+        self._slots.release()  # those who wait for a slot find out one after the other
         self._serving.cancel_all()
         self._lost(self, lost)
 
@@ -179,7 +184,7 @@ class ControlChannel:
         self._serving.request_received(request)
 
     def _answer_received(self, answer: IncomingAnswer) -> None:
-        call = self._calls.replied(answer.id)
+        call = self._replied(answer.id)
         if call is None:
             return
         self._measured(call.sent_raw, call.sent_at, answer.received, answer.replied)
@@ -192,15 +197,24 @@ class ControlChannel:
             raise
 
     def _failure_received(self, failure: Failure) -> None:
-        call = self._calls.replied(failure.id)
+        call = self._replied(failure.id)
         if call is not None and not call.future.done():
             call.future.set_exception(raised(failure.why, self.peer_id))
+
+    def _replied(self, number: int) -> _Call | None:
+        """The call that a reply belongs to; None if nobody waits for it any more. Raises ProtocolViolation."""
+        call = self._calls.pop(number, None)
+        if call is None:
+            if number not in self._abandoned:
+                raise ProtocolViolation(f"answer to no call: {number}")
+            self._abandoned.remove(number)
+        self.used_at = self._loop.time()
+        self._slots.release()
+        return call
 
     # The rest
 
     def _hello_received(self, hello: Hello) -> None:
-        if self.boot_id is not None:
-            raise ProtocolViolation("unexpected message: a second greeting")
         self.boot_id = hello.boot_id
         self._shared_reactions[Hello](self, hello)
         self._ping(self._liveness.ping())
@@ -235,15 +249,6 @@ class ControlChannel:
         if 0 <= replied - received <= elapsed:  # what the handler took; a lie can only make us look slow
             seconds, known = elapsed - (replied - received), self.round_trip
             self.round_trip = seconds if known is None else known + _SMOOTHING * (seconds - known)
-
-    def _other_retires(self, retire: Retire) -> None:
-        self._retire_received = True
-
-    def _close_if_retired(self) -> None:
-        """Closes it once both ends have said that they begin nothing more, and nothing is under way."""
-        agreed = self.retiring and self._retire_sent and self._retire_received
-        if agreed and not self.unfinished and self.error is None:
-            self._context.tasks.spawn(self.connection.close("another connection is used"))
 
     def _goodbye_received(self, goodbye: Goodbye) -> None:
         self._goodbye = goodbye.reason

@@ -1,8 +1,8 @@
 """The control connections of an endpoint: one per peer, dialed by whoever could, found again when it is gone.
 
 When two peers dial each other at once, both connections come about. Both ends prefer the one that the peer with the
-smaller id dialed (of two by the same dialer: the newer), begin nothing more on the other, say so (`Retire`), and
-close it when what was under way on it has come to its end. So no call fails for it.
+smaller id dialed (of two by the same dialer: the newer), and begin nothing more on the other. It is closed when it has
+not been used for a while, so no call fails for it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from swarmcli.network.wire.messages import Goodbye, Hello
 
 logger = logging.getLogger(__name__)
 
+_SURPLUS_LIFE = 5.0  # seconds without a call, after which both ends are sure to use the better connection
+
 
 class _Pair:
     """This endpoint and one peer: their connections, of which one is used, and who waits for what."""
@@ -40,8 +42,6 @@ class _Pair:
         smaller_dialed = [c for c in self.channels if c.connection.dialed == (own_id < self.peer)]
         candidates = smaller_dialed or self.channels
         self.current = candidates[-1] if candidates else None
-        for channel in self.channels:
-            channel.retiring = channel is not self.current
 
 
 class ControlPool:
@@ -128,6 +128,16 @@ class ControlPool:
         pair = self._pairs.get(peer)
         return pair is not None and any(not watcher.done() for watcher in pair.watchers)
 
+    def close_surplus(self) -> None:
+        """Called at each keepalive interval: closes connections besides the one that both ends prefer."""
+        now = asyncio.get_running_loop().time()
+        for channel in self.channels():
+            better = self.current(channel.peer_id)
+            if channel is better or better is None or better.boot_id is None or channel.unfinished:
+                continue
+            if now - max(channel.used_at, better.opened_at) >= _SURPLUS_LIFE:
+                self._context.tasks.spawn(channel.connection.close("another connection is used"))
+
     async def farewell(self, reason: str) -> None:
         """Tells all peers, and closes. Takes at most the time that the limits allow."""
         self._closed = True
@@ -148,9 +158,6 @@ class ControlPool:
         first = not pair.channels
         pair.channels.append(channel)
         pair.prefer(self._context.peer_id)
-        for other in pair.channels:
-            if other.retiring:
-                other.retire()
         if first:
             self._emit_connected(channel)
             self._make_room()

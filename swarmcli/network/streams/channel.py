@@ -8,12 +8,10 @@ from enum import Enum
 from typing import Any
 
 from swarmcli.errors import ConnectionLost, EndOfStream, ProtocolViolation
-from swarmcli.network.context import EndpointContext
+from swarmcli.network.context import EndpointContext, Handler
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, decode_header, encode
-from swarmcli.network.wire.failures import failed, raised
-from swarmcli.network.wire.handlers import Handler
 from swarmcli.network.wire.messages import (
     BulkMessage,
     Done,
@@ -23,6 +21,8 @@ from swarmcli.network.wire.messages import (
     IncomingPiece,
     Offer,
     Open,
+    failed,
+    raised,
 )
 
 
@@ -153,7 +153,7 @@ class StreamChannel:
             raise ProtocolViolation("unexpected message: a stream is opened out of turn")
         self.role = Role.SERVER
         spawn = self._context.tasks.spawn
-        handler = self._context.handlers.streams.get(message.method)
+        handler = self._context.stream_handlers.get(message.method)
         if handler is None:
             self._begin(message.method)
             spawn(self._say_last(Failed("unknown method", "", message.method)))

@@ -1,4 +1,4 @@
-"""What goes over the wire: messages, how they become bytes, and who answers them."""
+"""What goes over the wire: messages, and how they become bytes."""
 
 from swarmcli.network.wire.codec import decode, encode
 

@@ -6,11 +6,16 @@ message of a user is embedded in `body` as it is and decoded only by whoever kno
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from swarmcli.errors import CallError, CallRefused, RemoteError, SwarmError, UnknownMethod
+from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
+
+logger = logging.getLogger(__name__)
 
 MAX_METHOD = 128  # characters
 MAX_TEXT = 1000  # characters of words for people
@@ -104,26 +109,12 @@ class BulkDenied(msgspec.Struct, frozen=True, tag="bulk denied"):
     reason: Words
 
 
-class Retire(msgspec.Struct, frozen=True, tag="retire"):
-    """There is a better connection between us: I begin nothing more on this one."""
-
-
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     reason: Words
 
 
 ControlMessage: TypeAlias = (
-    Hello
-    | IncomingRequest
-    | IncomingAnswer
-    | Failure
-    | Cancel
-    | Ping
-    | Pong
-    | BulkWanted
-    | BulkDenied
-    | Retire
-    | Goodbye
+    Hello | IncomingRequest | IncomingAnswer | Failure | Cancel | Ping | Pong | BulkWanted | BulkDenied | Goodbye
 )
 
 
@@ -164,3 +155,23 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 BulkMessage: TypeAlias = Offer | IncomingOpen | IncomingPiece | Finish | Done | Failed
+
+
+def failed(error: Exception, method: str, peer: PeerID) -> Failed:
+    """What goes back to the peer whose request failed here. Logs what is not a refusal."""
+    if isinstance(error, CallRefused):
+        return Failed("refused", error.code[:MAX_TEXT], str(error)[:MAX_TEXT])
+    if isinstance(error, SwarmError):  # an ordinary misfortune, such as a third peer that is gone
+        logger.info("the handler of %s failed on a request from %s: %s", method, peer.short, error)
+    else:
+        logger.error("the handler of %s failed on a request from %s", method, peer.short, exc_info=error)
+    return Failed("error", "", f"{type(error).__name__}: {error}"[:MAX_TEXT])
+
+
+def raised(failed: Failed, peer: PeerID) -> CallError:
+    """The exception that the caller sees."""
+    if failed.kind == "refused":
+        return CallRefused(failed.code, failed.text)
+    if failed.kind == "unknown method":
+        return UnknownMethod(f"{peer.short} serves no method {failed.text!r}")
+    return RemoteError(f"{peer.short}: {failed.text or failed.kind}")

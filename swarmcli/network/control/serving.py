@@ -1,90 +1,26 @@
-"""The calls that go over one control connection, in both directions: numbered, bounded, each with exactly one reply."""
+"""The calls that are answered at this end of a control connection: numbered, bounded, each with exactly one reply."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
-from swarmcli.network.context import EndpointContext
+from swarmcli.network.context import EndpointContext, Handler
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, encode, encode_body
-from swarmcli.network.wire.failures import failed
-from swarmcli.network.wire.handlers import Handler
-from swarmcli.network.wire.messages import Answer, BulkDenied, Cancel, Failed, Failure, IncomingRequest
-
-
-class Call:
-    """One call under way."""
-
-    __slots__ = ("future", "method", "response_type", "sent_at", "sent_raw")
-
-    def __init__(
-        self, future: asyncio.Future[Any], method: str, response_type: type[Any], sent_raw: float, sent_at: float
-    ) -> None:
-        self.future = future
-        self.method = method
-        self.response_type = response_type
-        self.sent_raw = sent_raw  # on the raw clock, for NTP
-        self.sent_at = sent_at  # on the loop's clock, for the round trip
-
-
-class OutgoingCalls:
-    """Those made at this end: at most `limit` unanswered ones, each of which holds one of `slots`."""
-
-    def __init__(self, limit: int) -> None:
-        self.slots = asyncio.Semaphore(limit)  # acquired before `begin`; the reply releases it
-        self.waiting: dict[int, Call] = {}  # by number
-        self.abandoned: dict[int, None] = {}  # given up here, to be acknowledged there
-        self._next = 0
-        self._loop = asyncio.get_running_loop()
-
-    def begin(self, method: str, response_type: type[Any], sent_raw: float) -> tuple[int, Call]:
-        """Numbers a call that has its slot."""
-        number, self._next = self._next, self._next + 1
-        call = Call(self._loop.create_future(), method, response_type, sent_raw, self._loop.time())
-        self.waiting[number] = call
-        return number, call
-
-    def abandon(self, number: int) -> bool:
-        """Whether this call was still waiting; its reply will be taken without a word."""
-        if self.waiting.pop(number, None) is None:
-            return False
-        # Its slot stays taken until the other end acknowledges the cancellation: that end counts the call as well, and
-        # would take one more for a violation.
-        self.abandoned[number] = None
-        return True
-
-    def replied(self, number: int) -> Call | None:
-        """The call that a reply belongs to; None if nobody waits for it any more. Raises ProtocolViolation."""
-        call = self.waiting.pop(number, None)
-        if call is None:
-            if number not in self.abandoned:
-                raise ProtocolViolation(f"answer to no call: {number}")
-            del self.abandoned[number]
-        self.slots.release()
-        return call
-
-    def fail(self, error: ConnectionLost) -> None:
-        """The connection is gone; those who wait for a slot find that out one after the other."""
-        calls, self.waiting = self.waiting, {}
-        for call in calls.values():
-            if not call.future.done():
-                call.future.set_exception(error.fresh())
-        self.slots.release()
+from swarmcli.network.wire.messages import Answer, BulkDenied, Cancel, Failed, Failure, IncomingRequest, failed
 
 
 class IncomingCalls:
-    """Those answered at this end. `replied` is called whenever a reply has been handed over."""
+    """What the other end asks for on one connection."""
 
-    def __init__(self, connection: Connection, context: EndpointContext, replied: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, context: EndpointContext) -> None:
         self._connection = connection
         self._peer = connection.peer_id
         self._context = context
         self._limits = context.limits
-        self._replied = replied
         self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes of its request
         self._held = 0  # bytes of all these requests
         self._next = 0  # all numbers below have been used …
@@ -108,7 +44,7 @@ class IncomingCalls:
         if len(self._tasks) >= limits.max_calls_per_peer:
             raise ProtocolViolation(f"too many unanswered calls: more than {limits.max_calls_per_peer}")
         self._advance(request.id)
-        handler = self._context.handlers.calls.get(request.method)
+        handler = self._context.call_handlers.get(request.method)
         size = memoryview(request.body).nbytes
         if handler is None:
             self.reply(Failure(request.id, Failed("unknown method", "", request.method)))
@@ -194,4 +130,3 @@ class IncomingCalls:
             # Exactly at the bound, not below it: resuming is wanted once, when the last one too many has gone.
             if self._replying == self._limits.max_calls_per_peer:
                 self._connection.resume_reading()
-            self._replied()
