@@ -22,7 +22,7 @@ from swarmcli.errors import CheckpointError, SiteError
 from swarmcli.sharding.files.save import Report, complete, read_manifest, try_to_write
 from swarmcli.sharding.transfer import exchange
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from swarmcli.sharding.zero.state import State, copied
+from swarmcli.sharding.zero.state import State, copied_to_cpu
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
@@ -128,7 +128,7 @@ class SiteShards:
 
     def _copy_share(self) -> None:
         """The share as it is now, while nobody steps it."""
-        self._copy = {index: copied(values) for index, values in self._optimizer.local_state().items()}
+        self._copy = {index: copied_to_cpu(values) for index, values in self._optimizer.local_state().items()}
 
     def _begin(self, command: WriteShares) -> None:
         """Begins to write the copy; `_look_after` says when that has ended."""

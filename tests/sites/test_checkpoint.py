@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from swarmcli.roles.checkpoints import BackgroundCheckpoints
-from swarmcli.sharding.zero.state import copied
+from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.training import CheckpointStore
 from tests.sharding.files.jobs import differing, whole
 from tests.sharding.processes import Worlds
@@ -59,7 +59,7 @@ def save(rank: Rank) -> Path | None:
 
 def share(rank: Rank) -> dict[int, Any]:
     zero = rank.share.zero if rank.share is not None else rank.optimizer.opt.zero  # type: ignore[union-attr]
-    return {index: copied(values) for index, values in zero.local_state().items()}
+    return {index: copied_to_cpu(values) for index, values in zero.local_state().items()}
 
 
 def names(directory: Path) -> list[str]:

@@ -69,7 +69,7 @@ def test_sixteen_newcomers_at_once(donors: int) -> None:
     """
 
     async def main() -> None:
-        async with Newcomers(donors, 16, 1_000_000) as swarm:
+        async with Newcomers(donors, 16, 400_000) as swarm:
             everyone = await asyncio.gather(*(swarm.arrive(newcomer) for newcomer in range(16)))
             alone = swarm.total / SPEED
             then = max(1.0, (16 - 4 * donors) / (5 * donors))

@@ -34,7 +34,7 @@ from swarmcli.sharding.files.shard import (
     write_shard,
 )
 from swarmcli.sharding.transfer import agree, exchange
-from swarmcli.sharding.zero.state import State, apply_settings, copied, describe_settings
+from swarmcli.sharding.zero.state import State, apply_settings, copied_to_cpu, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
 FORMAT = 1
@@ -136,7 +136,7 @@ def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]
         missing = unsupplied(_expected(manifest), [shard.state for shard in shards])
         if missing or problems:
             raise CheckpointError(_describe_missing(manifest, missing, problems))
-        return {index: copied(values) for shard in shards for index, values in shard.state.items()}
+        return {index: copied_to_cpu(values) for shard in shards for index, values in shard.state.items()}
 
 
 def load_save(
@@ -181,7 +181,7 @@ def load_save(
         state = reshard(held, optimizer.indices_of(optimizer.rank), group, check=check, meet=meet)
         apply_settings(optimizer.param_groups, manifest.settings)
         # What others sent is nobody else's; of its own files a rank has views only.
-        own = {index: copied(values) if index in held else values for index, values in state.items()}
+        own = {index: copied_to_cpu(values) if index in held else values for index, values in state.items()}
         optimizer.install_state(own, copy=False)
 
 

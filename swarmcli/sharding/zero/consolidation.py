@@ -13,7 +13,7 @@ from swarmcli.errors import ShardingError
 from swarmcli.files.flat import unflatten
 from swarmcli.network import wire
 from swarmcli.sharding.transfer import receive_message, receive_tensors, send_message, send_tensors
-from swarmcli.sharding.zero.state import State, copied, describe
+from swarmcli.sharding.zero.state import State, copied_to_cpu, describe
 
 
 class ShareHeader(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ def consolidate(share: State, to: int, group: dist.ProcessGroup, owners: Sequenc
     if rank != to:
         send_share(share, to, group)
         return {}
-    whole = {index: copied(values) for index, values in share.items()}
+    whole = {index: copied_to_cpu(values) for index, values in share.items()}
     failures = []
     for source in range(dist.get_world_size(group)):
         if source != to:

@@ -41,9 +41,8 @@ def hook_with_zero_step(
     parameters are not the optimizer's, ShardingError when trainability changed or a rank is gone; parameters of two
     steps may then lie side by side.
     """
-    overlap = _checked(ddp, zero)
-    overlap.shard_buckets = shard_buckets
-    return _SteppingHook(hook, ddp, overlap, zero.process_group, interleaved=False).on_bucket
+    _checked(ddp, zero).shard_buckets = shard_buckets
+    return _SteppingHook(hook, ddp, zero, zero.process_group, interleaved=False).on_bucket
 
 
 def hook_with_zero_step_interleaved(
@@ -55,11 +54,10 @@ def hook_with_zero_step_interleaved(
     here; this is a collective call. A parameter changes when its gradient is complete, so nothing that runs later in
     the same backward pass may still use its old value, such as a detached copy.
     """
-    overlap = _checked(ddp, zero)
-    overlap.shard_buckets = shard_buckets
+    _checked(ddp, zero).shard_buckets = shard_buckets
     ranks = dist.get_process_group_ranks(zero.process_group)
     own = dist.new_group(ranks, backend=dist.get_backend(zero.process_group), use_local_synchronization=True)
-    return _SteppingHook(hook, ddp, overlap, own, interleaved=True).on_bucket
+    return _SteppingHook(hook, ddp, zero, own, interleaved=True).on_bucket
 
 
 def _checked(ddp: DistributedDataParallel, zero: ZeroRedundancyOptimizer) -> Overlap:
@@ -90,14 +88,15 @@ class _SteppingHook:
         self,
         hook: CommunicationHook,
         ddp: DistributedDataParallel,
-        overlap: Overlap,
+        zero: ZeroRedundancyOptimizer,
         group: dist.ProcessGroup,
         *,
         interleaved: bool,
     ) -> None:
         self._hook = hook
         self._ddp = weakref.ref(ddp)  # which holds this object
-        self._overlap = overlap
+        assert zero.overlap is not None
+        self._zero, self._overlap = zero, zero.overlap
         self._group = group
         self._interleaved = interleaved
         self._seen: list[list[torch.Tensor]] = []
@@ -111,7 +110,8 @@ class _SteppingHook:
         if not self._initialized(bucket):
             return reduced
         if bucket.index() == 0:
-            self._overlap.begin()
+            self._zero.follow_changes()  # before anything is stepped: it raises at all ranks alike
+            self._overlap.restore_layout()
         self._reducing.append((bucket, reduced))
         while self._reducing and (bucket.is_last() or (self._interleaved and self._reducing[0][1].done())):
             due, future = self._reducing.popleft()
@@ -129,7 +129,7 @@ class _SteppingHook:
         if ddp is None or not ddp._has_rebuilt_buckets:
             return False
         if bucket.index() == 0 and self._seen:
-            self._overlap.initialize(self._seen)
+            self._zero.share_buckets(self._seen)
             self._seen.clear()
             return True
         self._seen.append(bucket.parameters())
@@ -140,7 +140,8 @@ class _SteppingHook:
         mean = result if isinstance(result, torch.Tensor) else result[0]  # hooks in C++ give a list of one
         if mean.data_ptr() != bucket.buffer().data_ptr():
             bucket.buffer().copy_(mean)  # as DDP would after the backward pass
-        self._overlap.step_bucket(bucket.index(), bucket.gradients())
+        for gradients in self._overlap.own_parts(bucket.index(), bucket.gradients()):
+            self._zero.local_step(gradients=gradients)
         for work in self._overlap.send_bucket(bucket.index(), self._group):
             self._sending.append((bucket.buffer().device, work))
 

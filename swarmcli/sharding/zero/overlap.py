@@ -1,132 +1,97 @@
-"""The sharded step as parts of DistributedDataParallel's backward pass: one part for each of its gradient buckets."""
+"""The sharded step as parts of DistributedDataParallel's backward pass: one part for each of its gradient buckets.
+
+A part is a step with the gradients of a few parameters, which are handed in. torch has *functional* variants of some of
+its optimizers for that (torch.distributed.optim), but they are deprecated TorchScript, keep their own copy of the
+learning rate, so that a schedule is not seen, and Adagrad's updates the wrong parameters when only some have a
+gradient. Here an ordinary optimizer is stepped in parts instead; whoever names one of torch's functional classes gets
+the ordinary optimizer that it is a variant of.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 
-from swarmcli.errors import ShardingError
 from swarmcli.sharding.transfer import as_bytes
 from swarmcli.sharding.zero.buckets import ParameterBuckets
-from swarmcli.sharding.zero.functional import FunctionalOptimizer, functional_equivalent
 from swarmcli.sharding.zero.ownership import Share, assign, share_out
-from swarmcli.sharding.zero.state import settings_of
-
-if TYPE_CHECKING:
-    from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
 logger = logging.getLogger(__name__)
 
+# The classes whose step treats each parameter by itself, so that it may be done in parts. LBFGS's does not.
+STEPPED_IN_PARTS: frozenset[type[Optimizer]] = frozenset(
+    {ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop}
+)
+Gradients = Mapping[torch.Tensor, torch.Tensor]  # by parameter
+
 
 class Overlap:
-    """Who steps what of DDP's buckets, and the steps; driven by the communication hooks of `hook`.
+    """Who steps what of DDP's buckets, and in which tensors the results are sent.
 
     Nothing is decided until DDP's buckets are final: the rank that steps a parameter has to have its whole bucket's
     gradients at once. `shard_buckets` splits buckets between ranks, otherwise each is one rank's.
     """
 
-    def __init__(
-        self,
-        zero: ZeroRedundancyOptimizer,
-        optimizer_class: Any,
-        defaults: Mapping[str, Any],
-        parameters_as_bucket_view: bool,
-    ) -> None:
-        """Raises ValueError for a class that cannot be stepped in parts, ShardingError for several groups."""
-        if len(zero.param_groups) != 1:
-            raise ShardingError(
-                f"overlap_with_ddp=True works with one parameter group, this optimizer has {len(zero.param_groups)}: "
-                "put all parameters into one, or train without overlap"
-            )
-        if parameters_as_bucket_view:
-            logger.warning(
-                "parameters_as_bucket_view=True is ignored with overlap_with_ddp=True, which lays parameters out "
-                "as DDP lays out their gradients"
-            )
+    def __init__(self, optimizer_class: Any, defaults: Mapping[str, Any], group: dist.ProcessGroup) -> None:
+        """Raises ValueError for a class that cannot be stepped in parts."""
         self.initialized = False
         self.shard_buckets = False
-        self._zero = zero
         self._optimizer_class = functional_equivalent(optimizer_class)
         self._defaults = dict(defaults)
+        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._shares: list[Share] = []
         self._parameters: list[list[torch.Tensor]] = []  # of each share
         self._flat = ParameterBuckets()  # one tensor for each share
 
-    def require_initialized(self) -> None:
-        """Raises ShardingError until the hook has seen DDP's final buckets."""
-        if not self.initialized:
-            raise ShardingError(
-                "with overlap_with_ddp=True nobody owns anything until DDP has rebuilt its buckets: register a hook of "
-                "swarmcli.sharding.zero on the model, and train two iterations (three with static_graph=True) first"
-            )
+    def share(
+        self, buckets: Sequence[Sequence[torch.Tensor]], parameters: Sequence[torch.Tensor], settings: Mapping[str, Any]
+    ) -> tuple[list[int], FunctionalOptimizer]:
+        """Shares these buckets of parameters out: the owners of all `parameters`, and this rank's optimizer, made with
+        these settings.
 
-    def initialize(self, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Shares these buckets of parameters out and makes the optimizer of this rank's shares.
-
-        Raises ValueError when they are not exactly the trainable parameters of the optimizer.
+        Raises ValueError when the buckets' are not exactly the trainable ones.
         """
-        zero = self._zero
-        self._check(list(chain.from_iterable(buckets)))
-        sizes = [[parameter.numel() * parameter.element_size() for parameter in bucket] for bucket in buckets]
-        self._shares = share_out(sizes, zero.world_size, split=self.shard_buckets)
+        _check(list(chain.from_iterable(buckets)), parameters)
+        sizes = [[_nbytes(parameter) for parameter in bucket] for bucket in buckets]
+        self._shares = share_out(sizes, self._world_size, split=self.shard_buckets)
         self._parameters = [list(buckets[share.bucket][share.start : share.stop]) for share in self._shares]
         self._flat.lay_out(self._parameters)
-        owners = self._owners()
-        own = [parameter for parameter, rank in zip(zero.parameters, owners, strict=True) if rank == zero.rank]
-        settings = settings_of(zero.param_groups[0])  # as of now: a schedule may have changed them
-        local = self._optimizer_class([{**settings, "params": own}], **self._defaults)
-        zero.adopt(owners, FunctionalOptimizer(local))
+        owners = self._owners(parameters)
+        own = [parameter for parameter, rank in zip(parameters, owners, strict=True) if rank == self._rank]
         self.initialized = True
+        return owners, FunctionalOptimizer(self._optimizer_class([{**settings, "params": own}], **self._defaults))
 
-    def _check(self, reduced: Sequence[torch.Tensor]) -> None:
-        indices = {parameter: index for index, parameter in enumerate(self._zero.parameters)}
-        if any(parameter not in indices for parameter in reduced):
-            raise ValueError(
-                "DDP reduces gradients of parameters that the optimizer was not given: give it all of the model's"
-            )
-        trained = {index for index, parameter in enumerate(self._zero.parameters) if parameter.requires_grad}
-        absent = sorted(trained - {indices[parameter] for parameter in reduced})
-        if absent:
-            raise ValueError(
-                f"parameters {absent[:10]} are trainable but not among DDP's, so the hook would never step them: give "
-                "the optimizer the parameters of the wrapped model only"
-            )
-
-    def _owners(self) -> list[int]:
+    def _owners(self, parameters: Sequence[torch.Tensor]) -> list[int]:
         """Of all parameters; the frozen ones, of which DDP knows nothing, go to whoever has least."""
-        zero = self._zero
         owners: dict[torch.Tensor, int] = {}
-        loads = [0] * zero.world_size
-        for share, parameters in zip(self._shares, self._parameters, strict=True):
-            for parameter in parameters:
+        loads = [0] * self._world_size
+        for share, shared in zip(self._shares, self._parameters, strict=True):
+            for parameter in shared:
                 owners[parameter] = share.rank
-                loads[share.rank] += parameter.numel() * parameter.element_size()
-        frozen = [parameter for parameter in zero.parameters if parameter not in owners]
-        sizes = [parameter.numel() * parameter.element_size() for parameter in frozen]
-        owners.update(zip(frozen, assign(sizes, loads, [1.0] * zero.world_size), strict=True))
-        return [owners[parameter] for parameter in zero.parameters]
+                loads[share.rank] += _nbytes(parameter)
+        frozen = [parameter for parameter in parameters if parameter not in owners]
+        sizes = [_nbytes(parameter) for parameter in frozen]
+        owners.update(zip(frozen, assign(sizes, loads, [1.0] * self._world_size), strict=True))
+        return [owners[parameter] for parameter in parameters]
 
-    def begin(self) -> None:
-        """Before the first bucket of a backward pass: moves parameters back to where they are sent from, if need be.
-
-        Raises ShardingError, at all ranks alike, if parameters were frozen or unfrozen since the optimizer was made.
-        """
-        self._zero.follow_changes()
+    def restore_layout(self) -> None:
+        """Moves parameters back to where they are sent from, if they were given other memory."""
         if not self._flat.intact():
             logger.warning("parameters were given other memory than their buckets; rebuilding the buckets")
             self._flat.lay_out(self._parameters)
 
-    def step_bucket(self, bucket: int, gradients: Sequence[torch.Tensor]) -> None:
-        """Steps this rank's parameters of the bucket, given all its (reduced) gradients."""
+    def own_parts(self, bucket: int, gradients: Sequence[torch.Tensor]) -> Iterator[Gradients]:
+        """What of a bucket this rank steps, given all its (reduced) gradients."""
         for share, parameters in zip(self._shares, self._parameters, strict=True):
-            if share.bucket == bucket and share.rank == self._zero.rank:
-                own = gradients[share.start : share.stop]
-                self._zero.local_step(gradients=dict(zip(parameters, own, strict=True)))
+            if share.bucket == bucket and share.rank == self._rank:
+                yield dict(zip(parameters, gradients[share.start : share.stop], strict=True))
 
     def send_bucket(self, bucket: int, group: dist.ProcessGroup) -> list[dist.Work]:
         """Starts sending the parameters of the bucket from those who step them to everyone; has to be waited for."""
@@ -137,3 +102,81 @@ class Overlap:
                 for tensor in self._flat.of_rank(index):
                     works.append(dist.broadcast(as_bytes(tensor), src=source, group=group, async_op=True))
         return works
+
+
+class FunctionalOptimizer:
+    """An optimizer of one parameter group, stepped with gradients that are handed in and not with those in `.grad`.
+
+    `state`, `param_groups` and `defaults` are the wrapped optimizer's own.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.state = optimizer.state
+        self.param_groups = optimizer.param_groups
+        self.defaults = optimizer.defaults
+
+    def step(self, *, gradients: Gradients) -> None:
+        """Updates these of its parameters, each by its gradient (of the same shape and type), and no others.
+
+        `.grad` is as before afterwards, whether or not the step raises.
+        """
+        group = self.param_groups[0]
+        everything, former = group["params"], {parameter: parameter.grad for parameter in gradients}
+        group["params"] = list(gradients)
+        try:
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
+            self._optimizer.step()
+        finally:
+            group["params"] = everything
+            for parameter, gradient_before in former.items():
+                parameter.grad = gradient_before
+
+
+def is_functional(optimizer_class: Any) -> bool:
+    """Whether this is one of torch's functional optimizers, which hooks can step while the backward pass runs."""
+    return optimizer_class in _torchs_variants().values()
+
+
+def functional_equivalent(optimizer_class: Any) -> type[Optimizer]:
+    """The ordinary class to wrap for `optimizer_class`, be that an ordinary or one of torch's functional ones.
+
+    Raises ValueError for a class not known to treat each parameter by itself; one's own may be made known with torch's
+    `register_functional_optim`.
+    """
+    variants = _torchs_variants()
+    ordinary = {variant: each for each, variant in variants.items()}.get(optimizer_class, optimizer_class)
+    if ordinary in STEPPED_IN_PARTS or (ordinary in variants and issubclass(ordinary, Optimizer)):
+        return ordinary
+    name = getattr(optimizer_class, "__name__", repr(optimizer_class))
+    raise ValueError(
+        f"overlap_with_ddp=True needs an optimizer with a functional variant, and {name} has none: "
+        f"use one of {', '.join(sorted(each.__name__ for each in STEPPED_IN_PARTS))}, or, if yours treats each "
+        "parameter by itself, make it known: torch.distributed.optim.utils.register_functional_optim(cls, cls)"
+    )
+
+
+def _torchs_variants() -> Mapping[Any, Any]:
+    """By ordinary class. Who has one of the variants has imported them; doing so compiles TorchScript for a second."""
+    module = sys.modules.get("torch.distributed.optim.utils")
+    return {} if module is None else module.functional_optim_map
+
+
+def _check(reduced: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
+    indices = {parameter: index for index, parameter in enumerate(parameters)}
+    if any(parameter not in indices for parameter in reduced):
+        raise ValueError(
+            "DDP reduces gradients of parameters that the optimizer was not given: give it all of the model's"
+        )
+    trained = {index for index, parameter in enumerate(parameters) if parameter.requires_grad}
+    absent = sorted(trained - {indices[parameter] for parameter in reduced})
+    if absent:
+        raise ValueError(
+            f"parameters {absent[:10]} are trainable but not among DDP's, so the hook would never step them: give "
+            "the optimizer the parameters of the wrapped model only"
+        )
+
+
+def _nbytes(parameter: torch.Tensor) -> int:
+    return parameter.numel() * parameter.element_size()

@@ -71,8 +71,8 @@ def placed(value: Any, parameter: torch.Tensor, group: Mapping[str, Any], *, cop
     return map_tensors(place, value)
 
 
-def copied(value: Any) -> Any:
-    """The value with all tensors in it copied to CPU memory."""
+def copied_to_cpu(value: Any) -> Any:
+    """The value with all tensors in it copied_to_cpu to CPU memory."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,13 +25,10 @@ from swarmcli.sharding.zero.arguments import (
 )
 from swarmcli.sharding.zero.buckets import ParameterBuckets
 from swarmcli.sharding.zero.consolidation import consolidate
-from swarmcli.sharding.zero.functional import is_functional
 from swarmcli.sharding.zero.join import StepAlong, UnevenInputs
+from swarmcli.sharding.zero.overlap import Overlap, is_functional
 from swarmcli.sharding.zero.ownership import Ownership
 from swarmcli.sharding.zero.state import State, copy_settings, own_entries, placed, settings_of
-
-if TYPE_CHECKING:
-    from swarmcli.sharding.zero.overlap import Overlap
 
 logger = logging.getLogger(__name__)
 
@@ -95,13 +92,24 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._consolidated: State | None = None
         self._inputs = UnevenInputs(hand_over=False)
         if overlap_with_ddp:
-            from swarmcli.sharding.zero.overlap import Overlap  # knows this class
-
-            self.overlap = Overlap(self, optimizer_class, defaults, parameters_as_bucket_view)
+            self._check_overlap()
+            self.overlap = Overlap(optimizer_class, defaults, self.process_group)
         else:
             self._use(optimizer_class([self._take_on(group) for group in self.param_groups], **defaults))
             self._lay_out_buckets()
         self.initialized = True
+
+    def _check_overlap(self) -> None:
+        if len(self.param_groups) != 1:
+            raise ShardingError(
+                f"overlap_with_ddp=True works with one parameter group, this optimizer has {len(self.param_groups)}: "
+                "put all parameters into one, or train without overlap"
+            )
+        if self.parameters_as_bucket_view:
+            logger.warning(
+                "parameters_as_bucket_view=True is ignored with overlap_with_ddp=True, which lays parameters out "
+                "as DDP lays out their gradients"
+            )
 
     @property
     def _overlap_with_ddp(self) -> NoReturn:
@@ -126,12 +134,14 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._require_initialized()
         return self._ownership.indices_of(rank)
 
-    def adopt(self, owners: Sequence[int], local: Any) -> None:
-        """Sets the owner of every parameter and this rank's optimizer of its own ones; what `overlap` does when ready.
+    def share_buckets(self, buckets: Sequence[Sequence[torch.Tensor]]) -> None:
+        """With overlap, once DDP's buckets are final: shares them out and makes the optimizer of this rank's share.
 
-        `local` has `state` by parameter, `param_groups` and a `step`.
+        Raises ValueError when they are not exactly the trainable parameters of the optimizer.
         """
-        self._ownership.owners = list(owners)
+        assert self.overlap is not None
+        settings = settings_of(self.param_groups[0])  # as of now: a schedule may have changed them
+        self._ownership.owners, local = self.overlap.share(buckets, self.parameters, settings)
         self._use(local)
 
     def _take_on(self, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,8 +157,11 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         copy_settings(local.param_groups, self.param_groups)
 
     def _require_initialized(self) -> None:
-        if self.overlap is not None:
-            self.overlap.require_initialized()
+        if self.overlap is not None and not self.overlap.initialized:
+            raise ShardingError(
+                "with overlap_with_ddp=True nobody owns anything until DDP has rebuilt its buckets: register a hook of "
+                "swarmcli.sharding.zero on the model, and train two iterations (three with static_graph=True) first"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group and shares it out; nothing moves that was shared out before. A collective call.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from swarmcli.sharding import ZeroRedundancyOptimizer
-from swarmcli.sharding.zero.state import State, copied
+from swarmcli.sharding.zero.state import State, copied_to_cpu
 
 SHAPES = [(7, 5), (5,), (), (11, 3), (3,), (2, 2, 2), (64,)]
 
@@ -53,7 +53,7 @@ def reference(steps: int, kind: Any = torch.optim.AdamW) -> Any:
 
 def plain(state: State) -> dict[int, dict[str, Any]]:
     """A copy, as the harness carries it."""
-    return {index: copied(values) for index, values in state.items()}
+    return {index: copied_to_cpu(values) for index, values in state.items()}
 
 
 def differing(found: Any, expected: Any) -> list[str]:

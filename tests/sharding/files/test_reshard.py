@@ -88,7 +88,7 @@ ODD = {
 
 def pass_on(check: str | None) -> dict[str, Any]:
     """Rank 0 has it, rank 1 wants it; with pieces so small that tensors are cut."""
-    transfer.PIECE_BYTES, piece = 16, transfer.PIECE_BYTES
+    transfer.PIECE_BYTES, piece = 48, transfer.PIECE_BYTES
     try:
         rank = dist.get_rank()
         held = {4: ODD, 9: {}} if rank == 0 else {}

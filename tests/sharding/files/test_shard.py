@@ -177,7 +177,7 @@ def parts(value: Any) -> Any:
     return {key: parts(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STATES)
 def test_any_state_comes_back_bit_for_bit(tmp_path: Path, state: dict[int, dict[str, Any]]) -> None:
     record = write_shard(tmp_path, 0, 0, state)

@@ -17,7 +17,7 @@ from tests.sharding.processes import Worlds
 from tests.suites import soak
 
 SIZE = 4
-STEPS = 48
+STEPS = 24
 SHORT, LONG = 2, 12
 LOCAL_SHORT, HIERARCHY, LOCAL_LONG = {SHORT: SIZE}, {SHORT: 2, LONG: SIZE}, {LONG: SIZE}
 SEEDS = [0, *soak(range(1, 4))]

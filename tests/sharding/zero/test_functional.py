@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.optim import functional_adagrad, functional_adam, functional_sgd
 from torch.distributed.optim.utils import functional_optim_map, register_functional_optim
 
-from swarmcli.sharding.zero.functional import (
+from swarmcli.sharding.zero.overlap import (
     STEPPED_IN_PARTS,
     FunctionalOptimizer,
     functional_equivalent,
