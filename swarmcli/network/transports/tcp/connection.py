@@ -162,7 +162,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._reader.attach(self._socket)
         if self._on_made is not None:
             self._on_made(self)
-        self._guarded(self._advance_tls)
+        self._advance_handshake()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._shared.encrypted
@@ -171,12 +171,10 @@ class TCPConnection(asyncio.BufferedProtocol):
         if self._phase in (Phase.ENDING, Phase.ENDED):
             return
         self._engine.feed(self._shared.encrypted[:nbytes])
-        if self._phase is Phase.TLS:
-            self._guarded(self._advance_tls)
-        elif self._phase is Phase.GREETING:
-            self._guarded(self._advance_greeting)
-        else:
+        if self._phase is Phase.OPEN:
             self._read_decrypted()
+        else:
+            self._advance_handshake()
 
     def eof_received(self) -> bool:
         if self._phase is not Phase.ENDING:
@@ -198,6 +196,17 @@ class TCPConnection(asyncio.BufferedProtocol):
 
     # ---- the handshake
 
+    def _advance_handshake(self) -> None:
+        """Goes on with what is there. What goes wrong ends this connection and nothing else."""
+        try:
+            if self._phase is Phase.TLS:
+                self._advance_tls()
+            if self._phase is Phase.GREETING:
+                self._advance_greeting()
+        except HandshakeError as error:
+            logger.debug("handshake with %s failed: %s", self.remote_address, error)
+            self._end_handshake(error)
+
     def _advance_tls(self) -> None:
         try:
             complete = self._engine.handshake()
@@ -212,22 +221,17 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._phase = Phase.GREETING
         self._greeting = self._make_greeting(self._engine)
         self._writer.write(next(self._greeting))
-        self._advance_greeting()
 
     def _advance_greeting(self) -> None:
         try:
             while self._phase is Phase.GREETING and (count := self._engine.read(self._shared.decrypted)):
                 self._greetings += self._shared.decrypted[:count]
-                self._answer_greetings()
+                while self._phase is Phase.GREETING and (message := take_message(self._greetings)) is not None:
+                    self._writer.write(self._greeting.send(message))
+        except StopIteration as stop:
+            self._open(stop.value)
         except (EOFError, ssl.SSLError) as error:
             raise HandshakeError("the other end closed the connection during the handshake") from error
-
-    def _answer_greetings(self) -> None:
-        while self._phase is Phase.GREETING and (message := take_message(self._greetings)) is not None:
-            try:
-                self._writer.write(self._greeting.send(message))
-            except StopIteration as stop:
-                self._open(stop.value)
 
     def _open(self, greeted: Greeted) -> None:
         self.peer_id, self.purpose = greeted.peer_id, greeted.purpose
@@ -238,15 +242,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         if not self.ready.done():
             self.ready.set_result(None)
 
-    def _guarded(self, step: Callable[[], None]) -> None:
-        """Runs a step of the handshake; what goes wrong ends this connection and nothing else."""
-        try:
-            step()
-        except HandshakeError as error:
-            self._end_handshake(error)
-
     def _end_handshake(self, error: HandshakeError) -> None:
-        logger.debug("handshake with %s failed: %s", self.remote_address, error)
         if isinstance(error, Refused):
             self._shared.refusals[error.rule] += 1
             if self._phase is Phase.GREETING:
@@ -266,10 +262,13 @@ class TCPConnection(asyncio.BufferedProtocol):
                     self._reader.await_enough()
                     break
         except ProtocolViolation as error:
-            self._end_by_violation(error)
+            self._violated(error)
+            self._end_in_order(error, error.reason)
         except ssl.SSLError as error:
             self._writer.flush()  # the alert, which is all that can still be said
-            self._end_by_violation(ProtocolViolation(f"broken TLS record ({error.reason})"), self._end_now)
+            violation = ProtocolViolation(f"broken TLS record ({error.reason})")
+            self._violated(violation)
+            self._end_now(violation)
         except ConnectionLost as error:
             self._end_now(error)
         except EOFError:
@@ -278,13 +277,9 @@ class TCPConnection(asyncio.BufferedProtocol):
             logger.exception("a receiver failed; its connection with %s is closed", self.peer_id.short)
             self._end_in_order(ConnectionLost(f"closed by us: {error!r}"), "internal error")
 
-    def _end_by_violation(self, error: ProtocolViolation, end: Callable[[Exception], None] | None = None) -> None:
+    def _violated(self, error: ProtocolViolation) -> None:
         logger.debug("peer %s broke the protocol: %s", self.peer_id.short, error.reason)
         self._shared.refusals[type(error).__name__] += 1
-        if end is not None:
-            end(error)
-        else:
-            self._end_in_order(error, error.reason)
 
     def _stopped_between_frames(self) -> bool:
         if not self._reading_paused or self._reader.in_payload:

@@ -9,9 +9,8 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from swarmcli.errors import (
@@ -118,9 +117,12 @@ class TCPTransport:
         def admit(connection: TCPConnection) -> None:
             self._admit(connection, accept)
 
+        def greet(engine: TLSEngine) -> Greeting:
+            return greet_dialer(self.identity)
+
         def make_connection() -> TCPConnection:
             engine = TLSEngine(context, server_side=True)
-            return TCPConnection(engine, self._greet_dialer, self._shared, dialed=False, on_made=admit)
+            return TCPConnection(engine, greet, self._shared, dialed=False, on_made=admit)
 
         while True:
             await self._wait_for_room()
@@ -155,13 +157,15 @@ class TCPTransport:
             deadline.cancel()
             del self._pending[connection]
             self._room.set()
-            if ready.exception() is None:
-                _hand_over(connection, accept)
+            if ready.exception() is not None:
+                return
+            try:
+                accept(connection)
+            except Exception:
+                logger.exception("a connection from %s could not be taken over", connection.remote_address)
+                connection.abort("internal error")
 
         connection.ready.add_done_callback(handshake_ended)
-
-    def _greet_dialer(self, engine: TLSEngine) -> Greeting:
-        return greet_dialer(self.identity)
 
     # ---- dialing
 
@@ -169,13 +173,21 @@ class TCPTransport:
         place = _parse_tcp(address)
         if expected is not None and place.peer_id not in (None, expected):
             raise WrongPeerError(f"{address} is not an address of peer {expected.short}…", address=address)
-        attempt = _Attempt(address, timeout)
-        with attempt.errors_named():
+        steps: list[ConnectStep] = ["name resolution"]  # how far it has come
+        try:
             async with asyncio.timeout(timeout):
-                return await self._dial(place, expected or place.peer_id, purpose, attempt)
+                return await self._dial(place, expected or place.peer_id, purpose, steps)
+        except (HandshakeError, ConnectionLost) as error:
+            kind = type(error) if isinstance(error, WrongPeerError | OwnAddressError) else HandshakeError
+            raise kind(f"{address}: {error}", address=address) from error
+        except OSError as error:
+            message = f"{address}: {steps[-1]} failed: {_why(error, steps[-1], timeout)}"
+            if steps[-1] == "handshake":
+                raise HandshakeError(message, address=address) from error
+            raise ConnectError(message, step=steps[-1], address=address) from error
 
     async def _dial(
-        self, place: Address, expected: PeerID | None, purpose: Purpose, attempt: _Attempt
+        self, place: Address, expected: PeerID | None, purpose: Purpose, steps: list[ConnectStep]
     ) -> TCPConnection:
         loop = asyncio.get_running_loop()
 
@@ -189,11 +201,11 @@ class TCPTransport:
 
         if not _is_ip_address(place.host):  # resolved by itself, so that a failure of this step can be named
             await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-        attempt.step = "connect"
+        steps.append("connect")
         engine = TLSEngine(self._dialer_context, server_side=False)
         connection = TCPConnection(engine, greet, self._shared, dialed=True)
         await loop.create_connection(lambda: connection, place.host, place.port, happy_eyeballs_delay=DIAL_STAGGER)
-        attempt.step = "handshake"
+        steps.append("handshake")
         if self._closed:
             connection.abort("shutting down")
         try:
@@ -217,35 +229,13 @@ class TCPTransport:
         return f"<TCPTransport {self.identity.peer_id.short} {self._host}:{self._port}>"
 
 
-@dataclass
-class _Attempt:
-    """One dialing: how far it has come, and how its errors are told."""
-
-    address: str
-    timeout: float
-    step: ConnectStep = "name resolution"
-
-    @contextmanager
-    def errors_named(self) -> Iterator[None]:
-        try:
-            yield
-        except (HandshakeError, ConnectionLost) as error:
-            kinds = (WrongPeerError, OwnAddressError)
-            kind = next((kind for kind in kinds if isinstance(error, kind)), HandshakeError)
-            raise kind(f"{self.address}: {error}", address=self.address) from error
-        except OSError as error:
-            message = f"{self.address}: {self.step} failed: {self._why(error)}"
-            if self.step == "handshake":
-                raise HandshakeError(message, address=self.address) from error
-            raise ConnectError(message, step=self.step, address=self.address) from error
-
-    def _why(self, error: OSError) -> str:
-        if isinstance(error, TimeoutError):
-            more = "; another program may be listening there" if self.step == "handshake" else ""
-            return f"no answer within {self.timeout:g} s{more}"
-        if isinstance(error, ConnectionRefusedError):
-            return "nothing listens there (connection refused)"
-        return error.strerror or str(error)
+def _why(error: OSError, step: ConnectStep, timeout: float) -> str:
+    if isinstance(error, TimeoutError):
+        more = "; another program may be listening there" if step == "handshake" else ""
+        return f"no answer within {timeout:g} s{more}"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there (connection refused)"
+    return error.strerror or str(error)
 
 
 def _parse_tcp(text: str) -> Address:
@@ -261,14 +251,6 @@ def _is_ip_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _hand_over(connection: TCPConnection, accept: Accept) -> None:
-    try:
-        accept(connection)
-    except Exception:
-        logger.exception("a connection from %s could not be taken over", connection.remote_address)
-        connection.abort("internal error")
 
 
 def _end_listening(listener: socket.socket, accepting: asyncio.Task[None]) -> None:
@@ -294,20 +276,16 @@ def _listen_advice(error: OSError, host: str) -> str:
 async def _accept_one(listener: socket.socket) -> socket.socket:
     """The next connection. Not loop.sock_accept: cancelled while one is waiting, Python 3.11's loses it and reports
     an invalid state."""
+    loop, number = asyncio.get_running_loop(), listener.fileno()
     while True:
         try:
             incoming, _ = listener.accept()
+            incoming.setblocking(False)
+            return incoming
         except (BlockingIOError, InterruptedError):
-            await _readable(listener)
-            continue
-        incoming.setblocking(False)
-        return incoming
-
-
-async def _readable(listener: socket.socket) -> None:
-    loop, ready, number = asyncio.get_running_loop(), asyncio.Event(), listener.fileno()
-    loop.add_reader(number, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(number)
+            readable = asyncio.Event()
+            loop.add_reader(number, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(number)
