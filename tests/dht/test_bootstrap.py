@@ -10,143 +10,126 @@ from swarmcli.dht import DHTNode
 from swarmcli.errors import AddressError, BootstrapError, WrongPeerError
 from swarmcli.events import Event, Noticed
 from swarmcli.testing.virtual_time import run
+from tests.simulation import simulated
 
 from .swarm import Swarm, address, identity, soon
 
 
-def test_a_first_contact_that_comes_up_late_is_waited_for() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            transport_name = f"memory://{identity('late').peer_id.short}"
-            early = asyncio.create_task(swarm.node("early", [transport_name]))
-            await asyncio.sleep(5.0)
-            assert not early.done()
-            late = await swarm.node("late", [])
-            await early
-            assert len(early.result().core.contacts.table) == len(late.core.contacts.table) == 1
-
-    run(main())
+@simulated
+async def test_a_first_contact_that_comes_up_late_is_waited_for() -> None:
+    async with Swarm() as swarm:
+        transport_name = f"memory://{identity('late').peer_id.short}"
+        early = asyncio.create_task(swarm.node("early", [transport_name]))
+        await asyncio.sleep(5.0)
+        assert not early.done()
+        late = await swarm.node("late", [])
+        await early
+        assert len(early.result().core.contacts.table) == len(late.core.contacts.table) == 1
 
 
-def test_when_none_answers_each_is_named_with_what_failed() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            cut = await swarm.node("cut", [])
-            foreign = await swarm.endpoint("no node")
-            wrong = f"{cut.endpoint.addresses[0]}/{identity('somebody else').peer_id.text}"
-            absent = "memory://absent"
-            addresses = [address(cut), wrong, absent, foreign.addresses[0]]
-            endpoint = await swarm.endpoint("newcomer")
-            swarm.network.cut(cut.peer_id, endpoint.peer_id)
-            started = asyncio.get_running_loop().time()
-            with pytest.raises(BootstrapError, match=r"no first contact answered within 6 s") as caught:
-                await DHTNode.create(endpoint, initial_peers=addresses, startup_timeout=6.0)
-            assert asyncio.get_running_loop().time() - started == pytest.approx(6.0, abs=1.5)
-            assert list(caught.value.attempts) == addresses
-            words = [str(caught.value.attempts[each]) for each in addresses]
-            assert "did not answer" in words[0]
-            assert "dht.ping" in words[3]
-            assert all(each in str(caught.value) for each in addresses)
-            await foreign.close()
-
-    run(main())
+@simulated
+async def test_when_none_answers_each_is_named_with_what_failed() -> None:
+    async with Swarm() as swarm:
+        cut = await swarm.node("cut", [])
+        foreign = await swarm.endpoint("no node")
+        wrong = f"{cut.endpoint.addresses[0]}/{identity('somebody else').peer_id.text}"
+        absent = "memory://absent"
+        addresses = [address(cut), wrong, absent, foreign.addresses[0]]
+        endpoint = await swarm.endpoint("newcomer")
+        swarm.network.cut(cut.peer_id, endpoint.peer_id)
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(BootstrapError, match=r"no first contact answered within 6 s") as caught:
+            await DHTNode.create(endpoint, initial_peers=addresses, startup_timeout=6.0)
+        assert asyncio.get_running_loop().time() - started == pytest.approx(6.0, abs=1.5)
+        assert list(caught.value.attempts) == addresses
+        words = [str(caught.value.attempts[each]) for each in addresses]
+        assert "did not answer" in words[0]
+        assert "dht.ping" in words[3]
+        assert all(each in str(caught.value) for each in addresses)
+        await foreign.close()
 
 
-def test_an_address_with_another_peer_s_key_ends_the_search_at_once() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            here = await swarm.node("here", [])
-            wrong = f"{here.endpoint.addresses[0]}/{identity('somebody else').peer_id.text}"
-            with pytest.raises(BootstrapError, match="no first contact answered: ") as caught:
-                await swarm.node("newcomer", [wrong])
-            assert asyncio.get_running_loop().time() < 1.0
-            assert isinstance(caught.value.attempts[wrong], WrongPeerError)
-            await swarm.node("another", [wrong, address(here)])  # the right address beside it is enough
-
-    run(main())
+@simulated
+async def test_an_address_with_another_peer_s_key_ends_the_search_at_once() -> None:
+    async with Swarm() as swarm:
+        here = await swarm.node("here", [])
+        wrong = f"{here.endpoint.addresses[0]}/{identity('somebody else').peer_id.text}"
+        with pytest.raises(BootstrapError, match="no first contact answered: ") as caught:
+            await swarm.node("newcomer", [wrong])
+        assert asyncio.get_running_loop().time() < 1.0
+        assert isinstance(caught.value.attempts[wrong], WrongPeerError)
+        await swarm.node("another", [wrong, address(here)])  # the right address beside it is enough
 
 
-def test_a_first_contact_that_does_not_answer_is_told_of_once() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            cut = await swarm.node("cut", [])
-            endpoint = await swarm.endpoint("newcomer")
-            swarm.network.cut(cut.peer_id, endpoint.peer_id)
-            told: list[tuple[float, Event]] = []
-            loop = asyncio.get_running_loop()
-            endpoint.events.subscribe(lambda event: told.append((loop.time(), event)))
-            with pytest.raises(BootstrapError) as caught:
-                await DHTNode.create(endpoint, initial_peers=["memory://absent", address(cut)], startup_timeout=30.0)
-            assert loop.time() > 25.0, "there was time for many attempts"
-            times, events = zip(*told, strict=True)
-            assert times[0] < 0.1, "told at once, not at the end"
-            assert all(isinstance(event, Noticed) for event in events)
-            assert [event.level for event in events] == ["info", "info"]
-            why = str(caught.value.attempts["memory://absent"]).removeprefix("memory://absent: ")
-            assert events[0].text == f"memory://absent does not answer yet: {why}; trying again for 30 s"
-            assert events[1].text.startswith(f"{address(cut)} does not answer yet: ")
-
-    run(main())
+@simulated
+async def test_a_first_contact_that_does_not_answer_is_told_of_once() -> None:
+    async with Swarm() as swarm:
+        cut = await swarm.node("cut", [])
+        endpoint = await swarm.endpoint("newcomer")
+        swarm.network.cut(cut.peer_id, endpoint.peer_id)
+        told: list[tuple[float, Event]] = []
+        loop = asyncio.get_running_loop()
+        endpoint.events.subscribe(lambda event: told.append((loop.time(), event)))
+        with pytest.raises(BootstrapError) as caught:
+            await DHTNode.create(endpoint, initial_peers=["memory://absent", address(cut)], startup_timeout=30.0)
+        assert loop.time() > 25.0, "there was time for many attempts"
+        times, events = zip(*told, strict=True)
+        assert times[0] < 0.1, "told at once, not at the end"
+        assert all(isinstance(event, Noticed) for event in events)
+        assert [event.level for event in events] == ["info", "info"]
+        why = str(caught.value.attempts["memory://absent"]).removeprefix("memory://absent: ")
+        assert events[0].text == f"memory://absent does not answer yet: {why}; trying again for 30 s"
+        assert events[1].text.startswith(f"{address(cut)} does not answer yet: ")
 
 
-def test_a_first_contact_that_answers_is_nothing_to_tell_of() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            first = await swarm.node("first", [])
-            endpoint = await swarm.endpoint("second")
-            told: list[Event] = []
-            endpoint.events.subscribe(told.append)
-            swarm.nodes.append(await DHTNode.create(endpoint, initial_peers=[address(first)]))
-            assert not [event for event in told if isinstance(event, Noticed)]
-
-    run(main())
+@simulated
+async def test_a_first_contact_that_answers_is_nothing_to_tell_of() -> None:
+    async with Swarm() as swarm:
+        first = await swarm.node("first", [])
+        endpoint = await swarm.endpoint("second")
+        told: list[Event] = []
+        endpoint.events.subscribe(told.append)
+        swarm.nodes.append(await DHTNode.create(endpoint, initial_peers=[address(first)]))
+        assert not [event for event in told if isinstance(event, Noticed)]
 
 
-def test_an_address_that_cannot_be_read_is_an_error_at_once() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            endpoint = await swarm.endpoint("one")
-            with pytest.raises(AddressError):
-                await DHTNode.create(endpoint, initial_peers=["not an address"])
-            assert asyncio.get_running_loop().time() < 1.0
-
-    run(main())
+@simulated
+async def test_an_address_that_cannot_be_read_is_an_error_at_once() -> None:
+    async with Swarm() as swarm:
+        endpoint = await swarm.endpoint("one")
+        with pytest.raises(AddressError):
+            await DHTNode.create(endpoint, initial_peers=["not an address"])
+        assert asyncio.get_running_loop().time() < 1.0
 
 
-def test_a_node_that_is_its_own_first_contact_is_alone() -> None:
+@simulated
+async def test_a_node_that_is_its_own_first_contact_is_alone() -> None:
     """All peers of a run may be given the same list."""
 
-    async def main() -> None:
-        async with Swarm() as swarm:
-            for form in ("memory://{0.short}", "memory://{0.short}/{0.text}"):
-                node = await swarm.node(form, [form.format(identity(form).peer_id)])
-                assert await node.store("key", 1, soon(node))
-
-    run(main())
+    async with Swarm() as swarm:
+        for form in ("memory://{0.short}", "memory://{0.short}/{0.text}"):
+            node = await swarm.node(form, [form.format(identity(form).peer_id)])
+            assert await node.store("key", 1, soon(node))
 
 
-def test_one_of_several_is_enough() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            first = await swarm.node("first", [])
-            node = await swarm.node("second", ["memory://absent", address(first)])
-            assert len(node.core.contacts.table) == 1
-            assert asyncio.get_running_loop().time() < 1.0
-
-    run(main())
+@simulated
+async def test_one_of_several_is_enough() -> None:
+    async with Swarm() as swarm:
+        first = await swarm.node("first", [])
+        node = await swarm.node("second", ["memory://absent", address(first)])
+        assert len(node.core.contacts.table) == 1
+        assert asyncio.get_running_loop().time() < 1.0
 
 
-def test_cancelling_a_start_leaves_nothing() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            endpoint = await swarm.endpoint("one")
-            start = asyncio.create_task(DHTNode.create(endpoint, initial_peers=["memory://absent"]))
-            await asyncio.sleep(2.0)
-            start.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await start
-
-    run(main())
+@simulated
+async def test_cancelling_a_start_leaves_nothing() -> None:
+    async with Swarm() as swarm:
+        endpoint = await swarm.endpoint("one")
+        start = asyncio.create_task(DHTNode.create(endpoint, initial_peers=["memory://absent"]))
+        await asyncio.sleep(2.0)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
 
 
 @pytest.mark.parametrize("batch", range(4))

@@ -6,32 +6,30 @@ import asyncio
 
 import pytest
 
-from swarmcli.testing.virtual_time import run
+from tests.simulation import simulated
 
 from .swarm import Swarm, soon
 
 
 @pytest.mark.parametrize("offs", [[0, 600], [0, -600], [600, 0], [0] * 6 + [600] * 3, [600, -600, 600, *[0] * 6]])
-def test_wrong_clocks_do_not_matter(offs: list[float]) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            for number, ahead in enumerate(offs):
-                await swarm.node(number, ahead=ahead)
-            nodes = swarm.nodes
-            for writer in nodes:
-                mine = writer.own_subkey()
-                assert await writer.store("key", 1, soon(writer, 30.0), subkey=mine)
-            for reader in nodes:
-                found = await reader.get("key", latest=True)
-                assert found is not None and set(found.value) == {node.own_subkey() for node in nodes}
-            assert await nodes[-1].withdraw("key", nodes[-1].own_subkey())
-            assert await nodes[0].withdraw("key", nodes[0].own_subkey())
-            for reader in nodes:
-                found = await reader.get("key", latest=True)
-                left = set() if found is None else set(found.value)
-                assert left == {node.own_subkey() for node in nodes[1:-1]}
-            await asyncio.sleep(45.0)
-            for reader in nodes:
-                assert await reader.get("key", latest=True) is None, "expired for everyone"
-
-    run(main())
+@simulated
+async def test_wrong_clocks_do_not_matter(offs: list[float]) -> None:
+    async with Swarm() as swarm:
+        for number, ahead in enumerate(offs):
+            await swarm.node(number, ahead=ahead)
+        nodes = swarm.nodes
+        for writer in nodes:
+            mine = writer.own_subkey()
+            assert await writer.store("key", 1, soon(writer, 30.0), subkey=mine)
+        for reader in nodes:
+            found = await reader.get("key", latest=True)
+            assert found is not None and set(found.value) == {node.own_subkey() for node in nodes}
+        assert await nodes[-1].withdraw("key", nodes[-1].own_subkey())
+        assert await nodes[0].withdraw("key", nodes[0].own_subkey())
+        for reader in nodes:
+            found = await reader.get("key", latest=True)
+            left = set() if found is None else set(found.value)
+            assert left == {node.own_subkey() for node in nodes[1:-1]}
+        await asyncio.sleep(45.0)
+        for reader in nodes:
+            assert await reader.get("key", latest=True) is None, "expired for everyone"

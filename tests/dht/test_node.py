@@ -13,104 +13,90 @@ from swarmcli.dht.records import Record, encode_subkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.events import Event, PeerRefused
 from swarmcli.network.addresses import parse_address
-from swarmcli.testing.virtual_time import run
+from tests.simulation import simulated
 
 from .swarm import Swarm, identity, soon
 
 
-def test_what_one_peer_stores_every_other_reads() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            nodes = await swarm.grow(12)
-            expiration = soon(nodes[0])
-            assert await nodes[3].store("key", {"loss": 0.5, "tags": [1, None, b"x"]}, expiration)
-            for node in nodes:
-                assert await node.get("key") == ({"loss": 0.5, "tags": [1, None, b"x"]}, expiration)
-                assert await node.get("another") is None
-            holders = [node for node in nodes if node.core.storage.count()]
-            assert len(holders) == 5
-
-    run(main())
+@simulated
+async def test_what_one_peer_stores_every_other_reads() -> None:
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(12)
+        expiration = soon(nodes[0])
+        assert await nodes[3].store("key", {"loss": 0.5, "tags": [1, None, b"x"]}, expiration)
+        for node in nodes:
+            assert await node.get("key") == ({"loss": 0.5, "tags": [1, None, b"x"]}, expiration)
+            assert await node.get("another") is None
+        holders = [node for node in nodes if node.core.storage.count()]
+        assert len(holders) == 5
 
 
-def test_whom_a_node_knows_can_be_dialed_by_the_addresses_it_gives() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            nodes = await swarm.grow(3)
-            known = nodes[0].known_addresses()
-            assert {parse_address(each).peer_id for each in known} == {node.endpoint.peer_id for node in nodes[1:]}
-
-    run(main())
+@simulated
+async def test_whom_a_node_knows_can_be_dialed_by_the_addresses_it_gives() -> None:
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(3)
+        known = nodes[0].known_addresses()
+        assert {parse_address(each).peer_id for each in known} == {node.endpoint.peer_id for node in nodes[1:]}
 
 
-def test_a_node_that_is_alone_works_by_itself() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            node = await swarm.node("alone")
-            assert await node.store("key", 1, soon(node))
-            assert (await node.get("key", latest=True)).value == 1  # type: ignore[union-attr]
-
-    run(main())
+@simulated
+async def test_a_node_that_is_alone_works_by_itself() -> None:
+    async with Swarm() as swarm:
+        node = await swarm.node("alone")
+        assert await node.store("key", 1, soon(node))
+        assert (await node.get("key", latest=True)).value == 1  # type: ignore[union-attr]
 
 
-def test_subkeys_of_many_writers_merge_into_one_dictionary() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            nodes = await swarm.grow(8)
-            for number, node in enumerate(nodes):
-                assert await node.store("key", number, soon(node, 100.0 + number), subkey=f"peer {number}")
-            assert await nodes[0].store("key", "bytes", soon(nodes[0], 50.0), subkey=b"peer 0")
-            assert await nodes[0].store("key", "number", soon(nodes[0], 50.0), subkey=7)
-            found = await nodes[5].get("key", latest=True)
-            assert found is not None
-            assert {name: item.value for name, item in found.value.items()} == {
-                **{f"peer {number}": number for number in range(8)},
-                b"peer 0": "bytes",
-                7: "number",
-            }
-            assert found.expiration_time == found.value["peer 7"].expiration_time
-
-    run(main())
+@simulated
+async def test_subkeys_of_many_writers_merge_into_one_dictionary() -> None:
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(8)
+        for number, node in enumerate(nodes):
+            assert await node.store("key", number, soon(node, 100.0 + number), subkey=f"peer {number}")
+        assert await nodes[0].store("key", "bytes", soon(nodes[0], 50.0), subkey=b"peer 0")
+        assert await nodes[0].store("key", "number", soon(nodes[0], 50.0), subkey=7)
+        found = await nodes[5].get("key", latest=True)
+        assert found is not None
+        assert {name: item.value for name, item in found.value.items()} == {
+            **{f"peer {number}": number for number in range(8)},
+            b"peer 0": "bytes",
+            7: "number",
+        }
+        assert found.expiration_time == found.value["peer 7"].expiration_time
 
 
-def test_the_later_expiration_wins_and_the_earlier_is_refused() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            first, second = await swarm.grow(2)
-            now = soon(first, 0.0)
-            assert await first.store("key", "old", now + 10)
-            assert await second.store("key", "new", now + 20)
-            assert not await first.store("key", "late", now + 15)
-            assert not await first.store("key", "expired", now - 1)
-            assert (await first.get("key", latest=True)).value == "new"  # type: ignore[union-attr]
-
-    run(main())
+@simulated
+async def test_the_later_expiration_wins_and_the_earlier_is_refused() -> None:
+    async with Swarm() as swarm:
+        first, second = await swarm.grow(2)
+        now = soon(first, 0.0)
+        assert await first.store("key", "old", now + 10)
+        assert await second.store("key", "new", now + 20)
+        assert not await first.store("key", "late", now + 15)
+        assert not await first.store("key", "expired", now - 1)
+        assert (await first.get("key", latest=True)).value == "new"  # type: ignore[union-attr]
 
 
-def test_expired_values_are_not_found() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            first, second = await swarm.grow(2)
-            await first.store("key", 1, soon(first, 5.0), subkey="short")
-            await first.store("key", 2, soon(first, 15.0), subkey="long")
-            await asyncio.sleep(6.0)
-            assert list((await second.get("key", latest=True)).value) == ["long"]  # type: ignore[union-attr]
-            await asyncio.sleep(10.0)
-            assert await second.get("key") is None and await second.get("key", latest=True) is None
-            assert first.core.storage.count() == 0
-
-    run(main())
+@simulated
+async def test_expired_values_are_not_found() -> None:
+    async with Swarm() as swarm:
+        first, second = await swarm.grow(2)
+        await first.store("key", 1, soon(first, 5.0), subkey="short")
+        await first.store("key", 2, soon(first, 15.0), subkey="long")
+        await asyncio.sleep(6.0)
+        assert list((await second.get("key", latest=True)).value) == ["long"]  # type: ignore[union-attr]
+        await asyncio.sleep(10.0)
+        assert await second.get("key") is None and await second.get("key", latest=True) is None
+        assert first.core.storage.count() == 0
 
 
-def test_expirations_are_capped() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            node = await swarm.node("one", limits=DHTLimits(max_expiration=100.0))
-            now = soon(node, 0.0)
-            assert await node.store("key", 1, math.inf)
-            assert (await node.get("key")).expiration_time == pytest.approx(now + 100.0)  # type: ignore[union-attr]
-
-    run(main())
+@simulated
+async def test_expirations_are_capped() -> None:
+    async with Swarm() as swarm:
+        node = await swarm.node("one", limits=DHTLimits(max_expiration=100.0))
+        now = soon(node, 0.0)
+        assert await node.store("key", 1, math.inf)
+        assert (await node.get("key")).expiration_time == pytest.approx(now + 100.0)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -126,229 +112,203 @@ def test_expirations_are_capped() -> None:
         ({"expiration_time": math.nan}, ValueError, "nan"),
     ],
 )
-def test_what_cannot_be_stored_is_named(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            node = await swarm.node("one")
-            with pytest.raises(error, match=words):
-                await node.store(**{"key": "key", "value": 1, "expiration_time": soon(node)} | arguments)
-
-    run(main())
+@simulated
+async def test_what_cannot_be_stored_is_named(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    async with Swarm() as swarm:
+        node = await swarm.node("one")
+        with pytest.raises(error, match=words):
+            await node.store(**{"key": "key", "value": 1, "expiration_time": soon(node)} | arguments)
 
 
-def test_a_batch_costs_one_message_per_node() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            nodes = await swarm.grow(10)
-            keys = [f"key {number}" for number in range(60)]
-            before = nodes[4].endpoint.statistics().calls_made
-            stored = await nodes[4].store_many(keys, list(range(60)), soon(nodes[4]))
-            assert stored == dict.fromkeys(keys, True)
-            assert nodes[4].endpoint.statistics().calls_made - before <= 2 * 9, "one to ask and one to store"
-            before = nodes[7].endpoint.statistics().calls_made
-            found = await nodes[7].get_many([*keys, "missing"], latest=True)
-            assert nodes[7].endpoint.statistics().calls_made - before <= 9
-            assert [item.value for item in found.values() if item is not None] == list(range(60))
-            assert found["missing"] is None
-
-    run(main())
+@simulated
+async def test_a_batch_costs_one_message_per_node() -> None:
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(10)
+        keys = [f"key {number}" for number in range(60)]
+        before = nodes[4].endpoint.statistics().calls_made
+        stored = await nodes[4].store_many(keys, list(range(60)), soon(nodes[4]))
+        assert stored == dict.fromkeys(keys, True)
+        assert nodes[4].endpoint.statistics().calls_made - before <= 2 * 9, "one to ask and one to store"
+        before = nodes[7].endpoint.statistics().calls_made
+        found = await nodes[7].get_many([*keys, "missing"], latest=True)
+        assert nodes[7].endpoint.statistics().calls_made - before <= 9
+        assert [item.value for item in found.values() if item is not None] == list(range(60))
+        assert found["missing"] is None
 
 
-def test_batches_may_mix_subkeys_and_expirations() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            first, second = await swarm.grow(2)
-            now = soon(first, 0.0)
-            mine = first.own_subkey()
-            stored = await first.store_many(
-                ["a", "a", "b", "b"], [1, 2, 3, 4], [now + 10, now + 20, now + 30, now - 1], ["x", mine, None, "y"]
-            )
-            assert stored == {("a", "x"): True, ("a", mine): True, "b": True, ("b", "y"): False}
-            found = await second.get_many(["a", "b"])
-            assert found == {
-                "a": ({"x": (1, now + 10), mine: (2, now + 20)}, now + 20),
-                "b": ValueWithExpiration(3, now + 30),
-            }
-            with pytest.raises(ValueError, match="different lengths"):
-                await first.store_many(["a"], [1, 2], now)
-
-    run(main())
+@simulated
+async def test_batches_may_mix_subkeys_and_expirations() -> None:
+    async with Swarm() as swarm:
+        first, second = await swarm.grow(2)
+        now = soon(first, 0.0)
+        mine = first.own_subkey()
+        stored = await first.store_many(
+            ["a", "a", "b", "b"], [1, 2, 3, 4], [now + 10, now + 20, now + 30, now - 1], ["x", mine, None, "y"]
+        )
+        assert stored == {("a", "x"): True, ("a", mine): True, "b": True, ("b", "y"): False}
+        found = await second.get_many(["a", "b"])
+        assert found == {
+            "a": ({"x": (1, now + 10), mine: (2, now + 20)}, now + 20),
+            "b": ValueWithExpiration(3, now + 30),
+        }
+        with pytest.raises(ValueError, match="different lengths"):
+            await first.store_many(["a"], [1, 2], now)
 
 
-def test_answers_too_long_for_one_message_come_in_pages() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            limits = DHTLimits(max_reply=20_000)
-            first, second = await swarm.grow(2, limits=limits)
-            names = [f"{number}" for number in range(120)]
-            stored = await first.store_many(["key"] * 120, ["x" * 1000] * 120, soon(first), names)
-            assert all(stored.values())
-            found = await second.get("key", latest=True)
-            assert found is not None and set(found.value) == set(names)
-            other = await swarm.node("reader", client_mode=True, limits=limits)
-            assert set((await other.get("key")).value) == set(names)  # type: ignore[union-attr]
-
-    run(main())
+@simulated
+async def test_answers_too_long_for_one_message_come_in_pages() -> None:
+    async with Swarm() as swarm:
+        limits = DHTLimits(max_reply=20_000)
+        first, second = await swarm.grow(2, limits=limits)
+        names = [f"{number}" for number in range(120)]
+        stored = await first.store_many(["key"] * 120, ["x" * 1000] * 120, soon(first), names)
+        assert all(stored.values())
+        found = await second.get("key", latest=True)
+        assert found is not None and set(found.value) == set(names)
+        other = await swarm.node("reader", client_mode=True, limits=limits)
+        assert set((await other.get("key")).value) == set(names)  # type: ignore[union-attr]
 
 
-def test_only_the_owner_writes_an_owned_subkey_and_can_withdraw_it() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            first, second, third = await swarm.grow(3)
-            mine = first.own_subkey(b"progress")
-            assert await first.store("key", "one", soon(first, 500.0), subkey=mine)
-            assert await first.store("key", "two", soon(first, 100.0), subkey=mine), "the number counts, not the time"
-            assert await second.store("key", "other", soon(second), subkey="plain")
-            found = await third.get("key", latest=True)
-            assert found is not None and found.value[mine].value == "two"
-            assert await first.withdraw("key", mine)
-            assert list((await third.get("key", latest=True)).value) == ["plain"]  # type: ignore[union-attr]
-            with pytest.raises(ValueError, match="only its owner"):
-                await second.withdraw("key", mine)
-            assert await first.store("key", "again", soon(first), subkey=mine)
-            assert (await third.get("key", latest=True)).value[mine].value == "again"  # type: ignore[union-attr]
-
-    run(main())
+@simulated
+async def test_only_the_owner_writes_an_owned_subkey_and_can_withdraw_it() -> None:
+    async with Swarm() as swarm:
+        first, second, third = await swarm.grow(3)
+        mine = first.own_subkey(b"progress")
+        assert await first.store("key", "one", soon(first, 500.0), subkey=mine)
+        assert await first.store("key", "two", soon(first, 100.0), subkey=mine), "the number counts, not the time"
+        assert await second.store("key", "other", soon(second), subkey="plain")
+        found = await third.get("key", latest=True)
+        assert found is not None and found.value[mine].value == "two"
+        assert await first.withdraw("key", mine)
+        assert list((await third.get("key", latest=True)).value) == ["plain"]  # type: ignore[union-attr]
+        with pytest.raises(ValueError, match="only its owner"):
+            await second.withdraw("key", mine)
+        assert await first.store("key", "again", soon(first), subkey=mine)
+        assert (await third.get("key", latest=True)).value[mine].value == "again"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("withdraws", [False, True])
-def test_an_owner_who_starts_anew_outranks_his_earlier_life(withdraws: bool) -> None:
+@simulated
+async def test_an_owner_who_starts_anew_outranks_his_earlier_life(withdraws: bool) -> None:
     """Even if the clock of the earlier life ran a day ahead, so that its numbers are out of reach for the clock."""
 
-    async def main() -> None:
-        async with Swarm() as swarm:
-            reader = (await swarm.grow(2))[1]
-            earlier = await swarm.node("owner")
-            mine = earlier.own_subkey()
-            future = int((soon(earlier) + 86400.0) * 1000)
-            earlier._author._remember(Record("key", encode_subkey(mine), b"", 0.0, sequence=future))
-            assert await earlier.store("key", "earlier", soon(earlier), subkey=mine)
-            swarm.nodes.remove(earlier)
-            await earlier.shutdown()
-            later = await swarm.node("owner")
-            if withdraws:
-                assert await later.withdraw("key", mine)
-                assert await reader.get("key", latest=True) is None
-            assert await later.store("key", "later", soon(later), subkey=mine)
-            assert (await reader.get("key", latest=True)).value[mine].value == "later"  # type: ignore[union-attr]
-
-    run(main())
+    async with Swarm() as swarm:
+        reader = (await swarm.grow(2))[1]
+        earlier = await swarm.node("owner")
+        mine = earlier.own_subkey()
+        future = int((soon(earlier) + 86400.0) * 1000)
+        earlier._author._remember(Record("key", encode_subkey(mine), b"", 0.0, sequence=future))
+        assert await earlier.store("key", "earlier", soon(earlier), subkey=mine)
+        swarm.nodes.remove(earlier)
+        await earlier.shutdown()
+        later = await swarm.node("owner")
+        if withdraws:
+            assert await later.withdraw("key", mine)
+            assert await reader.get("key", latest=True) is None
+        assert await later.store("key", "later", soon(later), subkey=mine)
+        assert (await reader.get("key", latest=True)).value[mine].value == "later"  # type: ignore[union-attr]
 
 
-def test_a_client_reads_and_writes_but_nobody_relies_on_it() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            nodes = await swarm.grow(3)
-            client = await swarm.node("client", client_mode=True)
-            assert await client.store("key", 1, soon(client), subkey=client.own_subkey())
-            assert (await nodes[2].get("key")).value[client.own_subkey()].value == 1  # type: ignore[union-attr]
-            assert client.core.storage.count() == 0
-            assert all(client.peer_id not in node.core.contacts.table for node in nodes)
-            assert await client.withdraw("key", client.own_subkey())
-            for node in nodes:
-                await node.shutdown()
-            assert not await client.store("key", 2, soon(client))
-            assert await client.get("key", latest=True) is None
-
-    run(main())
+@simulated
+async def test_a_client_reads_and_writes_but_nobody_relies_on_it() -> None:
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(3)
+        client = await swarm.node("client", client_mode=True)
+        assert await client.store("key", 1, soon(client), subkey=client.own_subkey())
+        assert (await nodes[2].get("key")).value[client.own_subkey()].value == 1  # type: ignore[union-attr]
+        assert client.core.storage.count() == 0
+        assert all(client.peer_id not in node.core.contacts.table for node in nodes)
+        assert await client.withdraw("key", client.own_subkey())
+        for node in nodes:
+            await node.shutdown()
+        assert not await client.store("key", 2, soon(client))
+        assert await client.get("key", latest=True) is None
 
 
-def test_reading_without_latest_may_answer_from_what_was_read_lately() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            nodes = await swarm.grow(4)
-            client = await swarm.node("client", client_mode=True)
-            await nodes[0].store("key", "old", soon(nodes[0], 100.0))
-            assert (await client.get("key")).value == "old"  # type: ignore[union-attr]
-            await nodes[0].store("key", "new", soon(nodes[0], 200.0))
-            before = client.endpoint.statistics().calls_made
-            assert (await client.get("key")).value == "old"  # type: ignore[union-attr]
-            assert client.endpoint.statistics().calls_made == before
-            assert (await client.get("key", latest=True)).value == "new"  # type: ignore[union-attr]
-            assert (await client.get("key")).value == "new"  # type: ignore[union-attr]
-            await client.store("key", "own", soon(client, 300.0))
-            assert (await client.get("key")).value == "own"  # type: ignore[union-attr]
-            await asyncio.sleep(DHTLimits().cache_age + 1)
-            before = client.endpoint.statistics().calls_made
-            await client.get("key")
-            assert client.endpoint.statistics().calls_made > before, "what is cached grows old"
-
-    run(main())
+@simulated
+async def test_reading_without_latest_may_answer_from_what_was_read_lately() -> None:
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(4)
+        client = await swarm.node("client", client_mode=True)
+        await nodes[0].store("key", "old", soon(nodes[0], 100.0))
+        assert (await client.get("key")).value == "old"  # type: ignore[union-attr]
+        await nodes[0].store("key", "new", soon(nodes[0], 200.0))
+        before = client.endpoint.statistics().calls_made
+        assert (await client.get("key")).value == "old"  # type: ignore[union-attr]
+        assert client.endpoint.statistics().calls_made == before
+        assert (await client.get("key", latest=True)).value == "new"  # type: ignore[union-attr]
+        assert (await client.get("key")).value == "new"  # type: ignore[union-attr]
+        await client.store("key", "own", soon(client, 300.0))
+        assert (await client.get("key")).value == "own"  # type: ignore[union-attr]
+        await asyncio.sleep(DHTLimits().cache_age + 1)
+        before = client.endpoint.statistics().calls_made
+        await client.get("key")
+        assert client.endpoint.statistics().calls_made > before, "what is cached grows old"
 
 
-def test_without_cache_every_read_asks() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            await swarm.grow(2)
-            client = await swarm.node("client", client_mode=True, cache_locally=False)
-            await client.store("key", 1, soon(client))
-            await client.get("key")
-            before = client.endpoint.statistics().calls_made
-            await client.get("key")
-            assert client.endpoint.statistics().calls_made > before
-
-    run(main())
+@simulated
+async def test_without_cache_every_read_asks() -> None:
+    async with Swarm() as swarm:
+        await swarm.grow(2)
+        client = await swarm.node("client", client_mode=True, cache_locally=False)
+        await client.store("key", 1, soon(client))
+        await client.get("key")
+        before = client.endpoint.statistics().calls_made
+        await client.get("key")
+        assert client.endpoint.statistics().calls_made > before
 
 
-def test_validators_judge_writes_here_writes_there_and_reads() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            rule = SchemaValidator.for_keys("number", value=int)
-            strict = await swarm.node("strict", record_validators=[rule])
-            lax = await swarm.node("lax")
-            reader = await swarm.node("reader", client_mode=True)
-            assert not await strict.store("number", "text", soon(strict)), "refused before it is sent"
-            assert await lax.store("number", "text", soon(lax)), "the lax node itself holds it"
-            assert strict.core.storage.count() == 0
-            assert await strict.get("number", latest=True) is None, "dropped on reading"
-            assert (await reader.get("number")).value == "text"  # type: ignore[union-attr]
-            reader.add_validators([rule])
-            assert await reader.get("number") is None, "the cache is no way around a rule"
-            lax.add_validators([rule])
-            assert await lax.get("number", latest=True) is None
-            assert await strict.store("number", 5, soon(strict, 2000.0))
-            assert (await lax.get("number", latest=True)).value == 5  # type: ignore[union-attr]
-
-    run(main())
+@simulated
+async def test_validators_judge_writes_here_writes_there_and_reads() -> None:
+    async with Swarm() as swarm:
+        rule = SchemaValidator.for_keys("number", value=int)
+        strict = await swarm.node("strict", record_validators=[rule])
+        lax = await swarm.node("lax")
+        reader = await swarm.node("reader", client_mode=True)
+        assert not await strict.store("number", "text", soon(strict)), "refused before it is sent"
+        assert await lax.store("number", "text", soon(lax)), "the lax node itself holds it"
+        assert strict.core.storage.count() == 0
+        assert await strict.get("number", latest=True) is None, "dropped on reading"
+        assert (await reader.get("number")).value == "text"  # type: ignore[union-attr]
+        reader.add_validators([rule])
+        assert await reader.get("number") is None, "the cache is no way around a rule"
+        lax.add_validators([rule])
+        assert await lax.get("number", latest=True) is None
+        assert await strict.store("number", 5, soon(strict, 2000.0))
+        assert (await lax.get("number", latest=True)).value == 5  # type: ignore[union-attr]
 
 
-def test_a_peer_that_writes_too_much_is_held_back() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            limits = DHTLimits(writes_per_second=1.0, write_burst=10.0)
-            keeper = await swarm.node("keeper", limits=limits)
-            client = await swarm.node("client", client_mode=True)
-            keys = [f"{number}" for number in range(15)]
-            stored = await client.store_many(keys, keys, soon(client))
-            assert sum(stored.values()) == 10
-            await asyncio.sleep(3.0)
-            assert await client.store("later", 1, soon(client))
-            assert keeper.core.storage.count() == 11
-
-    run(main())
+@simulated
+async def test_a_peer_that_writes_too_much_is_held_back() -> None:
+    async with Swarm() as swarm:
+        limits = DHTLimits(writes_per_second=1.0, write_burst=10.0)
+        keeper = await swarm.node("keeper", limits=limits)
+        client = await swarm.node("client", client_mode=True)
+        keys = [f"{number}" for number in range(15)]
+        stored = await client.store_many(keys, keys, soon(client))
+        assert sum(stored.values()) == 10
+        await asyncio.sleep(3.0)
+        assert await client.store("later", 1, soon(client))
+        assert keeper.core.storage.count() == 11
 
 
-def test_listeners_hear_once_of_each_kind_of_refusal() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            keeper = await swarm.node("keeper", record_validators=[SchemaValidator.for_keys("n", value=int)])
-            heard: list[Event] = []
-            keeper.endpoint.events.subscribe(heard.append)
-            client = await swarm.node("client", client_mode=True)
-            for number in range(3):
-                assert not await client.store("n", "text", soon(client, 10.0 + number))
-            refused = [event for event in heard if isinstance(event, PeerRefused)]
-            assert [event.peer for event in refused] == [client.peer_id.text]
-
-    run(main())
+@simulated
+async def test_listeners_hear_once_of_each_kind_of_refusal() -> None:
+    async with Swarm() as swarm:
+        keeper = await swarm.node("keeper", record_validators=[SchemaValidator.for_keys("n", value=int)])
+        heard: list[Event] = []
+        keeper.endpoint.events.subscribe(heard.append)
+        client = await swarm.node("client", client_mode=True)
+        for number in range(3):
+            assert not await client.store("n", "text", soon(client, 10.0 + number))
+        refused = [event for event in heard if isinstance(event, PeerRefused)]
+        assert [event.peer for event in refused] == [client.peer_id.text]
 
 
-def test_options_are_checked() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            endpoint = await swarm.endpoint("one")
-            with pytest.raises(ValueError, match="num_replicas=0"):
-                await DHTNode.create(endpoint, num_replicas=0)
-            await endpoint.close()
-
-    run(main())
+@simulated
+async def test_options_are_checked() -> None:
+    async with Swarm() as swarm:
+        endpoint = await swarm.endpoint("one")
+        with pytest.raises(ValueError, match="num_replicas=0"):
+            await DHTNode.create(endpoint, num_replicas=0)
+        await endpoint.close()

@@ -10,6 +10,7 @@ from swarmcli.dht import DHTLimits, DHTNode
 from swarmcli.dht.records import key_id, node_id
 from swarmcli.dht.storage import Storage
 from swarmcli.testing.virtual_time import run
+from tests.simulation import simulated
 from tests.suites import soak
 
 from .swarm import QUIET, Swarm, soon
@@ -26,55 +27,49 @@ def nearest(swarm: Swarm, key: str, count: int = 5, without: set[int] = frozense
     return set(sorted(numbers, key=lambda n: node_id(swarm.nodes[n].peer_id) ^ key_id(key))[:count])
 
 
-def test_records_move_to_newcomers_that_are_nearer() -> None:
-    async def main() -> None:
-        async with Swarm(limits=QUIET) as swarm:
-            nodes = await swarm.grow(5)
-            keys = [f"key {number}" for number in range(20)]
-            mine = nodes[1].own_subkey()
-            await nodes[1].store_many(keys, keys, soon(nodes[1]), [mine] * 20)
-            await swarm.grow(15)
-            await asyncio.sleep(10.0)
-            for key in keys:
-                assert holders(swarm, key) >= nearest(swarm, key)
-
-    run(main())
+@simulated
+async def test_records_move_to_newcomers_that_are_nearer() -> None:
+    async with Swarm(limits=QUIET) as swarm:
+        nodes = await swarm.grow(5)
+        keys = [f"key {number}" for number in range(20)]
+        mine = nodes[1].own_subkey()
+        await nodes[1].store_many(keys, keys, soon(nodes[1]), [mine] * 20)
+        await swarm.grow(15)
+        await asyncio.sleep(10.0)
+        for key in keys:
+            assert holders(swarm, key) >= nearest(swarm, key)
 
 
-def test_replicas_that_die_are_replaced() -> None:
+@simulated
+async def test_replicas_that_die_are_replaced() -> None:
     """Four of five, one after the other: a record that is not copied anew in time would be gone."""
 
-    async def main() -> None:
-        async with Swarm(limits=QUIET) as swarm:
-            nodes = await swarm.grow(30)
-            await nodes[0].store("key", "value", soon(nodes[0]))
-            dead: set[int] = set()
-            for _ in range(8):
-                victim = min(nearest(swarm, "key", without=dead) - {0})
-                swarm.kill(nodes[victim])
-                dead.add(victim)
-                await asyncio.sleep(10.0)
-                assert holders(swarm, "key") - dead >= nearest(swarm, "key", without=dead)
-            reader = nodes[max(set(range(30)) - dead)]
-            assert (await reader.get("key", latest=True)).value == "value"  # type: ignore[union-attr]
-
-    run(main())
+    async with Swarm(limits=QUIET) as swarm:
+        nodes = await swarm.grow(30)
+        await nodes[0].store("key", "value", soon(nodes[0]))
+        dead: set[int] = set()
+        for _ in range(8):
+            victim = min(nearest(swarm, "key", without=dead) - {0})
+            swarm.kill(nodes[victim])
+            dead.add(victim)
+            await asyncio.sleep(10.0)
+            assert holders(swarm, "key") - dead >= nearest(swarm, "key", without=dead)
+        reader = nodes[max(set(range(30)) - dead)]
+        assert (await reader.get("key", latest=True)).value == "value"  # type: ignore[union-attr]
 
 
-def test_replicas_that_missed_something_are_brought_up_to_date() -> None:
+@simulated
+async def test_replicas_that_missed_something_are_brought_up_to_date() -> None:
     """Without any change among the contacts that would give the occasion."""
 
-    async def main() -> None:
-        async with Swarm(limits=QUIET) as swarm:
-            nodes = await swarm.grow(5, limits=DHTLimits(sync_interval=30.0))
-            await nodes[0].store("key", 1, soon(nodes[0]), subkey="a")
-            await asyncio.sleep(10.0)
-            nodes[2].core.storage = Storage(DHTLimits())
-            assert holders(swarm, "key") == {0, 1, 3, 4}
-            await asyncio.sleep(60.0)
-            assert holders(swarm, "key") == {0, 1, 2, 3, 4}
-
-    run(main())
+    async with Swarm(limits=QUIET) as swarm:
+        nodes = await swarm.grow(5, limits=DHTLimits(sync_interval=30.0))
+        await nodes[0].store("key", 1, soon(nodes[0]), subkey="a")
+        await asyncio.sleep(10.0)
+        nodes[2].core.storage = Storage(DHTLimits())
+        assert holders(swarm, "key") == {0, 1, 3, 4}
+        await asyncio.sleep(60.0)
+        assert holders(swarm, "key") == {0, 1, 2, 3, 4}
 
 
 async def populated(swarm: Swarm, count: int, keys: list[str]) -> list[DHTNode]:
@@ -115,18 +110,16 @@ def test_a_fifth_of_the_nodes_killed_at_once_loses_no_live_record(count: int) ->
     run(main(), seed=1)
 
 
-def test_reading_right_after_the_kill_needs_few_calls() -> None:
-    async def main() -> None:
-        async with Swarm(3, limits=QUIET) as swarm:
-            nodes = await swarm.grow(60)
-            keys = [f"key {number}" for number in range(20)]
-            await nodes[0].store_many(keys, keys, soon(nodes[0]))
-            before = nodes[1].endpoint.statistics().calls_made
-            for key in keys:
-                assert await nodes[1].get(key, latest=True) is not None
-            assert nodes[1].endpoint.statistics().calls_made - before <= 20 * 8
-
-    run(main())
+@simulated
+async def test_reading_right_after_the_kill_needs_few_calls() -> None:
+    async with Swarm(3, limits=QUIET) as swarm:
+        nodes = await swarm.grow(60)
+        keys = [f"key {number}" for number in range(20)]
+        await nodes[0].store_many(keys, keys, soon(nodes[0]))
+        before = nodes[1].endpoint.statistics().calls_made
+        for key in keys:
+            assert await nodes[1].get(key, latest=True) is not None
+        assert nodes[1].endpoint.statistics().calls_made - before <= 20 * 8
 
 
 def test_a_run_with_losses_and_deaths_can_be_repeated_from_its_seed() -> None:

@@ -11,7 +11,7 @@ from swarmcli.dht.lookup import Lookup, gather_answers, traverse
 from swarmcli.dht.routing import Contact
 from swarmcli.errors import CallTimeout, ValidationError
 from swarmcli.network.identity import PeerID
-from swarmcli.testing.virtual_time import run
+from tests.simulation import simulated
 
 
 def contact(number: int) -> Contact:
@@ -24,108 +24,94 @@ def lookup(target: int, candidates: int, width: int = 5) -> Lookup:
     return made
 
 
-def test_one_message_serves_all_lookups_that_want_the_peer() -> None:
-    async def main() -> None:
-        lookups = [lookup(number << 250, 8) for number in range(20)]
-        asked: list[PeerID] = []
+@simulated
+async def test_one_message_serves_all_lookups_that_want_the_peer() -> None:
+    lookups = [lookup(number << 250, 8) for number in range(20)]
+    asked: list[PeerID] = []
 
-        async def ask(asked_one: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            asked.append(asked_one.peer_id)
-            await asyncio.sleep(0.1)
-            return []
+    async def ask(asked_one: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+        asked.append(asked_one.peer_id)
+        await asyncio.sleep(0.1)
+        return []
 
-        await traverse(lookups, ask, parallel=5, slow_after=10.0)
-        assert all(len(each.nearest()) == 5 for each in lookups)
-        assert len(asked) <= 2 * 8
-
-    run(main())
+    await traverse(lookups, ask, parallel=5, slow_after=10.0)
+    assert all(len(each.nearest()) == 5 for each in lookups)
+    assert len(asked) <= 2 * 8
 
 
 @pytest.mark.parametrize("error", [CallTimeout("gone"), ValidationError("nonsense")])
-def test_who_fails_is_replaced(error: Exception) -> None:
-    async def main() -> None:
-        made = lookup(0, 8)
-        dead = {each.peer_id for each in made.due(5)[:3]}
+@simulated
+async def test_who_fails_is_replaced(error: Exception) -> None:
+    made = lookup(0, 8)
+    dead = {each.peer_id for each in made.due(5)[:3]}
 
-        async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            if asked.peer_id in dead:
-                raise error
-            return []
+    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+        if asked.peer_id in dead:
+            raise error
+        return []
 
-        await traverse([made], ask, parallel=3, slow_after=1.0)
-        assert len(made.nearest()) == 5 and not dead & {each.peer_id for each in made.nearest()}
-
-    run(main())
+    await traverse([made], ask, parallel=3, slow_after=1.0)
+    assert len(made.nearest()) == 5 and not dead & {each.peer_id for each in made.nearest()}
 
 
-def test_a_silent_peer_costs_the_patience_only_and_its_call_is_cancelled() -> None:
-    async def main() -> None:
-        made = lookup(0, 8)
-        silent = made.due(1)[0].peer_id
-        cancelled: list[PeerID] = []
+@simulated
+async def test_a_silent_peer_costs_the_patience_only_and_its_call_is_cancelled() -> None:
+    made = lookup(0, 8)
+    silent = made.due(1)[0].peer_id
+    cancelled: list[PeerID] = []
 
-        async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            if asked.peer_id == silent:
-                try:
-                    await asyncio.sleep(1000.0)
-                except asyncio.CancelledError:
-                    cancelled.append(asked.peer_id)
-                    raise
-            return []
+    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+        if asked.peer_id == silent:
+            try:
+                await asyncio.sleep(1000.0)
+            except asyncio.CancelledError:
+                cancelled.append(asked.peer_id)
+                raise
+        return []
 
-        await traverse([made], ask, parallel=5, slow_after=0.5)
-        assert asyncio.get_running_loop().time() == pytest.approx(0.5)
-        assert cancelled == [silent]
-        assert len(made.nearest()) == 5
-
-    run(main())
+    await traverse([made], ask, parallel=5, slow_after=0.5)
+    assert asyncio.get_running_loop().time() == pytest.approx(0.5)
+    assert cancelled == [silent]
+    assert len(made.nearest()) == 5
 
 
-def test_nothing_to_ask_is_no_wait() -> None:
-    async def main() -> None:
-        async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            raise AssertionError("nobody is there")
+@simulated
+async def test_nothing_to_ask_is_no_wait() -> None:
+    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+        raise AssertionError("nobody is there")
 
-        await traverse([], ask, parallel=3, slow_after=1.0)
-        await traverse([Lookup(0, 5)], ask, parallel=3, slow_after=1.0)
-
-    run(main())
+    await traverse([], ask, parallel=3, slow_after=1.0)
+    await traverse([Lookup(0, 5)], ask, parallel=3, slow_after=1.0)
 
 
-def test_a_fault_in_asking_comes_out() -> None:
-    async def main() -> None:
-        async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            raise ZeroDivisionError
+@simulated
+async def test_a_fault_in_asking_comes_out() -> None:
+    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+        raise ZeroDivisionError
 
-        with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ExceptionGroup) as caught:
+        await traverse([lookup(0, 3)], ask, parallel=3, slow_after=1.0)
+    assert caught.value.subgroup(ZeroDivisionError) is not None
+
+
+@simulated
+async def test_cancelling_a_traversal_cancels_its_calls() -> None:
+    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+        await asyncio.sleep(1000.0)
+        return []
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
             await traverse([lookup(0, 3)], ask, parallel=3, slow_after=1.0)
-        assert caught.value.subgroup(ZeroDivisionError) is not None
-
-    run(main())
 
 
-def test_cancelling_a_traversal_cancels_its_calls() -> None:
-    async def main() -> None:
-        async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-            await asyncio.sleep(1000.0)
-            return []
-
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await traverse([lookup(0, 3)], ask, parallel=3, slow_after=1.0)
-
-    run(main())
-
-
-def test_answers_are_gathered_and_expected_failures_are_none() -> None:
+@simulated
+async def test_answers_are_gathered_and_expected_failures_are_none() -> None:
     async def answer(value: int) -> int:
         if value == 2:
             raise CallTimeout("gone")
         return value
 
-    async def main() -> None:
-        assert await gather_answers([answer(1), answer(2), answer(3)], (CallTimeout,)) == [1, None, 3]
-        with pytest.raises(ExceptionGroup):
-            await gather_answers([answer(2)], (KeyError,))
-
-    run(main())
+    assert await gather_answers([answer(1), answer(2), answer(3)], (CallTimeout,)) == [1, None, 3]
+    with pytest.raises(ExceptionGroup):
+        await gather_answers([answer(2)], (KeyError,))

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from swarmcli.errors import ConnectionLost, PeerUnreachable
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, Limits, PeerID
-from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import simulated
 
-from .worlds import Number, double, endpoints
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    virtual_time.run(main, timeout=7200)
+from .worlds import Number, double, endpoints, reaches, slow
 
 
 def dialed_by(endpoint: Endpoint, peer: PeerID) -> bool:
@@ -28,210 +23,179 @@ def dialed_by(endpoint: Endpoint, peer: PeerID) -> bool:
 
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.02, 0.03, 0.039, 0.041, 0.05, 0.06])
 @pytest.mark.parametrize("first", [0, 1])
-def test_two_peers_that_dial_each_other_settle_on_one_connection(first: int, delay: float) -> None:
+@simulated
+async def test_two_peers_that_dial_each_other_settle_on_one_connection(first: int, delay: float) -> None:
     """Whichever comes first and by however much, no call fails, and both choose the smaller id's connection."""
 
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(seed=3), 2) as peers:
-            one, two = peers[first], peers[1 - first]
+    async with endpoints(MemoryNetwork(seed=3), 2) as peers:
+        one, two = peers[first], peers[1 - first]
 
-            async def chat(caller: Endpoint, other: Endpoint) -> None:
-                for n in range(200):
-                    await caller.call(other.peer_id, "double", Number(n), Number, timeout=5)
+        async def chat(caller: Endpoint, other: Endpoint) -> None:
+            for n in range(200):
+                await caller.call(other.peer_id, "double", Number(n), Number, timeout=5)
 
-            async with asyncio.TaskGroup() as group:
-                group.create_task(chat(one, two))
-                group.create_task(chat(one, two))
-                await asyncio.sleep(delay)
-                group.create_task(chat(two, one))
-                group.create_task(chat(two, one))
-            await asyncio.sleep(10)
-            smaller, larger = sorted(peers, key=lambda peer: peer.peer_id)
-            if delay < 0.03:
-                assert dialed_by(smaller, larger.peer_id) and not dialed_by(larger, smaller.peer_id)
-            for peer in peers:
-                assert peer.statistics().control_connections == 1 and not peer.statistics().violations
-
-    run(main())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(chat(one, two))
+            group.create_task(chat(one, two))
+            await asyncio.sleep(delay)
+            group.create_task(chat(two, one))
+            group.create_task(chat(two, one))
+        await asyncio.sleep(10)
+        smaller, larger = sorted(peers, key=lambda peer: peer.peer_id)
+        if delay < 0.03:
+            assert dialed_by(smaller, larger.peer_id) and not dialed_by(larger, smaller.peer_id)
+        for peer in peers:
+            assert peer.statistics().control_connections == 1 and not peer.statistics().violations
 
 
-def test_long_calls_outlive_the_connection_that_lost_the_choice() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as peers:
-            smaller, larger = sorted(peers, key=lambda peer: peer.peer_id)
+@simulated
+async def test_long_calls_outlive_the_connection_that_lost_the_choice() -> None:
+    async with endpoints(MemoryNetwork(), 2) as peers:
+        smaller, larger = sorted(peers, key=lambda peer: peer.peer_id)
 
-            async def slow(peer: PeerID, request: Number) -> Number:
-                await asyncio.sleep(60)
-                return request
-
-            for peer in peers:
-                peer.serve("slow", Number, slow)
-            calls = [
-                asyncio.create_task(larger.call(smaller.peer_id, "slow", Number(1), Number, timeout=100)),
-                asyncio.create_task(smaller.call(larger.peer_id, "slow", Number(2), Number, timeout=100)),
-            ]
-            await asyncio.sleep(30)
-            assert larger.statistics().control_connections == 2
-            assert await asyncio.gather(*calls) == [Number(1), Number(2)]
-            await asyncio.sleep(10)
-            assert larger.statistics().control_connections == smaller.statistics().control_connections == 1
-
-    run(main())
+        for peer in peers:
+            peer.serve("slow", Number, slow(60))
+        calls = [
+            asyncio.create_task(larger.call(smaller.peer_id, "slow", Number(1), Number, timeout=100)),
+            asyncio.create_task(smaller.call(larger.peer_id, "slow", Number(2), Number, timeout=100)),
+        ]
+        await asyncio.sleep(30)
+        assert larger.statistics().control_connections == 2
+        assert await asyncio.gather(*calls) == [Number(1), Number(2)]
+        await asyncio.sleep(10)
+        assert larger.statistics().control_connections == smaller.statistics().control_connections == 1
 
 
-def test_calls_that_wait_for_their_turn_lose_nothing_when_a_better_connection_comes() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2, limits=Limits(max_calls_per_peer=2)) as peers:
-            smaller, larger = sorted(peers, key=lambda peer: peer.peer_id)
+@simulated
+async def test_calls_that_wait_for_their_turn_lose_nothing_when_a_better_connection_comes() -> None:
+    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_calls_per_peer=2)) as peers:
+        smaller, larger = sorted(peers, key=lambda peer: peer.peer_id)
 
-            async def slow(peer: PeerID, request: Number) -> Number:
-                await asyncio.sleep(60)
-                return request
-
-            smaller.serve("slow", Number, slow)
-            calls = [
-                asyncio.create_task(larger.call(smaller.peer_id, "slow", Number(n), Number, timeout=600))
-                for n in range(6)
-            ]
-            await asyncio.sleep(1)
-            await smaller.connect(larger.addresses[0], timeout=5)  # not naming the peer, so it dials anew
-            await asyncio.sleep(1)
-            assert larger.statistics().control_connections == 2
-            assert await asyncio.gather(*calls) == [Number(n) for n in range(6)]
-            await asyncio.sleep(10)
-            assert larger.statistics().control_connections == 1
-            assert not smaller.statistics().violations
-
-    run(main())
+        smaller.serve("slow", Number, slow(60))
+        calls = [
+            asyncio.create_task(larger.call(smaller.peer_id, "slow", Number(n), Number, timeout=600)) for n in range(6)
+        ]
+        await asyncio.sleep(1)
+        await smaller.connect(larger.addresses[0], timeout=5)  # not naming the peer, so it dials anew
+        await asyncio.sleep(1)
+        assert larger.statistics().control_connections == 2
+        assert await asyncio.gather(*calls) == [Number(n) for n in range(6)]
+        await asyncio.sleep(10)
+        assert larger.statistics().control_connections == 1
+        assert not smaller.statistics().violations
 
 
-def test_nobody_is_told_that_a_peer_came_or_went_when_connections_are_exchanged() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            events: list[Event] = []
-            a.events.subscribe(events.append)
-            calls = [x.call(y.peer_id, "double", Number(1), Number, timeout=5) for x, y in ((a, b), (b, a))]
-            await asyncio.gather(*calls)
-            lost = a.lost(b.peer_id)
-            await asyncio.sleep(30)
-            assert [type(event) for event in events] == [PeerConnected] and not lost.done()
-
-    run(main())
+@simulated
+async def test_nobody_is_told_that_a_peer_came_or_went_when_connections_are_exchanged() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        events: list[Event] = []
+        a.events.subscribe(events.append)
+        calls = [x.call(y.peer_id, "double", Number(1), Number, timeout=5) for x, y in ((a, b), (b, a))]
+        await asyncio.gather(*calls)
+        lost = a.lost(b.peer_id)
+        await asyncio.sleep(30)
+        assert [type(event) for event in events] == [PeerConnected] and not lost.done()
 
 
-def test_a_peer_that_started_anew_is_recognized_at_once() -> None:
+@simulated
+async def test_a_peer_that_started_anew_is_recognized_at_once() -> None:
     """The old process died without a word, behind a cut: its connection still stands when the new one dials."""
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 1) as [a]:
-            old = Endpoint(network.transport(Identity.from_seed(1)), client_mode=True, seed=1)
-            await old.start()
-            await old.connect(a.addresses[0], timeout=5)
+    network = MemoryNetwork()
+    async with endpoints(network, 1) as [a]:
+        old = Endpoint(network.transport(Identity.from_seed(1)), client_mode=True, seed=1)
+        await old.start()
+        await old.connect(a.addresses[0], timeout=5)
+        await asyncio.sleep(1)
+        lost, events = a.lost(old.peer_id), []
+        a.events.subscribe(events.append)
+        waiting = asyncio.create_task(a.call(old.peer_id, "nothing", Number(1), Number, timeout=500))
+        network.freeze(old.peer_id)
+        await asyncio.sleep(0.1)
+        network.thaw(old.peer_id)
+        old._control.channels()[0].connection.pause_reading()  # it hears nothing any more
+
+        new = Endpoint(network.transport(Identity.from_seed(1)), client_mode=True, seed=2)
+        new.serve("double", Number, double)
+        await new.start()
+        await new.connect(a.addresses[0], timeout=5)
+        assert await lost == "the peer started anew"
+        await asyncio.wait([waiting])
+        assert await reaches(a, new)
+        assert [type(event) for event in events] == [PeerDisconnected, PeerConnected]
+        await old.close()
+        await new.close()
+
+
+@simulated
+async def test_many_callers_share_one_dial() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        calls = [a.call(b.peer_id, "double", Number(n), Number, timeout=5) for n in range(50)]
+        await asyncio.gather(*calls)
+        assert a.statistics().control_connections == b.statistics().control_connections == 1
+
+
+@simulated
+async def test_a_caller_that_gives_up_does_not_take_the_dial_from_the_others() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        first = asyncio.create_task(a.call(b.peer_id, "double", Number(1), Number, timeout=5))
+        second = asyncio.create_task(a.call(b.peer_id, "double", Number(2), Number, timeout=5))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        assert await second == Number(4)
+
+
+@simulated
+async def test_all_addresses_are_tried_and_the_one_that_answers_is_remembered() -> None:
+    network = MemoryNetwork()
+    async with endpoints(network, 3) as [a, b, c]:
+        (good,) = b.addresses
+        stranger = Endpoint(network.transport(Identity.from_seed(9)), client_mode=True)
+        await stranger.start()
+        addresses = ("memory://nobody", "no address at all", c.addresses[0], good)
+        stranger.learn(b.peer_id, addresses)
+        assert await stranger.call(b.peer_id, "double", Number(1), Number, timeout=9) == Number(2)
+        await asyncio.sleep(0.1)
+        assert stranger.addresses_of(b.peer_id)[0] == good
+        stranger.learn(b.peer_id, ("memory://a-lie",))
+        assert stranger.addresses_of(b.peer_id) == (good, "memory://a-lie")
+        stranger.learn(a.peer_id, ("memory://nobody", c.addresses[0]))
+        with pytest.raises(PeerUnreachable, match=r"refused.*is .*, not"):
+            await stranger.call(a.peer_id, "double", Number(1), Number, timeout=9)
+        await stranger.close()
+
+
+@simulated
+async def test_the_address_book_is_bounded() -> None:
+    async with endpoints(MemoryNetwork(), 1, limits=Limits(max_known_peers=50)) as [a]:
+        peers = [Identity.from_seed(seed).peer_id for seed in range(1, 200)]
+        for peer in peers:
+            a.learn(peer, (*(f"memory://{n}" for n in range(100)), "memory://" + "x" * 10_000))
+            a.addresses_of(peers[0])  # asked for again and again, so it stays
+        assert a.statistics().known_peers == 50
+        assert len(a.addresses_of(peers[0])) == 8 and a.addresses_of(peers[1]) == ()
+        a.learn(a.peer_id, ("memory://somewhere-else",))
+        assert a.addresses_of(a.peer_id) == a.addresses
+
+
+@simulated
+async def test_the_least_used_connection_makes_room_for_new_ones() -> None:
+    async with endpoints(MemoryNetwork(), 8, limits=Limits(max_connections=4)) as [a, *others]:
+        for other in others:
+            await reaches(other, a)
             await asyncio.sleep(1)
-            lost, events = a.lost(old.peer_id), []
-            a.events.subscribe(events.append)
-            waiting = asyncio.create_task(a.call(old.peer_id, "nothing", Number(1), Number, timeout=500))
-            network.freeze(old.peer_id)
-            await asyncio.sleep(0.1)
-            network.thaw(old.peer_id)
-            old._control.channels()[0].connection.pause_reading()  # it hears nothing any more
-
-            new = Endpoint(network.transport(Identity.from_seed(1)), client_mode=True, seed=2)
-            new.serve("double", Number, double)
-            await new.start()
-            await new.connect(a.addresses[0], timeout=5)
-            assert await lost == "the peer started anew"
-            await asyncio.wait([waiting])
-            assert await a.call(new.peer_id, "double", Number(1), Number, timeout=5) == Number(2)
-            assert [type(event) for event in events] == [PeerDisconnected, PeerConnected]
-            await old.close()
-            await new.close()
-
-    run(main())
+        assert [a.is_connected(other.peer_id) for other in others] == [False] * 3 + [True] * 4
+        assert await others[0].call(a.peer_id, "double", Number(1), Number, timeout=5) == Number(2)
 
 
-def test_many_callers_share_one_dial() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            calls = [a.call(b.peer_id, "double", Number(n), Number, timeout=5) for n in range(50)]
-            await asyncio.gather(*calls)
-            assert a.statistics().control_connections == b.statistics().control_connections == 1
-
-    run(main())
-
-
-def test_a_caller_that_gives_up_does_not_take_the_dial_from_the_others() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            first = asyncio.create_task(a.call(b.peer_id, "double", Number(1), Number, timeout=5))
-            second = asyncio.create_task(a.call(b.peer_id, "double", Number(2), Number, timeout=5))
-            await asyncio.sleep(0.01)
-            first.cancel()
-            assert await second == Number(4)
-
-    run(main())
-
-
-def test_all_addresses_are_tried_and_the_one_that_answers_is_remembered() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 3) as [a, b, c]:
-            (good,) = b.addresses
-            stranger = Endpoint(network.transport(Identity.from_seed(9)), client_mode=True)
-            await stranger.start()
-            addresses = ("memory://nobody", "no address at all", c.addresses[0], good)
-            stranger.learn(b.peer_id, addresses)
-            assert await stranger.call(b.peer_id, "double", Number(1), Number, timeout=9) == Number(2)
-            await asyncio.sleep(0.1)
-            assert stranger.addresses_of(b.peer_id)[0] == good
-            stranger.learn(b.peer_id, ("memory://a-lie",))
-            assert stranger.addresses_of(b.peer_id) == (good, "memory://a-lie")
-            stranger.learn(a.peer_id, ("memory://nobody", c.addresses[0]))
-            with pytest.raises(PeerUnreachable, match=r"refused.*is .*, not"):
-                await stranger.call(a.peer_id, "double", Number(1), Number, timeout=9)
-            await stranger.close()
-
-    run(main())
-
-
-def test_the_address_book_is_bounded() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 1, limits=Limits(max_known_peers=50)) as [a]:
-            peers = [Identity.from_seed(seed).peer_id for seed in range(1, 200)]
-            for peer in peers:
-                a.learn(peer, (*(f"memory://{n}" for n in range(100)), "memory://" + "x" * 10_000))
-                a.addresses_of(peers[0])  # asked for again and again, so it stays
-            assert a.statistics().known_peers == 50
-            assert len(a.addresses_of(peers[0])) == 8 and a.addresses_of(peers[1]) == ()
-            a.learn(a.peer_id, ("memory://somewhere-else",))
-            assert a.addresses_of(a.peer_id) == a.addresses
-
-    run(main())
-
-
-def test_the_least_used_connection_makes_room_for_new_ones() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 8, limits=Limits(max_connections=4)) as [a, *others]:
-            for other in others:
-                await other.call(a.peer_id, "double", Number(1), Number, timeout=5)
-                await asyncio.sleep(1)
-            assert [a.is_connected(other.peer_id) for other in others] == [False] * 3 + [True] * 4
-            assert await others[0].call(a.peer_id, "double", Number(1), Number, timeout=5) == Number(2)
-
-    run(main())
-
-
-def test_a_call_that_waits_for_a_dial_fails_when_the_endpoint_closes() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 2) as [a, b]:
-            network.cut(a.peer_id, b.peer_id)
-            call = asyncio.create_task(a.call(b.peer_id, "double", Number(1), Number, timeout=100))
-            await asyncio.sleep(1)
-            await a.close()
-            with pytest.raises((ConnectionLost, PeerUnreachable)):
-                await call
-            assert asyncio.get_running_loop().time() < 3
-
-    run(main())
+@simulated
+async def test_a_call_that_waits_for_a_dial_fails_when_the_endpoint_closes() -> None:
+    network = MemoryNetwork()
+    async with endpoints(network, 2) as [a, b]:
+        network.cut(a.peer_id, b.peer_id)
+        call = asyncio.create_task(a.call(b.peer_id, "double", Number(1), Number, timeout=100))
+        await asyncio.sleep(1)
+        await a.close()
+        with pytest.raises((ConnectionLost, PeerUnreachable)):
+            await call
+        assert asyncio.get_running_loop().time() < 3

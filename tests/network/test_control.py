@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,13 +26,10 @@ from swarmcli.network.wire.messages import (
     Pong,
     Request,
 )
-from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import simulated
 
 from .worlds import Attacker, Number, Recorder, endpoints
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    virtual_time.run(main, timeout=7200)
 
 
 class Scene:
@@ -108,67 +105,57 @@ async def scene(limits: Limits | None = None, *, greet: bool = True) -> AsyncIte
         (Hello(b"x" * 16), "unexpected message"),
     ],
 )
-def test_a_bad_message_ends_the_connection_with_the_rules_name(message: Any, rule: str) -> None:
-    async def main() -> None:
-        async with scene() as play:
-            await play.send(message)
-            await play.refused_for(rule)
-
-    run(main())
+@simulated
+async def test_a_bad_message_ends_the_connection_with_the_rules_name(message: Any, rule: str) -> None:
+    async with scene() as play:
+        await play.send(message)
+        await play.refused_for(rule)
 
 
-def test_the_first_message_is_a_greeting() -> None:
-    async def main() -> None:
-        async with scene(greet=False) as play:
-            await play.send(Ping(0))
-            await play.refused_for("unexpected message")
-
-    run(main())
+@simulated
+async def test_the_first_message_is_a_greeting() -> None:
+    async with scene(greet=False) as play:
+        await play.send(Ping(0))
+        await play.refused_for("unexpected message")
 
 
-def test_messages_and_payloads_that_are_too_large() -> None:
-    async def main() -> None:
-        async with scene(Limits(max_message=10_000)) as play:
-            await play.send(Request(0, "double", bytes(10_001)))
-            await play.refused_for("oversized message")
-        async with scene() as play:
-            await play.connection.send(wire.encode(Ping(0)), [b"payload"])
-            await play.refused_for("payload on a control connection")
-
-    run(main())
+@simulated
+async def test_messages_and_payloads_that_are_too_large() -> None:
+    async with scene(Limits(max_message=10_000)) as play:
+        await play.send(Request(0, "double", bytes(10_001)))
+        await play.refused_for("oversized message")
+    async with scene() as play:
+        await play.connection.send(wire.encode(Ping(0)), [b"payload"])
+        await play.refused_for("payload on a control connection")
 
 
-def test_a_call_id_is_used_once() -> None:
-    async def main() -> None:
-        async with scene() as play:
-            await play.send(Request(5, "double", Number(1)), Request(5, "double", Number(1)))
-            await play.refused_for("call id used twice")
-
-    run(main())
+@simulated
+async def test_a_call_id_is_used_once() -> None:
+    async with scene() as play:
+        await play.send(Request(5, "double", Number(1)), Request(5, "double", Number(1)))
+        await play.refused_for("call id used twice")
 
 
-def test_a_flood_of_calls_that_take_long_is_a_violation() -> None:
-    async def main() -> None:
-        async with scene(Limits(max_calls_per_peer=100)) as play:
-            cancelled = 0
+@simulated
+async def test_a_flood_of_calls_that_take_long_is_a_violation() -> None:
+    async with scene(Limits(max_calls_per_peer=100)) as play:
+        cancelled = 0
 
-            async def forever(peer: PeerID, request: Number) -> Number:
-                nonlocal cancelled
-                try:
-                    return await asyncio.get_running_loop().create_future()
-                finally:
-                    cancelled += 1
+        async def forever(peer: PeerID, request: Number) -> Number:
+            nonlocal cancelled
+            try:
+                return await asyncio.get_running_loop().create_future()
+            finally:
+                cancelled += 1
 
-            play.victim.serve("forever", Number, forever)
-            await play.send(*[Request(number, "forever", Number(0)) for number in range(100)])
-            await asyncio.sleep(1)
-            assert play.victim.statistics().calls_serving == 100 and not play.heard.ends
-            await play.send(Request(100, "forever", Number(0)))
-            await play.refused_for("too many unanswered calls")
-            await asyncio.sleep(0.1)
-            assert cancelled == 100 and play.victim.statistics().calls_serving == 0
-
-    run(main())
+        play.victim.serve("forever", Number, forever)
+        await play.send(*[Request(number, "forever", Number(0)) for number in range(100)])
+        await asyncio.sleep(1)
+        assert play.victim.statistics().calls_serving == 100 and not play.heard.ends
+        await play.send(Request(100, "forever", Number(0)))
+        await play.refused_for("too many unanswered calls")
+        await asyncio.sleep(0.1)
+        assert cancelled == 100 and play.victim.statistics().calls_serving == 0
 
 
 @pytest.mark.parametrize(
@@ -181,101 +168,89 @@ def test_a_flood_of_calls_that_take_long_is_a_violation() -> None:
         lambda n: BulkWanted(n, ()),
     ],
 )
-def test_who_asks_and_never_reads_is_not_read_either(flood: Callable[[int], Any]) -> None:
+@simulated
+async def test_who_asks_and_never_reads_is_not_read_either(flood: Callable[[int], Any]) -> None:
     """The memory that a flood takes at the victim stays bounded, and in the end the attacker is taken for dead."""
 
-    async def main() -> None:
-        async with scene(Limits(max_calls_per_peer=50)) as play:
-            play.connection.pause_reading()
-            most = sent = 0
+    async with scene(Limits(max_calls_per_peer=50)) as play:
+        play.connection.pause_reading()
+        most = sent = 0
 
-            async def pour() -> None:
-                nonlocal sent
-                while not play.heard.ends and sent < 20_000:
-                    await play.send(flood(sent))
-                    sent += 1
+        async def pour() -> None:
+            nonlocal sent
+            while not play.heard.ends and sent < 20_000:
+                await play.send(flood(sent))
+                sent += 1
 
-            pouring = asyncio.create_task(pour())
-            for _ in range(100):
-                await asyncio.sleep(0.01)
-                most = max(most, len(play.victim._context.tasks))
-            assert most < 300
-            pouring.cancel()
-            await asyncio.wait([pouring])
-            await play.friend_is_served()
-
-    run(main())
+        pouring = asyncio.create_task(pour())
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            most = max(most, len(play.victim._context.tasks))
+        assert most < 300
+        pouring.cancel()
+        await asyncio.wait([pouring])
+        await play.friend_is_served()
 
 
-def test_who_asks_for_much_and_does_not_read_it_gets_refusals_instead() -> None:
+@simulated
+async def test_who_asks_for_much_and_does_not_read_it_gets_refusals_instead() -> None:
     async def give(peer: PeerID, request: Number) -> bytes:
         return bytes(100_000)
 
-    async def main() -> None:
-        async with scene(Limits(max_replies_per_peer=1_000_000)) as play:
-            play.victim.serve("give", Number, give)
-            play.connection.pause_reading()
-            await play.send(*[Request(number, "give", Number(0)) for number in range(200)])
-            await asyncio.sleep(0.5)
-            play.connection.resume_reading()
-            await asyncio.sleep(0.5)
-            given = [message for message in play.answers() if isinstance(message, Answer)]
-            refused = [message for message in play.answers() if isinstance(message, Failure)]
-            assert len(given) + len(refused) == 200 and {message.why.code for message in refused} == {"busy"}
-            assert 9 <= len(given) <= 14, "what the bound allows, and what was on the way"
-            await play.send(Request(200, "give", Number(0)))
-            await asyncio.sleep(0.5)
-            assert isinstance(play.answers()[-1], Answer)
-
-    run(main())
+    async with scene(Limits(max_replies_per_peer=1_000_000)) as play:
+        play.victim.serve("give", Number, give)
+        play.connection.pause_reading()
+        await play.send(*[Request(number, "give", Number(0)) for number in range(200)])
+        await asyncio.sleep(0.5)
+        play.connection.resume_reading()
+        await asyncio.sleep(0.5)
+        given = [message for message in play.answers() if isinstance(message, Answer)]
+        refused = [message for message in play.answers() if isinstance(message, Failure)]
+        assert len(given) + len(refused) == 200 and {message.why.code for message in refused} == {"busy"}
+        assert 9 <= len(given) <= 14, "what the bound allows, and what was on the way"
+        await play.send(Request(200, "give", Number(0)))
+        await asyncio.sleep(0.5)
+        assert isinstance(play.answers()[-1], Answer)
 
 
-def test_asking_to_be_dialed_too_often_is_denied() -> None:
-    async def main() -> None:
-        async with scene(Limits(max_streams_per_peer=5)) as play:
-            await play.send(*[BulkWanted(token, ("memory://nobody",)) for token in range(20)])
-            await play.send(BulkWanted(20, ()))
-            await asyncio.sleep(1)
-            denied = [answer for answer in play.answers() if isinstance(answer, BulkDenied)]
-            assert [d.reason for d in denied].count("too many requests") == 15
-            assert [d.token for d in denied if d.reason == "no address to dial"] == [20]
-            await play.friend_is_served()
-
-    run(main())
+@simulated
+async def test_asking_to_be_dialed_too_often_is_denied() -> None:
+    async with scene(Limits(max_streams_per_peer=5)) as play:
+        await play.send(*[BulkWanted(token, ("memory://nobody",)) for token in range(20)])
+        await play.send(BulkWanted(20, ()))
+        await asyncio.sleep(1)
+        denied = [answer for answer in play.answers() if isinstance(answer, BulkDenied)]
+        assert [d.reason for d in denied].count("too many requests") == 15
+        assert [d.token for d in denied if d.reason == "no address to dial"] == [20]
+        await play.friend_is_served()
 
 
-def test_answers_to_requests_that_nobody_made_are_harmless_on_bulk_business() -> None:
-    async def main() -> None:
-        async with scene() as play:
-            await play.send(BulkDenied(99, "no"), Cancel(3), Request(4, "double", Number(3)))
-            await asyncio.sleep(1)
-            assert Failure(3, Failed("cancelled")) in play.answers() and not play.heard.ends
-            assert not play.victim._streams._peers
-
-    run(main())
+@simulated
+async def test_answers_to_requests_that_nobody_made_are_harmless_on_bulk_business() -> None:
+    async with scene() as play:
+        await play.send(BulkDenied(99, "no"), Cancel(3), Request(4, "double", Number(3)))
+        await asyncio.sleep(1)
+        assert Failure(3, Failed("cancelled")) in play.answers() and not play.heard.ends
+        assert not play.victim._streams._peers
 
 
-def test_lies_about_the_clock_only_look_bad() -> None:
-    async def main() -> None:
-        async with scene() as play:
-            for sent, (received, replied) in enumerate([(float("nan"), 0.0), (0.0, float("inf")), (5.0, -5.0)]):
-                call = asyncio.create_task(play.victim.call(play.attacker.peer_id, "ask", Number(0), Number, timeout=5))
-                await asyncio.sleep(0.1)
-                await play.send(Answer(sent, received, replied, Number(1)))
-                assert await call == Number(1)
-            assert play.victim.clock.offset == pytest.approx(0, abs=1e-6)
-            assert play.victim.round_trip(play.attacker.peer_id) is None
-
-    run(main())
-
-
-def test_one_answer_to_each_call() -> None:
-    async def main() -> None:
-        async with scene() as play:
+@simulated
+async def test_lies_about_the_clock_only_look_bad() -> None:
+    async with scene() as play:
+        for sent, (received, replied) in enumerate([(float("nan"), 0.0), (0.0, float("inf")), (5.0, -5.0)]):
             call = asyncio.create_task(play.victim.call(play.attacker.peer_id, "ask", Number(0), Number, timeout=5))
             await asyncio.sleep(0.1)
-            await play.send(Answer(0, 0.0, 0.0, Number(1)), Answer(0, 0.0, 0.0, Number(1)))
+            await play.send(Answer(sent, received, replied, Number(1)))
             assert await call == Number(1)
-            await play.refused_for("answer to no call")
+        assert play.victim.clock.offset == pytest.approx(0, abs=1e-6)
+        assert play.victim.round_trip(play.attacker.peer_id) is None
 
-    run(main())
+
+@simulated
+async def test_one_answer_to_each_call() -> None:
+    async with scene() as play:
+        call = asyncio.create_task(play.victim.call(play.attacker.peer_id, "ask", Number(0), Number, timeout=5))
+        await asyncio.sleep(0.1)
+        await play.send(Answer(0, 0.0, 0.0, Number(1)), Answer(0, 0.0, 0.0, Number(1)))
+        assert await call == Number(1)
+        await play.refused_for("answer to no call")

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from swarmcli.errors import AddressError, ConnectError
 from swarmcli.network import Identity, PeerID, Purpose
 from swarmcli.network.transports.dialing import DIAL_STAGGER, dial_any
-from swarmcli.testing import virtual_time
+from tests.simulation import now, simulated
 
 PEER = Identity.from_seed(1).peer_id
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    virtual_time.run(main, timeout=3600)
 
 
 class FakeConnection:
@@ -53,63 +47,47 @@ class FakeTransport:
         return [connection.address for connection in self.made if not connection.aborted]
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
+@simulated
+async def test_a_quick_first_address_is_the_only_one_tried() -> None:
+    transport = FakeTransport()
+    assert (await transport.dial_any("0.1", "0.05")).address == "0.1"
+    assert transport.tried == ["0.1"] and transport.left_open() == ["0.1"]
 
 
-def test_a_quick_first_address_is_the_only_one_tried() -> None:
-    async def main() -> None:
-        transport = FakeTransport()
-        assert (await transport.dial_any("0.1", "0.05")).address == "0.1"
-        assert transport.tried == ["0.1"] and transport.left_open() == ["0.1"]
-
-    run(main())
+@simulated
+async def test_a_silent_address_does_not_hold_up_the_next() -> None:
+    transport = FakeTransport()
+    assert (await transport.dial_any("100", "200", "0.1")).address == "0.1"
+    assert now() == pytest.approx(2 * DIAL_STAGGER + 0.1) and transport.left_open() == ["0.1"]
 
 
-def test_a_silent_address_does_not_hold_up_the_next() -> None:
-    async def main() -> None:
-        transport = FakeTransport()
-        assert (await transport.dial_any("100", "200", "0.1")).address == "0.1"
-        assert now() == pytest.approx(2 * DIAL_STAGGER + 0.1) and transport.left_open() == ["0.1"]
-
-    run(main())
+@simulated
+async def test_addresses_that_refuse_or_make_no_sense_are_passed_over() -> None:
+    transport = FakeTransport()
+    assert (await transport.dial_any("-0.1", "nonsense", "0.1")).address == "0.1"
 
 
-def test_addresses_that_refuse_or_make_no_sense_are_passed_over() -> None:
-    async def main() -> None:
-        transport = FakeTransport()
-        assert (await transport.dial_any("-0.1", "nonsense", "0.1")).address == "0.1"
-
-    run(main())
-
-
-def test_of_two_that_answer_together_one_is_kept() -> None:
-    async def main() -> None:
-        transport = FakeTransport()
-        winner = await transport.dial_any("0.5", "0.25")
-        assert len(transport.made) == 2 and transport.left_open() == [winner.address]
-
-    run(main())
+@simulated
+async def test_of_two_that_answer_together_one_is_kept() -> None:
+    transport = FakeTransport()
+    winner = await transport.dial_any("0.5", "0.25")
+    assert len(transport.made) == 2 and transport.left_open() == [winner.address]
 
 
-def test_when_none_answers_the_error_says_what_happened_with_each() -> None:
-    async def main() -> None:
-        with pytest.raises(ConnectError, match=r"-0\.1 refused; no address; -3 refused") as caught:
-            await FakeTransport().dial_any("-3", "-0.1", "nonsense")
-        assert caught.value.address == "-3"
-        with pytest.raises(ConnectError, match="no address"):
-            await FakeTransport().dial_any("nonsense")
-
-    run(main())
+@simulated
+async def test_when_none_answers_the_error_says_what_happened_with_each() -> None:
+    with pytest.raises(ConnectError, match=r"-0\.1 refused; no address; -3 refused") as caught:
+        await FakeTransport().dial_any("-3", "-0.1", "nonsense")
+    assert caught.value.address == "-3"
+    with pytest.raises(ConnectError, match="no address"):
+        await FakeTransport().dial_any("nonsense")
 
 
-def test_giving_up_leaves_nothing() -> None:
-    async def main() -> None:
-        transport = FakeTransport()
-        dialing = asyncio.create_task(transport.dial_any("1", "1", "1"))
-        await asyncio.sleep(0.9)
-        dialing.cancel()
-        await asyncio.wait([dialing])
-        assert dialing.cancelled() and transport.left_open() == []
-
-    run(main())
+@simulated
+async def test_giving_up_leaves_nothing() -> None:
+    transport = FakeTransport()
+    dialing = asyncio.create_task(transport.dial_any("1", "1", "1"))
+    await asyncio.sleep(0.9)
+    dialing.cancel()
+    await asyncio.wait([dialing])
+    assert dialing.cancelled() and transport.left_open() == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -23,17 +22,10 @@ from swarmcli.errors import (
 )
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, Limits, PeerID
-from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import now, simulated
 
-from .worlds import Number, double, endpoints
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    virtual_time.run(main, timeout=7200)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
+from .worlds import Number, double, endpoints, reaches, slow
 
 
 class Busy:
@@ -54,433 +46,378 @@ class Busy:
             self.running -= 1
 
 
-def test_either_end_calls_the_other_on_one_connection() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            assert await a.call(b.peer_id, "double", Number(4), Number, timeout=5) == Number(8)
-            assert await b.call(a.peer_id, "double", Number(5), Number, timeout=5) == Number(10)
-            assert a.statistics().control_connections == b.statistics().control_connections == 1
-            assert a.is_connected(b.peer_id) and b.is_connected(a.peer_id)
-
-    run(main())
+@simulated
+async def test_either_end_calls_the_other_on_one_connection() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        assert await reaches(a, b)
+        assert await reaches(b, a)
+        assert a.statistics().control_connections == b.statistics().control_connections == 1
+        assert a.is_connected(b.peer_id) and b.is_connected(a.peer_id)
 
 
-def test_a_client_is_called_back_by_whom_it_dialed_and_by_nobody_else() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 3, clients=(1, 2)) as [a, client, other]:
-            assert client.addresses == () and not a.can_reach(client.peer_id)
-            with pytest.raises(PeerUnreachable):
-                await a.call(client.peer_id, "double", Number(1), Number, timeout=5)
-            assert now() == 0  # it is known at once
-            await client.connect(a.addresses[0], timeout=5)
-            await other.connect(a.addresses[0], timeout=5)
-            assert await a.call(client.peer_id, "double", Number(2), Number, timeout=5) == Number(4)
-            with pytest.raises(PeerUnreachable):
-                await client.call(other.peer_id, "double", Number(1), Number, timeout=5)
-
-    run(main())
+@simulated
+async def test_a_client_is_called_back_by_whom_it_dialed_and_by_nobody_else() -> None:
+    async with endpoints(MemoryNetwork(), 3, clients=(1, 2)) as [a, client, other]:
+        assert client.addresses == () and not a.can_reach(client.peer_id)
+        with pytest.raises(PeerUnreachable):
+            await reaches(a, client)
+        assert now() == 0  # it is known at once
+        await client.connect(a.addresses[0], timeout=5)
+        await other.connect(a.addresses[0], timeout=5)
+        assert await reaches(a, client)
+        with pytest.raises(PeerUnreachable):
+            await reaches(client, other)
 
 
-def test_a_handler_may_call_its_caller_back() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
+@simulated
+async def test_a_handler_may_call_its_caller_back() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
 
-            async def ask_back(peer: PeerID, request: Number) -> Number:
-                return await b.call(peer, "double", Number(request.n + 1), Number, timeout=5)
+        async def ask_back(peer: PeerID, request: Number) -> Number:
+            return await b.call(peer, "double", Number(request.n + 1), Number, timeout=5)
 
-            b.serve("ask back", Number, ask_back)
-            assert await a.call(b.peer_id, "ask back", Number(1), Number, timeout=5) == Number(4)
-
-    run(main())
+        b.serve("ask back", Number, ask_back)
+        assert await a.call(b.peer_id, "ask back", Number(1), Number, timeout=5) == Number(4)
 
 
-def test_a_thousand_calls_at_once() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(loss=0.01), 2) as [a, b]:
-            calls = [a.call(b.peer_id, "double", Number(n), Number, timeout=30) for n in range(3000)]
-            assert await asyncio.gather(*calls) == [Number(2 * n) for n in range(3000)]
-            assert not b.statistics().violations
-
-    run(main())
+@simulated
+async def test_a_thousand_calls_at_once() -> None:
+    async with endpoints(MemoryNetwork(loss=0.01), 2) as [a, b]:
+        calls = [a.call(b.peer_id, "double", Number(n), Number, timeout=30) for n in range(3000)]
+        assert await asyncio.gather(*calls) == [Number(2 * n) for n in range(3000)]
+        assert not b.statistics().violations
 
 
-def test_calls_beyond_the_limit_wait_for_their_turn() -> None:
-    async def main() -> None:
-        busiest = 0
-        serving = 0
-        limits = Limits(max_calls_per_peer=10)
-        async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
+@simulated
+async def test_calls_beyond_the_limit_wait_for_their_turn() -> None:
+    busiest = 0
+    serving = 0
+    limits = Limits(max_calls_per_peer=10)
+    async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
 
-            async def slow(peer: PeerID, request: Number) -> Number:
-                nonlocal busiest, serving
-                serving += 1
-                busiest = max(busiest, serving)
-                await asyncio.sleep(1)
-                serving -= 1
-                return request
-
-            b.serve("slow", Number, slow)
-            async with asyncio.TaskGroup() as group:
-                for n in range(35):
-                    group.create_task(a.call(b.peer_id, "slow", Number(n), Number, timeout=60))
-            assert busiest == 10 and 4 <= now() < 5
-
-    run(main())
-
-
-def test_a_deadline_is_kept_and_cancels_the_handler() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            busy = Busy()
-            b.serve("busy", Number, busy)
-            with pytest.raises(CallTimeout, match=r"did not answer busy within 3 s"):
-                await a.call(b.peer_id, "busy", Number(0), Number, timeout=3)
-            assert now() == pytest.approx(3)
+        async def counted(peer: PeerID, request: Number) -> Number:
+            nonlocal busiest, serving
+            serving += 1
+            busiest = max(busiest, serving)
             await asyncio.sleep(1)
-            assert busy.cancelled == 1 and busy.running == 0
-            assert a.statistics().calls_waiting == b.statistics().calls_serving == 0
+            serving -= 1
+            return request
 
-    run(main())
-
-
-def test_cancelling_a_call_reaches_the_handler() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            busy = Busy()
-            b.serve("busy", Number, busy)
-            call = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
-            await asyncio.sleep(1)
-            assert busy.running == 1
-            call.cancel()
-            await asyncio.wait([call])
-            await asyncio.sleep(1)
-            assert call.cancelled() and busy.cancelled == 1
-            assert await a.call(b.peer_id, "double", Number(1), Number, timeout=5) == Number(2)
-
-    run(main())
+        b.serve("slow", Number, counted)
+        async with asyncio.TaskGroup() as group:
+            for n in range(35):
+                group.create_task(a.call(b.peer_id, "slow", Number(n), Number, timeout=60))
+        assert busiest == 10 and 4 <= now() < 5
 
 
-def test_cancelled_calls_give_their_places_back() -> None:
+@simulated
+async def test_a_deadline_is_kept_and_cancels_the_handler() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        busy = Busy()
+        b.serve("busy", Number, busy)
+        with pytest.raises(CallTimeout, match=r"did not answer busy within 3 s"):
+            await a.call(b.peer_id, "busy", Number(0), Number, timeout=3)
+        assert now() == pytest.approx(3)
+        await asyncio.sleep(1)
+        assert busy.cancelled == 1 and busy.running == 0
+        assert a.statistics().calls_waiting == b.statistics().calls_serving == 0
+
+
+@simulated
+async def test_cancelling_a_call_reaches_the_handler() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        busy = Busy()
+        b.serve("busy", Number, busy)
+        call = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
+        await asyncio.sleep(1)
+        assert busy.running == 1
+        call.cancel()
+        await asyncio.wait([call])
+        await asyncio.sleep(1)
+        assert call.cancelled() and busy.cancelled == 1
+        assert await reaches(a, b)
+
+
+@simulated
+async def test_cancelled_calls_give_their_places_back() -> None:
     """Also when the wish to cancel arrives together with the request, before the handler has begun."""
 
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2, limits=Limits(max_calls_per_peer=4)) as [a, b]:
-            b.serve("busy", Number, Busy())
-            await a.connect(b.addresses[0], timeout=5)
-            for delay in (0.0, 0.001, 0.01, 0.02, 0.5):
-                calls = [asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=60)) for _ in "1234"]
-                await asyncio.sleep(delay)
-                for call in calls:
-                    call.cancel()
-                await asyncio.wait(calls)
-            assert await a.call(b.peer_id, "double", Number(1), Number, timeout=5) == Number(2)
-            assert not b.statistics().violations
-
-    run(main())
-
-
-def test_calls_cancelled_before_they_are_written_give_their_places_back() -> None:
-    """The requests behind them reach the other end before their cancellations do."""
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 2, limits=Limits(max_calls_per_peer=8)) as [a, b]:
-            busy = Busy()
-            b.serve("busy", bytes, busy)
-            await a.connect(b.addresses[0], timeout=5)
-            network.freeze(b.peer_id)
-            calls = [
-                asyncio.create_task(a.call(b.peer_id, "busy", bytes(500_000), Number, timeout=60)) for _ in range(8)
-            ]
-            await asyncio.sleep(1)
-            for call in calls[2:5]:
-                call.cancel()
-            await asyncio.wait(calls[2:5])
-            network.thaw(b.peer_id)
-            await asyncio.sleep(1)
+    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_calls_per_peer=4)) as [a, b]:
+        b.serve("busy", Number, Busy())
+        await a.connect(b.addresses[0], timeout=5)
+        for delay in (0.0, 0.001, 0.01, 0.02, 0.5):
+            calls = [asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=60)) for _ in "1234"]
+            await asyncio.sleep(delay)
             for call in calls:
                 call.cancel()
             await asyncio.wait(calls)
-            async with asyncio.timeout(10):
-                numbers = [a.call(b.peer_id, "double", Number(n), Number, timeout=60) for n in range(100)]
-                assert await asyncio.gather(*numbers) == [Number(2 * n) for n in range(100)]
-            all_places = [asyncio.create_task(a.call(b.peer_id, "busy", b"", Number, timeout=60)) for _ in range(8)]
-            await asyncio.sleep(1)
-            assert b.statistics().calls_serving == 8 and not b.statistics().violations
-            for call in all_places:
-                call.cancel()
-            await asyncio.wait(all_places)
-
-    run(main())
+        assert await reaches(a, b)
+        assert not b.statistics().violations
 
 
-def test_refusals_and_failures_of_handlers_have_names() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
+@simulated
+async def test_calls_cancelled_before_they_are_written_give_their_places_back() -> None:
+    """The requests behind them reach the other end before their cancellations do."""
 
-            async def refuse(peer: PeerID, request: Number) -> Number:
-                raise CallRefused("full", "no room for you")
-
-            async def fail(peer: PeerID, request: Number) -> Number:
-                raise LookupError("x" * 5000)
-
-            async def cancelled(peer: PeerID, request: Number) -> Number:
-                raise asyncio.CancelledError
-
-            async def strange(peer: PeerID, request: Number) -> Any:
-                return object()
-
-            async def huge(peer: PeerID, request: Number) -> Any:
-                return bytes(2 << 20)
-
-            for handler in (refuse, fail, cancelled, strange, huge):
-                b.serve(handler.__name__, Number, handler)
-
-            async def call(method: str) -> None:
-                await a.call(b.peer_id, method, Number(0), Number, timeout=5)
-
-            with pytest.raises(CallRefused, match="no room for you") as refused:
-                await call("refuse")
-            assert refused.value.code == "full"
-            with pytest.raises(RemoteError, match="LookupError: xxx") as failed:
-                await call("fail")
-            assert len(str(failed.value)) < 1100
-            for method in ("cancelled", "strange", "huge"):
-                with pytest.raises(RemoteError):
-                    await call(method)
-            with pytest.raises(UnknownMethod, match="nonsense"):
-                await call("nonsense")
-            b.withdraw("refuse", "never served")
-            with pytest.raises(UnknownMethod):
-                await call("refuse")
-            assert await a.call(b.peer_id, "double", Number(1), Number, timeout=5) == Number(2)
-
-    run(main())
+    network = MemoryNetwork()
+    async with endpoints(network, 2, limits=Limits(max_calls_per_peer=8)) as [a, b]:
+        busy = Busy()
+        b.serve("busy", bytes, busy)
+        await a.connect(b.addresses[0], timeout=5)
+        network.freeze(b.peer_id)
+        calls = [asyncio.create_task(a.call(b.peer_id, "busy", bytes(500_000), Number, timeout=60)) for _ in range(8)]
+        await asyncio.sleep(1)
+        for call in calls[2:5]:
+            call.cancel()
+        await asyncio.wait(calls[2:5])
+        network.thaw(b.peer_id)
+        await asyncio.sleep(1)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        async with asyncio.timeout(10):
+            numbers = [a.call(b.peer_id, "double", Number(n), Number, timeout=60) for n in range(100)]
+            assert await asyncio.gather(*numbers) == [Number(2 * n) for n in range(100)]
+        all_places = [asyncio.create_task(a.call(b.peer_id, "busy", b"", Number, timeout=60)) for _ in range(8)]
+        await asyncio.sleep(1)
+        assert b.statistics().calls_serving == 8 and not b.statistics().violations
+        for call in all_places:
+            call.cancel()
+        await asyncio.wait(all_places)
 
 
-def test_requests_that_take_too_much_memory_are_refused() -> None:
-    async def main() -> None:
-        limits = Limits(max_requests_per_peer=250_000)
-        async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
+@simulated
+async def test_refusals_and_failures_of_handlers_have_names() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
 
-            async def hold(peer: PeerID, request: bytes) -> Number:
-                await asyncio.sleep(10)
-                return Number(len(request))
+        async def refuse(peer: PeerID, request: Number) -> Number:
+            raise CallRefused("full", "no room for you")
 
-            b.serve("hold", bytes, hold)
-            for _ in range(2):  # what was held is free again after the first time
-                calls = [a.call(b.peer_id, "hold", bytes(100_000), Number, timeout=60) for _ in range(4)]
-                outcomes = await asyncio.gather(*calls, return_exceptions=True)
-                assert outcomes[:2] == [Number(100_000)] * 2
-                for refusal in outcomes[2:]:
-                    assert isinstance(refusal, CallRefused) and refusal.code == "busy"
-            big = a.call(b.peer_id, "hold", bytes(500_000), Number, timeout=60)
-            assert await big == Number(500_000)  # one at a time always passes
+        async def fail(peer: PeerID, request: Number) -> Number:
+            raise LookupError("x" * 5000)
 
-    run(main())
+        async def cancelled(peer: PeerID, request: Number) -> Number:
+            raise asyncio.CancelledError
 
+        async def strange(peer: PeerID, request: Number) -> Any:
+            return object()
 
-def test_a_method_has_one_handler() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 1) as [a]:
-            with pytest.raises(ValueError, match="served already"):
-                a.serve("double", Number, double)
-            with pytest.raises(ValueError, match="characters"):
-                a.serve("", Number, double)
+        async def huge(peer: PeerID, request: Number) -> Any:
+            return bytes(2 << 20)
 
-    run(main())
+        for handler in (refuse, fail, cancelled, strange, huge):
+            b.serve(handler.__name__, Number, handler)
 
+        async def call(method: str) -> None:
+            await a.call(b.peer_id, method, Number(0), Number, timeout=5)
 
-def test_messages_beyond_the_limit_are_refused_here() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            with pytest.raises(ValueError, match="too large"):
-                await a.call(b.peer_id, "double", bytes(2 << 20), Number, timeout=5)
-            with pytest.raises(TypeError):
-                await a.call(b.peer_id, "double", object(), Number, timeout=5)
-            with pytest.raises(ValueError, match="itself"):
-                await a.call(a.peer_id, "double", Number(1), Number, timeout=5)
-            assert await a.call(b.peer_id, "double", Number(1), Number, timeout=5) == Number(2)
-
-    run(main())
+        with pytest.raises(CallRefused, match="no room for you") as refused:
+            await call("refuse")
+        assert refused.value.code == "full"
+        with pytest.raises(RemoteError, match="LookupError: xxx") as failed:
+            await call("fail")
+        assert len(str(failed.value)) < 1100
+        for method in ("cancelled", "strange", "huge"):
+            with pytest.raises(RemoteError):
+                await call(method)
+        with pytest.raises(UnknownMethod, match="nonsense"):
+            await call("nonsense")
+        b.withdraw("refuse", "never served")
+        with pytest.raises(UnknownMethod):
+            await call("refuse")
+        assert await reaches(a, b)
 
 
-def test_an_answer_of_another_type_ends_the_connection() -> None:
+@simulated
+async def test_requests_that_take_too_much_memory_are_refused() -> None:
+    limits = Limits(max_requests_per_peer=250_000)
+    async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
+
+        async def hold(peer: PeerID, request: bytes) -> Number:
+            await asyncio.sleep(10)
+            return Number(len(request))
+
+        b.serve("hold", bytes, hold)
+        for _ in range(2):  # what was held is free again after the first time
+            calls = [a.call(b.peer_id, "hold", bytes(100_000), Number, timeout=60) for _ in range(4)]
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert outcomes[:2] == [Number(100_000)] * 2
+            for refusal in outcomes[2:]:
+                assert isinstance(refusal, CallRefused) and refusal.code == "busy"
+        big = a.call(b.peer_id, "hold", bytes(500_000), Number, timeout=60)
+        assert await big == Number(500_000)  # one at a time always passes
+
+
+@simulated
+async def test_a_method_has_one_handler() -> None:
+    async with endpoints(MemoryNetwork(), 1) as [a]:
+        with pytest.raises(ValueError, match="served already"):
+            a.serve("double", Number, double)
+        with pytest.raises(ValueError, match="characters"):
+            a.serve("", Number, double)
+
+
+@simulated
+async def test_messages_beyond_the_limit_are_refused_here() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        with pytest.raises(ValueError, match="too large"):
+            await a.call(b.peer_id, "double", bytes(2 << 20), Number, timeout=5)
+        with pytest.raises(TypeError):
+            await a.call(b.peer_id, "double", object(), Number, timeout=5)
+        with pytest.raises(ValueError, match="itself"):
+            await reaches(a, a)
+        assert await reaches(a, b)
+
+
+@simulated
+async def test_an_answer_of_another_type_ends_the_connection() -> None:
     class Word(msgspec.Struct):
         text: str
 
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            with pytest.raises(ProtocolViolation, match="unreadable message: double"):
-                await a.call(b.peer_id, "double", Number(1), Word, timeout=5)
-            await asyncio.sleep(0.1)
-            assert a.statistics().violations == {"unreadable message": 1}
-
-    run(main())
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        with pytest.raises(ProtocolViolation, match="unreadable message: double"):
+            await a.call(b.peer_id, "double", Number(1), Word, timeout=5)
+        await asyncio.sleep(0.1)
+        assert a.statistics().violations == {"unreadable message": 1}
 
 
 @pytest.mark.parametrize("dead", [0, 1])
-def test_the_death_of_either_end_fails_calls_and_cancels_handlers(dead: int) -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 2) as [a, b]:
-            busy = Busy()
-            b.serve("busy", Number, busy)
-            call = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
-            await asyncio.sleep(1)
-            network.kill((a, b)[dead].peer_id)
-            with pytest.raises(ConnectionLost):
-                await call
-            await asyncio.sleep(1)
-            assert busy.cancelled == 1 and now() < 3
-            assert not a.is_connected(b.peer_id) and not b.is_connected(a.peer_id)
-
-    run(main())
+@simulated
+async def test_the_death_of_either_end_fails_calls_and_cancels_handlers(dead: int) -> None:
+    network = MemoryNetwork()
+    async with endpoints(network, 2) as [a, b]:
+        busy = Busy()
+        b.serve("busy", Number, busy)
+        call = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
+        await asyncio.sleep(1)
+        network.kill((a, b)[dead].peer_id)
+        with pytest.raises(ConnectionLost):
+            await call
+        await asyncio.sleep(1)
+        assert busy.cancelled == 1 and now() < 3
+        assert not a.is_connected(b.peer_id) and not b.is_connected(a.peer_id)
 
 
-def test_a_cut_cable_is_noticed_within_seconds() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 2) as [a, b]:
-            busy = Busy()
-            b.serve("busy", Number, busy)
-            call = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
-            await asyncio.sleep(10)
-            lost = b.lost(a.peer_id)
-            assert not lost.done() and not call.done()
-            network.cut(a.peer_id, b.peer_id)
-            with pytest.raises(ConnectionLost, match="no sign of life"):
-                await call
-            assert "no sign of life" in await lost
-            assert now() < 20 and busy.cancelled == 1
-
-    run(main())
+@simulated
+async def test_a_cut_cable_is_noticed_within_seconds() -> None:
+    network = MemoryNetwork()
+    async with endpoints(network, 2) as [a, b]:
+        busy = Busy()
+        b.serve("busy", Number, busy)
+        call = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
+        await asyncio.sleep(10)
+        lost = b.lost(a.peer_id)
+        assert not lost.done() and not call.done()
+        network.cut(a.peer_id, b.peer_id)
+        with pytest.raises(ConnectionLost, match="no sign of life"):
+            await call
+        assert "no sign of life" in await lost
+        assert now() < 20 and busy.cancelled == 1
 
 
-def test_lost_tells_the_reason_to_everyone_who_waits() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            assert await a.lost(b.peer_id) == "not connected"
-            await a.connect(b.addresses[0], timeout=5)
-            first, second, given_up = a.lost(b.peer_id), a.lost(b.peer_id), a.lost(b.peer_id)
-            given_up.cancel()
-            await asyncio.sleep(1)
-            await b.close()
-            assert await first == await second == "closed by peer: the peer has left"
-
-    run(main())
+@simulated
+async def test_lost_tells_the_reason_to_everyone_who_waits() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        assert await a.lost(b.peer_id) == "not connected"
+        await a.connect(b.addresses[0], timeout=5)
+        first, second, given_up = a.lost(b.peer_id), a.lost(b.peer_id), a.lost(b.peer_id)
+        given_up.cancel()
+        await asyncio.sleep(1)
+        await b.close()
+        assert await first == await second == "closed by peer: the peer has left"
 
 
-def test_closing_says_goodbye_and_ends_everything() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            busy = Busy()
-            b.serve("busy", Number, busy)
-            there = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
-            a.serve("busy", Number, busy)
-            back = asyncio.create_task(b.call(a.peer_id, "busy", Number(0), Number, timeout=600))
-            await asyncio.sleep(1)
-            await b.close()
-            await b.close()
-            with pytest.raises(ConnectionLost, match="closed by peer: the peer has left"):
-                await there
-            with pytest.raises(ConnectionLost):
-                await back
-            await asyncio.sleep(1)
-            assert busy.cancelled == 2
-            with pytest.raises(ConnectionLost, match="closed"):
-                await b.call(a.peer_id, "double", Number(1), Number, timeout=5)
-            with pytest.raises(PeerUnreachable, match="refused"):
-                await a.call(b.peer_id, "double", Number(1), Number, timeout=5)
-
-    run(main())
+@simulated
+async def test_closing_says_goodbye_and_ends_everything() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        busy = Busy()
+        b.serve("busy", Number, busy)
+        there = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
+        a.serve("busy", Number, busy)
+        back = asyncio.create_task(b.call(a.peer_id, "busy", Number(0), Number, timeout=600))
+        await asyncio.sleep(1)
+        await b.close()
+        await b.close()
+        with pytest.raises(ConnectionLost, match="closed by peer: the peer has left"):
+            await there
+        with pytest.raises(ConnectionLost):
+            await back
+        await asyncio.sleep(1)
+        assert busy.cancelled == 2
+        with pytest.raises(ConnectionLost, match="closed"):
+            await reaches(b, a)
+        with pytest.raises(PeerUnreachable, match="refused"):
+            await reaches(a, b)
 
 
-def test_closing_does_not_wait_for_the_dead() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 2) as [a, b]:
-            await a.connect(b.addresses[0], timeout=5)
-            network.freeze(b.peer_id)
-            start = now()
-            await a.close()
-            assert now() - start <= 1.5
-
-    run(main())
+@simulated
+async def test_closing_does_not_wait_for_the_dead() -> None:
+    network = MemoryNetwork()
+    async with endpoints(network, 2) as [a, b]:
+        await a.connect(b.addresses[0], timeout=5)
+        network.freeze(b.peer_id)
+        start = now()
+        await a.close()
+        assert now() - start <= 1.5
 
 
-def test_the_first_contact_may_be_unknown_but_not_another_than_named() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 3) as [a, b, c]:
-            address = b.addresses[0]
-            assert await a.connect(address, timeout=5) == b.peer_id
-            assert await a.connect(f"{address}/{b.peer_id}", timeout=5) == b.peer_id
-            with pytest.raises(WrongPeerError):
-                await c.connect(f"{address}/{a.peer_id}", timeout=5)
-            with pytest.raises(ConnectError, match="itself"):
-                await a.connect(a.addresses[0], timeout=5)
-            with pytest.raises(ConnectError) as nobody:
-                await a.connect("memory://nobody", timeout=5)
-            assert nobody.value.step == "connect"
-            with pytest.raises(AddressError):
-                await a.connect("nonsense", timeout=5)
-
-    run(main())
+@simulated
+async def test_the_first_contact_may_be_unknown_but_not_another_than_named() -> None:
+    async with endpoints(MemoryNetwork(), 3) as [a, b, c]:
+        address = b.addresses[0]
+        assert await a.connect(address, timeout=5) == b.peer_id
+        assert await a.connect(f"{address}/{b.peer_id}", timeout=5) == b.peer_id
+        with pytest.raises(WrongPeerError):
+            await c.connect(f"{address}/{a.peer_id}", timeout=5)
+        with pytest.raises(ConnectError, match="itself"):
+            await a.connect(a.addresses[0], timeout=5)
+        with pytest.raises(ConnectError) as nobody:
+            await a.connect("memory://nobody", timeout=5)
+        assert nobody.value.step == "connect"
+        with pytest.raises(AddressError):
+            await a.connect("nonsense", timeout=5)
 
 
-def test_events_tell_who_came_and_went() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            seen: list[Event] = []
-            a.events.subscribe(seen.append)
-            await b.connect(a.addresses[0], timeout=5)
-            await asyncio.sleep(1)
-            await b.close()
-            await asyncio.sleep(1)
-            assert seen == [
-                PeerConnected(b.peer_id.text, f"memory://{b.peer_id.short}"),
-                PeerDisconnected(b.peer_id.text, "closed by peer: the peer has left"),
-            ]
-
-    run(main())
+@simulated
+async def test_events_tell_who_came_and_went() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        seen: list[Event] = []
+        a.events.subscribe(seen.append)
+        await b.connect(a.addresses[0], timeout=5)
+        await asyncio.sleep(1)
+        await b.close()
+        await asyncio.sleep(1)
+        assert seen == [
+            PeerConnected(b.peer_id.text, f"memory://{b.peer_id.short}"),
+            PeerDisconnected(b.peer_id.text, "closed by peer: the peer has left"),
+        ]
 
 
-def test_round_trips_are_measured_without_the_handlers_time() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(latency=0.05), 2) as [a, b]:
-
-            async def slow(peer: PeerID, request: Number) -> Number:
-                await asyncio.sleep(3)
-                return request
-
-            b.serve("slow", Number, slow)
-            assert a.round_trip(b.peer_id) is None
-            await a.call(b.peer_id, "slow", Number(0), Number, timeout=5)
-            assert a.round_trip(b.peer_id) == pytest.approx(0.1)
-
-    run(main())
+@simulated
+async def test_round_trips_are_measured_without_the_handlers_time() -> None:
+    async with endpoints(MemoryNetwork(latency=0.05), 2) as [a, b]:
+        b.serve("slow", Number, slow(3))
+        assert a.round_trip(b.peer_id) is None
+        await a.call(b.peer_id, "slow", Number(0), Number, timeout=5)
+        assert a.round_trip(b.peer_id) == pytest.approx(0.1)
 
 
-def test_statistics_count_what_went_on() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 3) as [a, b, c]:
-            await a.call(b.peer_id, "double", Number(1), Number, timeout=5)
-            await a.call(c.peer_id, "double", Number(1), Number, timeout=5)
-            await c.close()
-            await asyncio.sleep(1)
-            seen = a.statistics()
-            assert (seen.control_connections, seen.calls_made, seen.calls_waiting, seen.known_peers) == (1, 2, 0, 2)
-            assert seen.traffic.sent > b.statistics().traffic.received + c.statistics().traffic.received - 100 > 100
-
-    run(main())
+@simulated
+async def test_statistics_count_what_went_on() -> None:
+    async with endpoints(MemoryNetwork(), 3) as [a, b, c]:
+        await reaches(a, b)
+        await reaches(a, c)
+        await c.close()
+        await asyncio.sleep(1)
+        seen = a.statistics()
+        assert (seen.control_connections, seen.calls_made, seen.calls_waiting, seen.known_peers) == (1, 2, 0, 2)
+        assert seen.traffic.sent > b.statistics().traffic.received + c.statistics().traffic.received - 100 > 100
 
 
-def test_announced_addresses_replace_those_of_the_listener() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        peer = Endpoint(network.transport(Identity.from_seed(1)), announce=["memory://public"])
-        await peer.start()
-        assert peer.addresses == ("memory://public",) == peer.addresses_of(peer.peer_id)
-        await peer.close()
-
-    run(main())
+@simulated
+async def test_announced_addresses_replace_those_of_the_listener() -> None:
+    network = MemoryNetwork()
+    peer = Endpoint(network.transport(Identity.from_seed(1)), announce=["memory://public"])
+    await peer.start()
+    assert peer.addresses == ("memory://public",) == peer.addresses_of(peer.peer_id)
+    await peer.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
@@ -12,12 +10,9 @@ from swarmcli.events import Event, PeerDisconnected
 from swarmcli.network import Limits, PeerID
 from swarmcli.network.control.liveness import Liveness
 from swarmcli.testing import MemoryNetwork, virtual_time
+from tests.simulation import simulated
 
 from .worlds import Number, endpoints
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    virtual_time.run(main, timeout=1e6)
 
 
 class FakeConnection:
@@ -92,99 +87,87 @@ def test_an_answer_alone_is_no_reason_to_ping() -> None:
     assert not any(liveness.dead() or liveness.ping_due(watched=False) is not None for _ in range(50))
 
 
-def test_unwatched_peers_are_pinged_rarely_and_watched_ones_often() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            await a.connect(b.addresses[0], timeout=5)
-            await asyncio.sleep(1)
-            before = a.statistics().traffic.sent + b.statistics().traffic.sent
-            await asyncio.sleep(100)
-            idle = a.statistics().traffic.sent + b.statistics().traffic.sent - before
-            lost = a.lost(b.peer_id)
-            await asyncio.sleep(100)
-            watched = a.statistics().traffic.sent + b.statistics().traffic.sent - before - idle
-            lost.cancel()
-            assert 0 < idle * 2 < watched
-
-    run(main())
+@simulated
+async def test_unwatched_peers_are_pinged_rarely_and_watched_ones_often() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        await a.connect(b.addresses[0], timeout=5)
+        await asyncio.sleep(1)
+        before = a.statistics().traffic.sent + b.statistics().traffic.sent
+        await asyncio.sleep(100)
+        idle = a.statistics().traffic.sent + b.statistics().traffic.sent - before
+        lost = a.lost(b.peer_id)
+        await asyncio.sleep(100)
+        watched = a.statistics().traffic.sent + b.statistics().traffic.sent - before - idle
+        lost.cancel()
+        assert 0 < idle * 2 < watched
 
 
-def test_an_idle_connection_stands_for_a_day_and_its_death_is_noticed() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(loss=0.05)
-        async with endpoints(network, 2) as [a, b]:
-            await a.connect(b.addresses[0], timeout=5)
-            await asyncio.sleep(86400)
-            gone: list[Event] = []
-            for peer in (a, b):
-                assert peer.statistics().control_connections == 1
-                peer.events.subscribe(gone.append)
-            network.cut(a.peer_id, b.peer_id)
-            await asyncio.sleep(20)
-            assert [type(event) for event in gone] == [PeerDisconnected] * 2
-
-    run(main())
+@simulated
+async def test_an_idle_connection_stands_for_a_day_and_its_death_is_noticed() -> None:
+    network = MemoryNetwork(loss=0.05)
+    async with endpoints(network, 2) as [a, b]:
+        await a.connect(b.addresses[0], timeout=5)
+        await asyncio.sleep(86400)
+        gone: list[Event] = []
+        for peer in (a, b):
+            assert peer.statistics().control_connections == 1
+            peer.events.subscribe(gone.append)
+        network.cut(a.peer_id, b.peer_id)
+        await asyncio.sleep(20)
+        assert [type(event) for event in gone] == [PeerDisconnected] * 2
 
 
-def test_a_frozen_peer_is_given_up_and_a_short_freeze_forgiven() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 2) as [a, b]:
-            await a.connect(b.addresses[0], timeout=5)
-            lost = a.lost(b.peer_id)
-            await asyncio.sleep(10)
-            network.freeze(b.peer_id)
-            await asyncio.sleep(4)
-            network.thaw(b.peer_id)
-            await asyncio.sleep(30)
-            assert not lost.done()
-            network.freeze(b.peer_id)
-            assert "no sign of life" in await asyncio.wait_for(lost, 10)
-            network.thaw(b.peer_id)
-
-    run(main())
+@simulated
+async def test_a_frozen_peer_is_given_up_and_a_short_freeze_forgiven() -> None:
+    network = MemoryNetwork()
+    async with endpoints(network, 2) as [a, b]:
+        await a.connect(b.addresses[0], timeout=5)
+        lost = a.lost(b.peer_id)
+        await asyncio.sleep(10)
+        network.freeze(b.peer_id)
+        await asyncio.sleep(4)
+        network.thaw(b.peer_id)
+        await asyncio.sleep(30)
+        assert not lost.done()
+        network.freeze(b.peer_id)
+        assert "no sign of life" in await asyncio.wait_for(lost, 10)
+        network.thaw(b.peer_id)
 
 
-def test_a_machine_that_slept_does_not_take_its_peers_for_dead() -> None:
+@simulated
+async def test_a_machine_that_slept_does_not_take_its_peers_for_dead() -> None:
     """The loop stood still for a minute (a suspended laptop, a process starved by its own training)."""
 
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            await a.connect(b.addresses[0], timeout=5)
-            lost, loop = a.lost(b.peer_id), asyncio.get_running_loop()
-            assert isinstance(loop, virtual_time.VirtualTimeLoop)
-            for _ in range(20):
-                await asyncio.sleep(3.3)
-                loop._now += 60
-            assert not lost.done()
-
-    run(main())
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        await a.connect(b.addresses[0], timeout=5)
+        lost, loop = a.lost(b.peer_id), asyncio.get_running_loop()
+        assert isinstance(loop, virtual_time.VirtualTimeLoop)
+        for _ in range(20):
+            await asyncio.sleep(3.3)
+            loop._now += 60
+        assert not lost.done()
 
 
-def test_a_long_message_over_a_slow_line_is_life_in_both_directions() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(bandwidth=20e3, latency=0.1)
-        async with endpoints(network, 2) as [a, b]:
+@simulated
+async def test_a_long_message_over_a_slow_line_is_life_in_both_directions() -> None:
+    network = MemoryNetwork(bandwidth=20e3, latency=0.1)
+    async with endpoints(network, 2) as [a, b]:
 
-            async def measure(peer: PeerID, request: bytes) -> Number:
-                return Number(len(request))
+        async def measure(peer: PeerID, request: bytes) -> Number:
+            return Number(len(request))
 
-            b.serve("measure", bytes, measure)
-            watched = b.lost(a.peer_id)
-            assert await a.call(b.peer_id, "measure", bytes(1_000_000), Number, timeout=200) == Number(1_000_000)
-            assert asyncio.get_running_loop().time() > 50 and watched.done()  # there was no connection yet
-            assert a.is_connected(b.peer_id)
-
-    run(main())
+        b.serve("measure", bytes, measure)
+        watched = b.lost(a.peer_id)
+        assert await a.call(b.peer_id, "measure", bytes(1_000_000), Number, timeout=200) == Number(1_000_000)
+        assert asyncio.get_running_loop().time() > 50 and watched.done()  # there was no connection yet
+        assert a.is_connected(b.peer_id)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_lossy_line_is_no_death(seed: int) -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(seed=seed, loss=0.3, latency=0.2), 2) as [a, b]:
-            await a.connect(b.addresses[0], timeout=5)
-            lost = a.lost(b.peer_id)
-            await asyncio.sleep(2000)
-            assert not lost.done()
-
-    run(main())
+@simulated
+async def test_a_lossy_line_is_no_death(seed: int) -> None:
+    async with endpoints(MemoryNetwork(seed=seed, loss=0.3, latency=0.2), 2) as [a, b]:
+        await a.connect(b.addresses[0], timeout=5)
+        lost = a.lost(b.peer_id)
+        await asyncio.sleep(2000)
+        assert not lost.done()

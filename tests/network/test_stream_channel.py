@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,13 +12,10 @@ import pytest
 from swarmcli.errors import ConnectionLost, EndOfStream
 from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Stream, wire
 from swarmcli.network.wire.messages import Done, Failed, Finish, Offer, Open, Piece, Ping
-from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import simulated
 
 from .worlds import Attacker, Number, Recorder, endpoints
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    virtual_time.run(main, timeout=7200)
 
 
 async def collect(peer: PeerID, request: Number, stream: Stream) -> None:
@@ -107,88 +104,76 @@ OPEN = Open("collect", Number(0))
         ([OPEN, Piece(bytes(2 << 20))], "oversized message"),
     ],
 )
-def test_a_bad_message_ends_its_connection_with_the_rules_name(frames: list[Any], rule: str) -> None:
-    async def main() -> None:
-        async with scene() as play:
-            heard = await play.send_on_new(*frames)
-            async with asyncio.timeout(1):
-                await heard.ended.wait()
-            await asyncio.sleep(0.1)
-            assert play.victim.statistics().violations == {rule: 1}
-            assert play.victim.statistics().streams_open == 0
-            await play.others_go_on()
-
-    run(main())
-
-
-def test_what_is_beyond_the_limits_is_refused() -> None:
-    async def main() -> None:
-        async with scene(Limits(max_message=1000, max_payload=10_000)) as play:
-            for frame, rule in (
-                ((Piece(Number(1)), bytes(10_001)), "oversized payload"),
-                (Piece(bytes(2000)), "oversized message"),
-            ):
-                heard = await play.send_on_new(OPEN, frame)
-                await heard.ended.wait()
-                assert rule in str(heard.ends[0])
-            await play.others_go_on()
-
-    run(main())
-
-
-def test_an_offer_of_a_connection_that_nobody_wants_is_turned_down() -> None:
-    async def main() -> None:
-        async with scene() as play:
-            heard = await play.send_on_new(Offer(12345))
+@simulated
+async def test_a_bad_message_ends_its_connection_with_the_rules_name(frames: list[Any], rule: str) -> None:
+    async with scene() as play:
+        heard = await play.send_on_new(*frames)
+        async with asyncio.timeout(1):
             await heard.ended.wait()
-            assert not play.victim.statistics().violations
-            await play.others_go_on()
-
-    run(main())
-
-
-def test_a_thousand_streams_are_refused_for_the_one_who_opens_them() -> None:
-    async def main() -> None:
-        async with scene() as play:
-            open_ignored = Open("ignore", Number(0))
-            ends = await asyncio.gather(*[play.send_on_new(open_ignored) for _ in range(1000)])
-            await asyncio.sleep(1)
-            limit = play.victim.limits.max_bulk_connections_per_peer
-            assert play.victim.statistics().bulk_connections == limit
-            assert play.victim.statistics().violations == {"too many bulk connections": 1000 - limit}
-            assert sum(not heard.ends for heard in ends) == limit
-            await play.others_go_on()
-
-    run(main())
+        await asyncio.sleep(0.1)
+        assert play.victim.statistics().violations == {rule: 1}
+        assert play.victim.statistics().streams_open == 0
+        await play.others_go_on()
 
 
-def test_connections_that_are_opened_and_never_used_are_closed() -> None:
-    async def main() -> None:
-        async with scene() as play:
-            idle = await play.send_on_new()
-            lingering = await play.send_on_new(Open("no such stream", Number(0)))
-            await asyncio.sleep(20)
-            assert idle.ends and not lingering.ends
-            await asyncio.sleep(200)
-            assert lingering.ends and play.victim.statistics().bulk_connections == 0
-            await play.others_go_on()
-
-    run(main())
-
-
-def test_bulk_connections_do_not_outlive_the_control_connection() -> None:
-    async def main() -> None:
-        async with scene() as play:
-            heard = await play.send_on_new(Open("ignore", Number(0)))
-            stranger = Attacker(play.attacker.transport.network.transport(Identity.from_seed(67)))  # type: ignore[attr-defined]
-            alone, alone_heard = await stranger.dial(play.victim, Purpose.BULK)
-            await alone.send(wire.encode(Open("ignore", Number(0))))
-            await asyncio.sleep(20)
-            assert not heard.ends and alone_heard.ends
-            channel = play.victim._control.current(play.attacker.peer_id)
-            assert channel is not None
-            channel.connection.abort("the test says so")
+@simulated
+async def test_what_is_beyond_the_limits_is_refused() -> None:
+    async with scene(Limits(max_message=1000, max_payload=10_000)) as play:
+        for frame, rule in (
+            ((Piece(Number(1)), bytes(10_001)), "oversized payload"),
+            (Piece(bytes(2000)), "oversized message"),
+        ):
+            heard = await play.send_on_new(OPEN, frame)
             await heard.ended.wait()
-            await stranger.transport.close()
+            assert rule in str(heard.ends[0])
+        await play.others_go_on()
 
-    run(main())
+
+@simulated
+async def test_an_offer_of_a_connection_that_nobody_wants_is_turned_down() -> None:
+    async with scene() as play:
+        heard = await play.send_on_new(Offer(12345))
+        await heard.ended.wait()
+        assert not play.victim.statistics().violations
+        await play.others_go_on()
+
+
+@simulated
+async def test_a_thousand_streams_are_refused_for_the_one_who_opens_them() -> None:
+    async with scene() as play:
+        open_ignored = Open("ignore", Number(0))
+        ends = await asyncio.gather(*[play.send_on_new(open_ignored) for _ in range(1000)])
+        await asyncio.sleep(1)
+        limit = play.victim.limits.max_bulk_connections_per_peer
+        assert play.victim.statistics().bulk_connections == limit
+        assert play.victim.statistics().violations == {"too many bulk connections": 1000 - limit}
+        assert sum(not heard.ends for heard in ends) == limit
+        await play.others_go_on()
+
+
+@simulated
+async def test_connections_that_are_opened_and_never_used_are_closed() -> None:
+    async with scene() as play:
+        idle = await play.send_on_new()
+        lingering = await play.send_on_new(Open("no such stream", Number(0)))
+        await asyncio.sleep(20)
+        assert idle.ends and not lingering.ends
+        await asyncio.sleep(200)
+        assert lingering.ends and play.victim.statistics().bulk_connections == 0
+        await play.others_go_on()
+
+
+@simulated
+async def test_bulk_connections_do_not_outlive_the_control_connection() -> None:
+    async with scene() as play:
+        heard = await play.send_on_new(Open("ignore", Number(0)))
+        stranger = Attacker(play.attacker.transport.network.transport(Identity.from_seed(67)))  # type: ignore[attr-defined]
+        alone, alone_heard = await stranger.dial(play.victim, Purpose.BULK)
+        await alone.send(wire.encode(Open("ignore", Number(0))))
+        await asyncio.sleep(20)
+        assert not heard.ends and alone_heard.ends
+        channel = play.victim._control.current(play.attacker.peer_id)
+        assert channel is not None
+        channel.connection.abort("the test says so")
+        await heard.ended.wait()
+        await stranger.transport.close()

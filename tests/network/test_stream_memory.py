@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from swarmcli.network import Identity, Limits, Stream, wire
 from swarmcli.network.wire.messages import IncomingPiece, Piece
-from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import simulated
 
 from .worlds import Number, endpoints
 
 MiB = 1 << 20
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    virtual_time.run(main, timeout=3600)
 
 
 class FakeConnection:
@@ -53,112 +49,100 @@ class FakeChannel:
         self.stream.piece_received(self._piece, 10)
 
 
-def test_while_a_reader_waits_its_memory_is_lent_and_then_nothing_more_is_read() -> None:
-    async def main() -> None:
-        channel, memory = FakeChannel(), bytearray(MiB)
-        reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(memory)[:size]))
-        await asyncio.sleep(0)
-        lent = channel.begin(1, MiB)
-        assert lent.obj is memory and channel.connection.reading
-        lent[:] = b"x" * MiB
+@simulated
+async def test_while_a_reader_waits_its_memory_is_lent_and_then_nothing_more_is_read() -> None:
+    channel, memory = FakeChannel(), bytearray(MiB)
+    reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(memory)[:size]))
+    await asyncio.sleep(0)
+    lent = channel.begin(1, MiB)
+    assert lent.obj is memory and channel.connection.reading
+    lent[:] = b"x" * MiB
+    channel.complete()
+    # The next payload must find its reader waiting too, or it would have to be copied.
+    assert not channel.connection.reading
+    message, payload = await reading
+    assert message == Number(1) and payload.obj is memory and payload == b"x" * MiB
+    again = asyncio.create_task(channel.stream.receive(Number))
+    await asyncio.sleep(0)
+    assert channel.connection.reading
+    again.cancel()
+    await asyncio.wait([again])
+    assert channel.resets == []
+
+
+@simulated
+async def test_small_payloads_are_not_worth_stopping_for() -> None:
+    channel = FakeChannel()
+    reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(bytearray(size))))
+    await asyncio.sleep(0)
+    for n in range(10):
+        channel.begin(n, 1000)
         channel.complete()
-        # The next payload must find its reader waiting too, or it would have to be copied.
-        assert not channel.connection.reading
-        message, payload = await reading
-        assert message == Number(1) and payload.obj is memory and payload == b"x" * MiB
-        again = asyncio.create_task(channel.stream.receive(Number))
-        await asyncio.sleep(0)
-        assert channel.connection.reading
-        again.cancel()
-        await asyncio.wait([again])
-        assert channel.resets == []
-
-    run(main())
-
-
-def test_small_payloads_are_not_worth_stopping_for() -> None:
-    async def main() -> None:
-        channel = FakeChannel()
-        reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(bytearray(size))))
-        await asyncio.sleep(0)
-        for n in range(10):
-            channel.begin(n, 1000)
-            channel.complete()
-        assert channel.connection.reading
-        assert [(await reading)[0].n] + [(await channel.stream.receive(Number))[0].n for _ in range(9)] == [*range(10)]
-
-    run(main())
+    assert channel.connection.reading
+    assert [(await reading)[0].n] + [(await channel.stream.receive(Number))[0].n for _ in range(9)] == [*range(10)]
 
 
 @pytest.mark.parametrize("arrived", [False, True])
-def test_giving_up_while_memory_is_lent_resets_the_stream(arrived: bool) -> None:
+@simulated
+async def test_giving_up_while_memory_is_lent_resets_the_stream(arrived: bool) -> None:
     """Nobody can take the memory back from a connection that writes into it."""
 
-    async def main() -> None:
-        channel = FakeChannel()
-        reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(bytearray(size))))
-        await asyncio.sleep(0)
-        channel.begin(1, MiB)
-        if arrived:
-            channel.complete()
-        reading.cancel()
-        await asyncio.wait([reading])
-        assert reading.cancelled() and channel.resets == ["gave up a payload that was arriving"]
-
-    run(main())
-
-
-def test_giving_up_otherwise_loses_nothing() -> None:
-    async def main() -> None:
-        channel = FakeChannel()
-        reading = asyncio.create_task(channel.stream.receive(Number))
-        await asyncio.sleep(0)
-        channel.begin(1, MiB)[:] = b"y" * MiB
-        reading.cancel()
-        await asyncio.wait([reading])
+    channel = FakeChannel()
+    reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(bytearray(size))))
+    await asyncio.sleep(0)
+    channel.begin(1, MiB)
+    if arrived:
         channel.complete()
-        message, payload = await channel.stream.receive(Number)
-        assert message == Number(1) and payload == b"y" * MiB and channel.resets == []
-
-    run(main())
-
-
-def test_the_queue_stops_reading_at_its_window_and_resumes_at_half() -> None:
-    async def main() -> None:
-        channel = FakeChannel(Limits(stream_window=14_000))
-        for n in range(10):
-            channel.begin(n, 1000)
-            channel.complete()
-        assert not channel.connection.reading
-        states = []
-        for n in range(10):
-            assert (await channel.stream.receive(Number))[0] == Number(n)
-            states.append(channel.connection.reading)
-        assert states == [False] * 5 + [True] * 5
-
-    run(main())
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert reading.cancelled() and channel.resets == ["gave up a payload that was arriving"]
 
 
-def test_a_connection_that_was_dialed_for_a_stream_given_up_is_closed() -> None:
+@simulated
+async def test_giving_up_otherwise_loses_nothing() -> None:
+    channel = FakeChannel()
+    reading = asyncio.create_task(channel.stream.receive(Number))
+    await asyncio.sleep(0)
+    channel.begin(1, MiB)[:] = b"y" * MiB
+    reading.cancel()
+    await asyncio.wait([reading])
+    channel.complete()
+    message, payload = await channel.stream.receive(Number)
+    assert message == Number(1) and payload == b"y" * MiB and channel.resets == []
+
+
+@simulated
+async def test_the_queue_stops_reading_at_its_window_and_resumes_at_half() -> None:
+    channel = FakeChannel(Limits(stream_window=14_000))
+    for n in range(10):
+        channel.begin(n, 1000)
+        channel.complete()
+    assert not channel.connection.reading
+    states = []
+    for n in range(10):
+        assert (await channel.stream.receive(Number))[0] == Number(n)
+        states.append(channel.connection.reading)
+    assert states == [False] * 5 + [True] * 5
+
+
+@simulated
+async def test_a_connection_that_was_dialed_for_a_stream_given_up_is_closed() -> None:
     """The opener is cancelled in the very moment in which the connection that it asked for is offered."""
 
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2, clients=(1,)) as [a, client]:
-            await client.connect(a.addresses[0], timeout=5)
-            await asyncio.sleep(1)
-            offered = a._streams._offered
+    async with endpoints(MemoryNetwork(), 2, clients=(1,)) as [a, client]:
+        await client.connect(a.addresses[0], timeout=5)
+        await asyncio.sleep(1)
+        offered = a._streams._offered
 
-            def offer_and_cancel(*arguments: Any) -> bool:
-                taken = offered(*arguments)
-                opening.cancel()
-                return taken
+        def offer_and_cancel(*arguments: Any) -> bool:
+            taken = offered(*arguments)
+            opening.cancel()
+            return taken
 
-            a._streams._offered = offer_and_cancel  # type: ignore[method-assign]
-            block = a.stream(client.peer_id, "anything", Number(0), timeout=5)
-            opening = asyncio.ensure_future(block.__aenter__())
-            await asyncio.wait([opening])
-            await asyncio.sleep(1)
-            assert opening.cancelled()
-            assert a.statistics().bulk_connections == client.statistics().bulk_connections == 0
-
-    run(main())
+        a._streams._offered = offer_and_cancel  # type: ignore[method-assign]
+        block = a.stream(client.peer_id, "anything", Number(0), timeout=5)
+        opening = asyncio.ensure_future(block.__aenter__())
+        await asyncio.wait([opening])
+        await asyncio.sleep(1)
+        assert opening.cancelled()
+        assert a.statistics().bulk_connections == client.statistics().bulk_connections == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -21,19 +21,12 @@ from swarmcli.errors import (
     UnknownMethod,
 )
 from swarmcli.network import Endpoint, Limits, PeerID, Stream
-from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import now, simulated
 
-from .worlds import Number, endpoints
+from .worlds import Number, endpoints, reaches
 
 MiB = 1 << 20
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    virtual_time.run(main, timeout=7200)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def echo(peer: PeerID, request: Number, stream: Stream) -> None:
@@ -73,247 +66,223 @@ async def _expect_end(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("clients", [(), (0,), (1,)])
-def test_streams_flow_both_ways_whoever_can_dial(clients: tuple[int, ...]) -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2, clients=clients) as [a, b]:
-            if 1 in clients:
-                await b.connect(a.addresses[0], timeout=5)
-                await asyncio.sleep(1)
-            for opener, other in ((a, b), (b, a), (a, b)):
-                other.withdraw("echo")
-                other.serve_stream("echo", Number, echo)
-                async with opener.stream(other.peer_id, "echo", Number(0), timeout=5) as stream:
-                    for n in range(20):
-                        await stream.send(Number(n), bytes([n]) * n * 1000)
-                        assert await stream.receive(Number) == (Number(n), bytes([n]) * n * 1000)
-                    assert stream.bytes_sent == stream.bytes_received == 190_000
-                    await stream.finish()
-                    await _expect_end(stream)
-
-    run(main())
+@simulated
+async def test_streams_flow_both_ways_whoever_can_dial(clients: tuple[int, ...]) -> None:
+    async with endpoints(MemoryNetwork(), 2, clients=clients) as [a, b]:
+        if 1 in clients:
+            await b.connect(a.addresses[0], timeout=5)
+            await asyncio.sleep(1)
+        for opener, other in ((a, b), (b, a), (a, b)):
+            other.withdraw("echo")
+            other.serve_stream("echo", Number, echo)
+            async with opener.stream(other.peer_id, "echo", Number(0), timeout=5) as stream:
+                for n in range(20):
+                    await stream.send(Number(n), bytes([n]) * n * 1000)
+                    assert await stream.receive(Number) == (Number(n), bytes([n]) * n * 1000)
+                assert stream.bytes_sent == stream.bytes_received == 190_000
+                await stream.finish()
+                await _expect_end(stream)
 
 
-def test_two_clients_have_no_path() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2, clients=(0, 1)) as [a, b]:
-            with pytest.raises(PeerUnreachable):
-                async with a.stream(b.peer_id, "echo", Number(0), timeout=5):
-                    pass
-            assert now() == 0
-
-    run(main())
+@simulated
+async def test_two_clients_have_no_path() -> None:
+    async with endpoints(MemoryNetwork(), 2, clients=(0, 1)) as [a, b]:
+        with pytest.raises(PeerUnreachable):
+            async with a.stream(b.peer_id, "echo", Number(0), timeout=5):
+                pass
+        assert now() == 0
 
 
-def test_a_peer_that_cannot_dial_us_after_all_says_so() -> None:
+@simulated
+async def test_a_peer_that_cannot_dial_us_after_all_says_so() -> None:
     """The client is told an address where nobody listens (a router that forwards nothing, say)."""
 
-    async def main() -> None:
-        network = MemoryNetwork()
+    network = MemoryNetwork()
 
-        def make(*arguments: Any, **options: Any) -> Endpoint:
-            return Endpoint(*arguments, announce=() if options["client_mode"] else ["memory://nobody"], **options)
+    def make(*arguments: Any, **options: Any) -> Endpoint:
+        return Endpoint(*arguments, announce=() if options["client_mode"] else ["memory://nobody"], **options)
 
-        async with endpoints(network, 2, clients=(1,), make=make) as [a, client]:
-            await client.connect(f"memory://{a.peer_id.short}", timeout=5)
-            await asyncio.sleep(1)
-            with pytest.raises(PeerUnreachable, match="refused"):
-                async with a.stream(client.peer_id, "echo", Number(0), timeout=5):
-                    pass
-
-    run(main())
+    async with endpoints(network, 2, clients=(1,), make=make) as [a, client]:
+        await client.connect(f"memory://{a.peer_id.short}", timeout=5)
+        await asyncio.sleep(1)
+        with pytest.raises(PeerUnreachable, match="refused"):
+            async with a.stream(client.peer_id, "echo", Number(0), timeout=5):
+                pass
 
 
-def test_idle_connections_are_used_again_and_given_up_in_time() -> None:
-    async def main() -> None:
-        limits = Limits(max_idle_bulk_per_peer=2)
-        async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
-            b.serve_stream("echo", Number, echo)
+@simulated
+async def test_idle_connections_are_used_again_and_given_up_in_time() -> None:
+    limits = Limits(max_idle_bulk_per_peer=2)
+    async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
+        b.serve_stream("echo", Number, echo)
 
-            async def once() -> None:
-                async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
-                    await stream.send(Number(1))
-                    await stream.receive(Number)
-
-            for _ in range(5):
-                await once()
-                await asyncio.sleep(1)
-                assert a.statistics().bulk_connections == 1 == a.statistics().idle_bulk_connections
-            await asyncio.gather(*[once() for _ in range(6)])
-            await asyncio.sleep(1)
-            assert a.statistics().idle_bulk_connections == 2 == b.statistics().bulk_connections
-            await asyncio.sleep(70)
-            assert a.statistics().bulk_connections == b.statistics().bulk_connections == 0
-
-    run(main())
-
-
-def test_a_payload_is_read_straight_into_the_receivers_memory() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(bandwidth=100e6), 2) as [a, b]:
-            memory = bytearray(8 * MiB)
-            placed: list[int] = []
-            received = asyncio.Event()
-
-            async def store(peer: PeerID, request: Number, stream: Stream) -> None:
-                def into(message: Number, size: int) -> memoryview:
-                    placed.append(message.n)
-                    return memoryview(memory)[message.n * MiB : message.n * MiB + size]
-
-                for n in range(8):
-                    message, payload = await stream.receive(Number, into)
-                    assert message.n == n and payload.obj is memory and placed == list(range(n + 1))
-                received.set()
-
-            b.serve_stream("store", Number, store)
-            async with a.stream(b.peer_id, "store", Number(0), timeout=5) as stream:
-                for n in range(8):
-                    await stream.send(Number(n), bytes([n]) * MiB)
-                await received.wait()
-            assert memory == b"".join(bytes([n]) * MiB for n in range(8))
-
-    run(main())
-
-
-def test_what_arrived_before_the_reader_came_is_copied_to_where_it_wants_it() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            b.serve_stream("echo", Number, echo)
+        async def once() -> None:
             async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
-                await stream.send(Number(1), b"early")
-                await asyncio.sleep(1)
-                memory = bytearray(5)
-                _, payload = await stream.receive(Number, lambda message, size: memoryview(memory))
-                assert payload.obj is memory and memory == b"early"
+                await stream.send(Number(1))
+                await stream.receive(Number)
 
-    run(main())
+        for _ in range(5):
+            await once()
+            await asyncio.sleep(1)
+            assert a.statistics().bulk_connections == 1 == a.statistics().idle_bulk_connections
+        await asyncio.gather(*[once() for _ in range(6)])
+        await asyncio.sleep(1)
+        assert a.statistics().idle_bulk_connections == 2 == b.statistics().bulk_connections
+        await asyncio.sleep(70)
+        assert a.statistics().bulk_connections == b.statistics().bulk_connections == 0
+
+
+@simulated
+async def test_a_payload_is_read_straight_into_the_receivers_memory() -> None:
+    async with endpoints(MemoryNetwork(bandwidth=100e6), 2) as [a, b]:
+        memory = bytearray(8 * MiB)
+        placed: list[int] = []
+        received = asyncio.Event()
+
+        async def store(peer: PeerID, request: Number, stream: Stream) -> None:
+            def into(message: Number, size: int) -> memoryview:
+                placed.append(message.n)
+                return memoryview(memory)[message.n * MiB : message.n * MiB + size]
+
+            for n in range(8):
+                message, payload = await stream.receive(Number, into)
+                assert message.n == n and payload.obj is memory and placed == list(range(n + 1))
+            received.set()
+
+        b.serve_stream("store", Number, store)
+        async with a.stream(b.peer_id, "store", Number(0), timeout=5) as stream:
+            for n in range(8):
+                await stream.send(Number(n), bytes([n]) * MiB)
+            await received.wait()
+        assert memory == b"".join(bytes([n]) * MiB for n in range(8))
+
+
+@simulated
+async def test_what_arrived_before_the_reader_came_is_copied_to_where_it_wants_it() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        b.serve_stream("echo", Number, echo)
+        async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
+            await stream.send(Number(1), b"early")
+            await asyncio.sleep(1)
+            memory = bytearray(5)
+            _, payload = await stream.receive(Number, lambda message, size: memoryview(memory))
+            assert payload.obj is memory and memory == b"early"
 
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("error", [ProtocolViolation("part twice: 3"), KeyError("no such part")])
-def test_a_receiver_that_refuses_a_payload_resets_the_stream(error: Exception, early: bool) -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            seen: list[Exception] = []
+@simulated
+async def test_a_receiver_that_refuses_a_payload_resets_the_stream(error: Exception, early: bool) -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        seen: list[Exception] = []
 
-            def refuse(message: Number, size: int) -> memoryview:
-                raise error
+        def refuse(message: Number, size: int) -> memoryview:
+            raise error
 
-            async def picky(peer: PeerID, request: Number, stream: Stream) -> None:
-                await asyncio.sleep(1 if early else 0)
-                try:
-                    await stream.receive(Number, refuse)
-                except (KeyError, ProtocolViolation) as refusal:
-                    seen.append(refusal)
-                    raise
+        async def picky(peer: PeerID, request: Number, stream: Stream) -> None:
+            await asyncio.sleep(1 if early else 0)
+            try:
+                await stream.receive(Number, refuse)
+            except (KeyError, ProtocolViolation) as refusal:
+                seen.append(refusal)
+                raise
 
-            b.serve_stream("picky", Number, picky)
-            with pytest.raises(ConnectionLost):
-                async with a.stream(b.peer_id, "picky", Number(0), timeout=5) as stream:
-                    await stream.send(Number(1), b"payload")
-                    await stream.receive(Number)
-            assert [type(refusal) for refusal in seen] == [type(error)]
-            assert a.is_connected(b.peer_id)
-
-    run(main())
+        b.serve_stream("picky", Number, picky)
+        with pytest.raises(ConnectionLost):
+            async with a.stream(b.peer_id, "picky", Number(0), timeout=5) as stream:
+                await stream.send(Number(1), b"payload")
+                await stream.receive(Number)
+        assert [type(refusal) for refusal in seen] == [type(error)]
+        assert a.is_connected(b.peer_id)
 
 
-def test_memory_of_the_wrong_size_is_not_written_to() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            b.serve_stream("echo", Number, echo)
-            with pytest.raises(ValueError, match="gave 3 bytes of memory for a payload of 5"):
-                async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
-                    await stream.send(Number(1), b"12345")
-                    await stream.receive(Number, lambda message, size: memoryview(bytearray(3)))
-
-    run(main())
+@simulated
+async def test_memory_of_the_wrong_size_is_not_written_to() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        b.serve_stream("echo", Number, echo)
+        with pytest.raises(ValueError, match="gave 3 bytes of memory for a payload of 5"):
+            async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
+                await stream.send(Number(1), b"12345")
+                await stream.receive(Number, lambda message, size: memoryview(bytearray(3)))
 
 
-def test_a_slow_reader_slows_the_writer_and_memory_stays_bounded() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            sink = Sink()
-            b.serve_stream("sink", Number, sink)
-            sent = 0
+@simulated
+async def test_a_slow_reader_slows_the_writer_and_memory_stays_bounded() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        sink = Sink()
+        b.serve_stream("sink", Number, sink)
+        sent = 0
 
-            async def flood(stream: Stream) -> None:
-                nonlocal sent
-                for n in range(100):
+        async def flood(stream: Stream) -> None:
+            nonlocal sent
+            for n in range(100):
+                await stream.send(Number(n), bytes(MiB))
+                sent += 1
+            await stream.finish()
+
+        async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream, asyncio.TaskGroup() as group:
+            group.create_task(flood(stream))
+            await asyncio.sleep(100)
+            assert sent < 8 and sink.stream is not None and sink.stream._queued < 6 * MiB
+            sink.go.set()
+        await asyncio.sleep(1)
+        assert sink.seen == list(range(100)) and sink.outcome == "finished"
+
+
+@simulated
+async def test_small_messages_count_too() -> None:
+    limits = Limits(stream_window=100_000)
+    async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
+        sink = Sink()
+        b.serve_stream("sink", Number, sink)
+        async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(10):
+                    while True:
+                        await stream.send(Number(1))
+            assert sink.stream is not None and sink.stream._queued < 110_000
+            sink.go.set()
+            await stream.send(Number(2))
+
+
+@simulated
+async def test_a_bulk_stream_does_not_delay_a_call() -> None:
+    async with endpoints(MemoryNetwork(bandwidth=2e6), 2) as [a, b]:
+        b.serve_stream("echo", Number, echo)
+
+        async def flood() -> None:
+            async with a.stream(b.peer_id, "echo", Number(0), timeout=60) as stream:
+                for n in range(20):
                     await stream.send(Number(n), bytes(MiB))
-                    sent += 1
-                await stream.finish()
-
-            async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream, asyncio.TaskGroup() as group:
-                group.create_task(flood(stream))
-                await asyncio.sleep(100)
-                assert sent < 8 and sink.stream is not None and sink.stream._queued < 6 * MiB
-                sink.go.set()
-            await asyncio.sleep(1)
-            assert sink.seen == list(range(100)) and sink.outcome == "finished"
-
-    run(main())
-
-
-def test_small_messages_count_too() -> None:
-    async def main() -> None:
-        limits = Limits(stream_window=100_000)
-        async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
-            sink = Sink()
-            b.serve_stream("sink", Number, sink)
-            async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream:
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(10):
-                        while True:
-                            await stream.send(Number(1))
-                assert sink.stream is not None and sink.stream._queued < 110_000
-                sink.go.set()
-                await stream.send(Number(2))
-
-    run(main())
-
-
-def test_a_bulk_stream_does_not_delay_a_call() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(bandwidth=2e6), 2) as [a, b]:
-            b.serve_stream("echo", Number, echo)
-
-            async def flood() -> None:
-                async with a.stream(b.peer_id, "echo", Number(0), timeout=60) as stream:
-                    for n in range(20):
-                        await stream.send(Number(n), bytes(MiB))
-                        await stream.receive(Number)
-
-            flooding = asyncio.create_task(flood())
-            await asyncio.sleep(1)
-            for n in range(50):
-                start = now()
-                await a.call(b.peer_id, "double", Number(n), Number, timeout=5)
-                assert now() - start < 0.2
-            assert not flooding.done()
-            await flooding
-
-    run(main())
-
-
-def test_cancelling_the_opener_cancels_the_handler() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            sink = Sink()
-            b.serve_stream("sink", Number, sink)
-
-            async def hold() -> None:
-                async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream:
                     await stream.receive(Number)
 
-            task = asyncio.create_task(hold())
-            await asyncio.sleep(1)
-            task.cancel()
-            await asyncio.wait([task])
-            await asyncio.sleep(1)
-            assert task.cancelled() and sink.outcome == "cancelled"
-            assert a.statistics().streams_open == b.statistics().streams_open == 0
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(1)
+        for n in range(50):
+            start = now()
+            await a.call(b.peer_id, "double", Number(n), Number, timeout=5)
+            assert now() - start < 0.2
+        assert not flooding.done()
+        await flooding
 
-    run(main())
+
+@simulated
+async def test_cancelling_the_opener_cancels_the_handler() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        sink = Sink()
+        b.serve_stream("sink", Number, sink)
+
+        async def hold() -> None:
+            async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream:
+                await stream.receive(Number)
+
+        task = asyncio.create_task(hold())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(1)
+        assert task.cancelled() and sink.outcome == "cancelled"
+        assert a.statistics().streams_open == b.statistics().streams_open == 0
 
 
 @pytest.mark.parametrize(
@@ -323,275 +292,251 @@ def test_cancelling_the_opener_cancels_the_handler() -> None:
         (lambda: LookupError("lost it"), RemoteError),
     ],
 )
-def test_a_failed_handler_shows_at_the_next_step(fail: Callable[[], Exception], expected: type[Exception]) -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
+@simulated
+async def test_a_failed_handler_shows_at_the_next_step(
+    fail: Callable[[], Exception], expected: type[Exception]
+) -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
 
-            async def failing(peer: PeerID, request: Number, stream: Stream) -> None:
-                raise fail()
+        async def failing(peer: PeerID, request: Number, stream: Stream) -> None:
+            raise fail()
 
-            b.serve_stream("failing", Number, failing)
+        b.serve_stream("failing", Number, failing)
 
-            async def receiving(stream: Stream) -> None:
+        async def receiving(stream: Stream) -> None:
+            await stream.receive(Number)
+
+        async def sending(stream: Stream) -> None:
+            while True:
+                await stream.send(Number(1), bytes(MiB))
+
+        async def leaving(stream: Stream) -> None:
+            await asyncio.sleep(1)
+
+        for step in (receiving, sending, leaving):
+            with pytest.raises(expected, match=r"come back later|lost it"):
+                async with a.stream(b.peer_id, "failing", Number(0), timeout=5) as stream:
+                    await step(stream)
+        with pytest.raises(UnknownMethod, match="nonsense"):
+            async with a.stream(b.peer_id, "nonsense", Number(0), timeout=5) as stream:
                 await stream.receive(Number)
 
-            async def sending(stream: Stream) -> None:
+
+@simulated
+async def test_a_handler_that_returns_early_ends_the_stream_but_not_the_connection() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+
+        async def first_only(peer: PeerID, request: Number, stream: Stream) -> None:
+            await stream.receive(Number)
+
+        b.serve_stream("first only", Number, first_only)
+        b.serve_stream("echo", Number, echo)
+        async with a.stream(b.peer_id, "first only", Number(0), timeout=5) as stream:
+            with pytest.raises(EndOfStream, match="has returned"):
                 while True:
-                    await stream.send(Number(1), bytes(MiB))
-
-            async def leaving(stream: Stream) -> None:
-                await asyncio.sleep(1)
-
-            for step in (receiving, sending, leaving):
-                with pytest.raises(expected, match=r"come back later|lost it"):
-                    async with a.stream(b.peer_id, "failing", Number(0), timeout=5) as stream:
-                        await step(stream)
-            with pytest.raises(UnknownMethod, match="nonsense"):
-                async with a.stream(b.peer_id, "nonsense", Number(0), timeout=5) as stream:
-                    await stream.receive(Number)
-
-    run(main())
+                    await stream.send(Number(1), bytes(100_000))
+        await asyncio.sleep(1)
+        assert a.statistics().idle_bulk_connections == 1
+        async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
+            await stream.send(Number(7))
+            assert (await stream.receive(Number))[0] == Number(7)
+        assert a.statistics().bulk_connections == 1
 
 
-def test_a_handler_that_returns_early_ends_the_stream_but_not_the_connection() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
+@simulated
+async def test_an_opener_that_leaves_early_ends_a_handler_that_goes_on_sending() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        outcome = []
 
-            async def first_only(peer: PeerID, request: Number, stream: Stream) -> None:
-                await stream.receive(Number)
+        async def source(peer: PeerID, request: Number, stream: Stream) -> None:
+            try:
+                while True:
+                    await stream.send(Number(1), bytes(100_000))
+            finally:
+                outcome.append("ended")
 
-            b.serve_stream("first only", Number, first_only)
-            b.serve_stream("echo", Number, echo)
-            async with a.stream(b.peer_id, "first only", Number(0), timeout=5) as stream:
-                with pytest.raises(EndOfStream, match="has returned"):
-                    while True:
-                        await stream.send(Number(1), bytes(100_000))
-            await asyncio.sleep(1)
-            assert a.statistics().idle_bulk_connections == 1
-            async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
-                await stream.send(Number(7))
-                assert (await stream.receive(Number))[0] == Number(7)
-            assert a.statistics().bulk_connections == 1
-
-    run(main())
+        b.serve_stream("source", Number, source)
+        async with a.stream(b.peer_id, "source", Number(0), timeout=5) as stream:
+            await stream.receive(Number)
+        await asyncio.sleep(1)
+        assert outcome == ["ended"] and b.statistics().streams_open == 0
 
 
-def test_an_opener_that_leaves_early_ends_a_handler_that_goes_on_sending() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            outcome = []
+@simulated
+async def test_finishing_one_direction_leaves_the_other_open() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
 
-            async def source(peer: PeerID, request: Number, stream: Stream) -> None:
-                try:
-                    while True:
-                        await stream.send(Number(1), bytes(100_000))
-                finally:
-                    outcome.append("ended")
+        async def answer_at_the_end(peer: PeerID, request: Number, stream: Stream) -> None:
+            total = 0
+            try:
+                while True:
+                    total += (await stream.receive(Number))[0].n
+            except EndOfStream:
+                for n in range(3):
+                    await asyncio.sleep(10)
+                    await stream.send(Number(total + n))
 
-            b.serve_stream("source", Number, source)
-            async with a.stream(b.peer_id, "source", Number(0), timeout=5) as stream:
-                await stream.receive(Number)
-            await asyncio.sleep(1)
-            assert outcome == ["ended"] and b.statistics().streams_open == 0
-
-    run(main())
-
-
-def test_finishing_one_direction_leaves_the_other_open() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-
-            async def answer_at_the_end(peer: PeerID, request: Number, stream: Stream) -> None:
-                total = 0
-                try:
-                    while True:
-                        total += (await stream.receive(Number))[0].n
-                except EndOfStream:
-                    for n in range(3):
-                        await asyncio.sleep(10)
-                        await stream.send(Number(total + n))
-
-            b.serve_stream("sum", Number, answer_at_the_end)
-            async with a.stream(b.peer_id, "sum", Number(0), timeout=5) as stream:
-                for n in range(10):
-                    await stream.send(Number(n))
-                await stream.finish()
-                with pytest.raises(RuntimeError, match="finished"):
-                    await stream.send(Number(1))
-                assert [(await stream.receive(Number))[0].n for _ in range(3)] == [45, 46, 47]
-                await _expect_end(stream)
-                await _expect_end(stream)
-
-    run(main())
+        b.serve_stream("sum", Number, answer_at_the_end)
+        async with a.stream(b.peer_id, "sum", Number(0), timeout=5) as stream:
+            for n in range(10):
+                await stream.send(Number(n))
+            await stream.finish()
+            with pytest.raises(RuntimeError, match="finished"):
+                await stream.send(Number(1))
+            assert [(await stream.receive(Number))[0].n for _ in range(3)] == [45, 46, 47]
+            await _expect_end(stream)
+            await _expect_end(stream)
 
 
 @pytest.mark.parametrize("dead", [0, 1])
-def test_the_death_of_either_end_ends_the_stream(dead: int) -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 2) as [a, b]:
-            sink = Sink()
-            b.serve_stream("sink", Number, sink)
-            with pytest.raises(ConnectionLost):
-                async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream:
-                    await asyncio.sleep(1)
-                    network.kill((a, b)[dead].peer_id)
-                    await stream.receive(Number)
-            await asyncio.sleep(1)
-            assert sink.outcome == "cancelled" and now() < 3
-
-    run(main())
-
-
-def test_a_cut_cable_ends_streams_within_seconds() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 2) as [a, b]:
-            sink = Sink()
-            b.serve_stream("sink", Number, sink)
-            with pytest.raises(ConnectionLost, match="no sign of life"):
-                async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream:
-                    await asyncio.sleep(30)
-                    network.cut(a.peer_id, b.peer_id)
-                    await stream.receive(Number)
-            await asyncio.sleep(3)
-            assert now() < 42 and sink.outcome == "cancelled"
-
-    run(main())
-
-
-def test_opening_has_a_deadline() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with endpoints(network, 2) as [a, b]:
-            await a.connect(b.addresses[0], timeout=5)
-            network.cut(a.peer_id, b.peer_id)
-            start = now()
-            with pytest.raises(CallTimeout, match=r"no stream to .* for echo within 2 s"):
-                async with a.stream(b.peer_id, "echo", Number(0), timeout=2):
-                    pass
-            assert now() - start == pytest.approx(2)
-            assert a.statistics().bulk_connections == 0
-
-    run(main())
-
-
-def test_streams_beyond_the_limit_wait_for_a_place() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=3)) as [a, b]:
-            most = 0
-
-            async def brief(peer: PeerID, request: Number, stream: Stream) -> None:
-                nonlocal most
-                most = max(most, b.statistics().streams_open)
+@simulated
+async def test_the_death_of_either_end_ends_the_stream(dead: int) -> None:
+    network = MemoryNetwork()
+    async with endpoints(network, 2) as [a, b]:
+        sink = Sink()
+        b.serve_stream("sink", Number, sink)
+        with pytest.raises(ConnectionLost):
+            async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream:
                 await asyncio.sleep(1)
-
-            b.serve_stream("brief", Number, brief)
-
-            async def use() -> None:
-                async with a.stream(b.peer_id, "brief", Number(0), timeout=60) as stream:
-                    await _expect_end(stream)
-
-            await asyncio.gather(*[use() for _ in range(10)])
-            assert most == 3 and 4 <= now() < 5
-
-    run(main())
+                network.kill((a, b)[dead].peer_id)
+                await stream.receive(Number)
+        await asyncio.sleep(1)
+        assert sink.outcome == "cancelled" and now() < 3
 
 
-def test_an_opener_that_is_cancelled_while_it_leaves_frees_its_place() -> None:
+@simulated
+async def test_a_cut_cable_ends_streams_within_seconds() -> None:
+    network = MemoryNetwork()
+    async with endpoints(network, 2) as [a, b]:
+        sink = Sink()
+        b.serve_stream("sink", Number, sink)
+        with pytest.raises(ConnectionLost, match="no sign of life"):
+            async with a.stream(b.peer_id, "sink", Number(0), timeout=5) as stream:
+                await asyncio.sleep(30)
+                network.cut(a.peer_id, b.peer_id)
+                await stream.receive(Number)
+        await asyncio.sleep(3)
+        assert now() < 42 and sink.outcome == "cancelled"
+
+
+@simulated
+async def test_opening_has_a_deadline() -> None:
+    network = MemoryNetwork()
+    async with endpoints(network, 2) as [a, b]:
+        await a.connect(b.addresses[0], timeout=5)
+        network.cut(a.peer_id, b.peer_id)
+        start = now()
+        with pytest.raises(CallTimeout, match=r"no stream to .* for echo within 2 s"):
+            async with a.stream(b.peer_id, "echo", Number(0), timeout=2):
+                pass
+        assert now() - start == pytest.approx(2)
+        assert a.statistics().bulk_connections == 0
+
+
+@simulated
+async def test_streams_beyond_the_limit_wait_for_a_place() -> None:
+    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=3)) as [a, b]:
+        most = 0
+
+        async def brief(peer: PeerID, request: Number, stream: Stream) -> None:
+            nonlocal most
+            most = max(most, b.statistics().streams_open)
+            await asyncio.sleep(1)
+
+        b.serve_stream("brief", Number, brief)
+
+        async def use() -> None:
+            async with a.stream(b.peer_id, "brief", Number(0), timeout=60) as stream:
+                await _expect_end(stream)
+
+        await asyncio.gather(*[use() for _ in range(10)])
+        assert most == 3 and 4 <= now() < 5
+
+
+@simulated
+async def test_an_opener_that_is_cancelled_while_it_leaves_frees_its_place() -> None:
     """Its last word waits behind payloads that the other end does not read."""
 
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=1)) as [a, b]:
+    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=1)) as [a, b]:
 
-            async def ignore(peer: PeerID, request: Number, stream: Stream) -> None:
-                await asyncio.get_running_loop().create_future()
+        async def ignore(peer: PeerID, request: Number, stream: Stream) -> None:
+            await asyncio.get_running_loop().create_future()
 
-            b.serve_stream("ignore", Number, ignore)
-            b.serve_stream("echo", Number, echo)
+        b.serve_stream("ignore", Number, ignore)
+        b.serve_stream("echo", Number, echo)
 
-            async def send_and_leave() -> None:
-                async with a.stream(b.peer_id, "ignore", Number(0), timeout=5) as stream:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(1):
-                            while True:
-                                await stream.send(Number(1), bytes(MiB // 2))
-
-            leaving = asyncio.create_task(send_and_leave())
-            await asyncio.sleep(2)
-            assert not leaving.done()
-            leaving.cancel()
-            await asyncio.wait([leaving])
-            async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
-                await stream.send(Number(2))
-                assert (await stream.receive(Number))[0] == Number(2)
-
-    run(main())
-
-
-def test_a_stream_that_cannot_be_opened_takes_no_place() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=1)) as [a, b]:
-            b.serve_stream("echo", Number, echo)
-            for peer, request in ((b.peer_id, bytes(2 * MiB)), (a.peer_id, Number(0)), (a.peer_id, Number(0))):
-                with pytest.raises(ValueError):
-                    async with a.stream(peer, "echo", request, timeout=5):
-                        pass
-            async with a.stream(b.peer_id, "echo", Number(0), timeout=5):
-                pass
-
-    run(main())
-
-
-def test_a_cancelled_receive_does_not_let_memory_be_written_later() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(bandwidth=1e6)
-        async with endpoints(network, 2) as [a, b]:
-            b.serve_stream("echo", Number, echo)
-            async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
-                with pytest.raises(TimeoutError):
+        async def send_and_leave() -> None:
+            async with a.stream(b.peer_id, "ignore", Number(0), timeout=5) as stream:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(1):
-                        await stream.receive(Number, lambda message, size: memoryview(bytearray(size)))
-                await stream.send(Number(3), b"still in order")
-                assert await stream.receive(Number) == (Number(3), b"still in order")
+                        while True:
+                            await stream.send(Number(1), bytes(MiB // 2))
 
-    run(main())
-
-
-def test_local_misuse_is_told_here() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            b.serve_stream("echo", Number, echo)
-            async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
-                with pytest.raises(ValueError, match="above the limit"):
-                    await stream.send(Number(1), bytes(17 * MiB))
-                with pytest.raises(ValueError, match="above the limit"):
-                    await stream.send(bytes(2 * MiB))
-                waiting = asyncio.create_task(stream.receive(Number))
-                await asyncio.sleep(0)
-                with pytest.raises(RuntimeError, match="another task"):
-                    await stream.receive(Number)
-                await stream.send(Number(2))
-                assert (await waiting)[0] == Number(2)
-
-    run(main())
+        leaving = asyncio.create_task(send_and_leave())
+        await asyncio.sleep(2)
+        assert not leaving.done()
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
+            await stream.send(Number(2))
+            assert (await stream.receive(Number))[0] == Number(2)
 
 
-def test_a_message_of_another_type_resets_the_stream_only() -> None:
+@simulated
+async def test_a_stream_that_cannot_be_opened_takes_no_place() -> None:
+    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=1)) as [a, b]:
+        b.serve_stream("echo", Number, echo)
+        for peer, request in ((b.peer_id, bytes(2 * MiB)), (a.peer_id, Number(0)), (a.peer_id, Number(0))):
+            with pytest.raises(ValueError):
+                async with a.stream(peer, "echo", request, timeout=5):
+                    pass
+        async with a.stream(b.peer_id, "echo", Number(0), timeout=5):
+            pass
+
+
+@simulated
+async def test_a_cancelled_receive_does_not_let_memory_be_written_later() -> None:
+    network = MemoryNetwork(bandwidth=1e6)
+    async with endpoints(network, 2) as [a, b]:
+        b.serve_stream("echo", Number, echo)
+        async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await stream.receive(Number, lambda message, size: memoryview(bytearray(size)))
+            await stream.send(Number(3), b"still in order")
+            assert await stream.receive(Number) == (Number(3), b"still in order")
+
+
+@simulated
+async def test_local_misuse_is_told_here() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        b.serve_stream("echo", Number, echo)
+        async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
+            with pytest.raises(ValueError, match="above the limit"):
+                await stream.send(Number(1), bytes(17 * MiB))
+            with pytest.raises(ValueError, match="above the limit"):
+                await stream.send(bytes(2 * MiB))
+            waiting = asyncio.create_task(stream.receive(Number))
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="another task"):
+                await stream.receive(Number)
+            await stream.send(Number(2))
+            assert (await waiting)[0] == Number(2)
+
+
+@simulated
+async def test_a_message_of_another_type_resets_the_stream_only() -> None:
     class Word(msgspec.Struct):
         text: str
 
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(), 2) as [a, b]:
-            b.serve_stream("echo", Number, echo)
-            for pause in (0, 1):  # with a reader that waits, and with one that comes later
-                with pytest.raises(ProtocolViolation, match="unreadable message: echo"):
-                    async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
-                        await stream.send(Number(1))
-                        await asyncio.sleep(pause)
-                        await stream.receive(Word)
-            await asyncio.sleep(1)
-            assert a.statistics().violations == {"unreadable message": 2}
-            assert await a.call(b.peer_id, "double", Number(1), Number, timeout=5) == Number(2)
-
-    run(main())
+    async with endpoints(MemoryNetwork(), 2) as [a, b]:
+        b.serve_stream("echo", Number, echo)
+        for pause in (0, 1):  # with a reader that waits, and with one that comes later
+            with pytest.raises(ProtocolViolation, match="unreadable message: echo"):
+                async with a.stream(b.peer_id, "echo", Number(0), timeout=5) as stream:
+                    await stream.send(Number(1))
+                    await asyncio.sleep(pause)
+                    await stream.receive(Word)
+        await asyncio.sleep(1)
+        assert a.statistics().violations == {"unreadable message": 2}
+        assert await reaches(a, b)

@@ -62,6 +62,21 @@ class TCPWorld:
 World = MemoryWorld | TCPWorld
 
 
+async def reaches(a: Endpoint, b: Endpoint) -> bool:
+    """Whether `a` calls `b` and hears its answer. Raises what the call raises."""
+    return await a.call(b.peer_id, "double", Number(4), Number, timeout=5) == Number(8)
+
+
+def slow(seconds: float) -> Callable[[PeerID, Number], Coroutine[Any, Any, Number]]:
+    """A handler that takes its time and returns what it got."""
+
+    async def handler(peer: PeerID, request: Number) -> Number:
+        await asyncio.sleep(seconds)
+        return request
+
+    return handler
+
+
 async def double(peer: PeerID, request: Number) -> Number:
     return Number(2 * request.n)
 

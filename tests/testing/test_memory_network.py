@@ -14,6 +14,7 @@ from swarmcli.network import Identity, Purpose
 from swarmcli.network.transports.base import Connection
 from swarmcli.testing import MemoryNetwork, virtual_time
 from tests.network.worlds import Recorder
+from tests.simulation import simulated
 
 A, B, C = (Identity.from_seed(seed) for seed in range(3))
 
@@ -63,65 +64,55 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     virtual_time.run(main, timeout=3600)
 
 
-def test_latency_is_one_way_and_may_depend_on_the_pair() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(latency=lambda source, target: 0.3 if source == A.peer_id else 0.1)
-        async with wires(network) as [wire]:
-            assert await arrival_times(wire, [10]) == [pytest.approx(0.3)]
-
-    run(main())
+@simulated
+async def test_latency_is_one_way_and_may_depend_on_the_pair() -> None:
+    network = MemoryNetwork(latency=lambda source, target: 0.3 if source == A.peer_id else 0.1)
+    async with wires(network) as [wire]:
+        assert await arrival_times(wire, [10]) == [pytest.approx(0.3)]
 
 
-def test_bandwidth_is_shared_fairly_between_connections() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(latency=0.01, bandwidth=1e6)
-        async with wires(network, 2) as [bulk, small]:
-            async with asyncio.TaskGroup() as group:
-                flood = group.create_task(arrival_times(bulk, [4_000_000]))
-                await asyncio.sleep(0.05)
-                assert (await arrival_times(small, [100]))[0] < 0.3  # not behind four seconds of bulk
-            assert flood.result()[0] == pytest.approx(4.0, rel=0.1)
-
-    run(main())
+@simulated
+async def test_bandwidth_is_shared_fairly_between_connections() -> None:
+    network = MemoryNetwork(latency=0.01, bandwidth=1e6)
+    async with wires(network, 2) as [bulk, small]:
+        async with asyncio.TaskGroup() as group:
+            flood = group.create_task(arrival_times(bulk, [4_000_000]))
+            await asyncio.sleep(0.05)
+            assert (await arrival_times(small, [100]))[0] < 0.3  # not behind four seconds of bulk
+        assert flood.result()[0] == pytest.approx(4.0, rel=0.1)
 
 
-def test_a_link_may_be_faster_one_way_than_the_other() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(latency=0.01)
-        async with wires(network) as [wire]:
-            network.set_bandwidths(A.peer_id, uplink=1e5, downlink=1e6)
-            assert await arrival_times(wire, [1_000_000]) == [pytest.approx(10, rel=0.1)]
-            network.set_bandwidths(A.peer_id, uplink=None, downlink=1e5)
-            assert (await arrival_times(wire, [1_000_000]))[0] < 0.1
-
-    run(main())
+@simulated
+async def test_a_link_may_be_faster_one_way_than_the_other() -> None:
+    network = MemoryNetwork(latency=0.01)
+    async with wires(network) as [wire]:
+        network.set_bandwidths(A.peer_id, uplink=1e5, downlink=1e6)
+        assert await arrival_times(wire, [1_000_000]) == [pytest.approx(10, rel=0.1)]
+        network.set_bandwidths(A.peer_id, uplink=None, downlink=1e5)
+        assert (await arrival_times(wire, [1_000_000]))[0] < 0.1
 
 
-def test_the_way_in_is_shared_fairly_as_well() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(latency=0.01)
-        async with wires(network, 12) as [*bulk, small]:
-            network.set_bandwidths(B.peer_id, uplink=None, downlink=1e6)
-            async with asyncio.TaskGroup() as group:
-                floods = [group.create_task(arrival_times(wire, [400_000])) for wire in bulk]
-                await asyncio.sleep(0.05)
-                assert (await arrival_times(small, [100]))[0] < 0.5  # not behind what waits in eleven windows
-            assert max(flood.result()[0] for flood in floods) == pytest.approx(4.4, rel=0.1)
-
-    run(main())
+@simulated
+async def test_the_way_in_is_shared_fairly_as_well() -> None:
+    network = MemoryNetwork(latency=0.01)
+    async with wires(network, 12) as [*bulk, small]:
+        network.set_bandwidths(B.peer_id, uplink=None, downlink=1e6)
+        async with asyncio.TaskGroup() as group:
+            floods = [group.create_task(arrival_times(wire, [400_000])) for wire in bulk]
+            await asyncio.sleep(0.05)
+            assert (await arrival_times(small, [100]))[0] < 0.5  # not behind what waits in eleven windows
+        assert max(flood.result()[0] for flood in floods) == pytest.approx(4.4, rel=0.1)
 
 
-def test_a_links_bandwidth_can_change() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(bandwidth=1e6)
-        async with wires(network) as [wire]:
-            network.set_bandwidth(A.peer_id, 1e5)
-            assert await arrival_times(wire, [1_000_000]) == [pytest.approx(10, rel=0.1)]
-            network.set_bandwidth(A.peer_id, None)
-            network.set_bandwidth(B.peer_id, None)
-            assert (await arrival_times(wire, [1_000_000]))[0] < 0.1
-
-    run(main())
+@simulated
+async def test_a_links_bandwidth_can_change() -> None:
+    network = MemoryNetwork(bandwidth=1e6)
+    async with wires(network) as [wire]:
+        network.set_bandwidth(A.peer_id, 1e5)
+        assert await arrival_times(wire, [1_000_000]) == [pytest.approx(10, rel=0.1)]
+        network.set_bandwidth(A.peer_id, None)
+        network.set_bandwidth(B.peer_id, None)
+        assert (await arrival_times(wire, [1_000_000]))[0] < 0.1
 
 
 class Memory(Recorder):
@@ -139,182 +130,160 @@ class Memory(Recorder):
         return len(self.memory.rstrip(b"\0"))
 
 
-def test_a_payload_arrives_piece_by_piece_also_where_no_link_is_slow() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(latency=0.01)
-        async with wires(network) as [wire]:
-            wire.at_listener = Memory(1_000_000)
-            wire.listener.start(wire.at_listener)
-            sending = asyncio.create_task(wire.dialer.send(b"large", [b"x" * 1_000_000]))
-            seen = set()
-            while not wire.at_listener.frames:
-                seen.add(wire.at_listener.filled)
-                await asyncio.sleep(1e-5)
-            await sending
-            assert len(seen) > 10 and wire.at_listener.filled == 1_000_000
-
-    run(main())
+@simulated
+async def test_a_payload_arrives_piece_by_piece_also_where_no_link_is_slow() -> None:
+    network = MemoryNetwork(latency=0.01)
+    async with wires(network) as [wire]:
+        wire.at_listener = Memory(1_000_000)
+        wire.listener.start(wire.at_listener)
+        sending = asyncio.create_task(wire.dialer.send(b"large", [b"x" * 1_000_000]))
+        seen = set()
+        while not wire.at_listener.frames:
+            seen.add(wire.at_listener.filled)
+            await asyncio.sleep(1e-5)
+        await sending
+        assert len(seen) > 10 and wire.at_listener.filled == 1_000_000
 
 
 @pytest.mark.parametrize("size", [100, 50_000, 3_000_000])
-def test_a_payload_can_be_torn(size: int) -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with wires(network, 2) as [wire, other]:
-            wire.at_listener = Memory(size)
-            wire.listener.start(wire.at_listener)
-            await wire.dialer.send(b"whole", [b"w"])
-            await wire.at_listener.until(1)
-            network.tear(A.peer_id, B.peer_id)
-            await wire.dialer.send(b"no payload")
-            with suppress(ConnectionLost):
-                await wire.dialer.send(b"torn", [b"x" * size])
-            await wire.at_listener.ended.wait()
-            await wire.at_dialer.ended.wait()
-            assert [header for header, _ in wire.at_listener.frames] == [b"whole", b"no payload"]
-            assert 0 < wire.at_listener.filled < size
-            await other.dialer.send(b"other", [b"x" * size])
-            await other.at_listener.until(1)
-
-    run(main())
+@simulated
+async def test_a_payload_can_be_torn(size: int) -> None:
+    network = MemoryNetwork()
+    async with wires(network, 2) as [wire, other]:
+        wire.at_listener = Memory(size)
+        wire.listener.start(wire.at_listener)
+        await wire.dialer.send(b"whole", [b"w"])
+        await wire.at_listener.until(1)
+        network.tear(A.peer_id, B.peer_id)
+        await wire.dialer.send(b"no payload")
+        with suppress(ConnectionLost):
+            await wire.dialer.send(b"torn", [b"x" * size])
+        await wire.at_listener.ended.wait()
+        await wire.at_dialer.ended.wait()
+        assert [header for header, _ in wire.at_listener.frames] == [b"whole", b"no payload"]
+        assert 0 < wire.at_listener.filled < size
+        await other.dialer.send(b"other", [b"x" * size])
+        await other.at_listener.until(1)
 
 
-def test_a_kill_in_the_middle_tears_a_payload_too() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(bandwidth=1e6)
-        async with wires(network) as [wire]:
-            wire.at_listener = Memory(1_000_000)
-            wire.listener.start(wire.at_listener)
-            sending = asyncio.create_task(wire.dialer.send(b"torn", [b"x" * 1_000_000]))
-            await asyncio.sleep(0.5)
-            network.kill(A.peer_id)
-            await wire.at_listener.ended.wait()
-            await asyncio.wait([sending])
-            assert isinstance(sending.exception(), ConnectionLost)
-            assert not wire.at_listener.frames and 0 < wire.at_listener.filled < 1_000_000
-
-    run(main())
+@simulated
+async def test_a_kill_in_the_middle_tears_a_payload_too() -> None:
+    network = MemoryNetwork(bandwidth=1e6)
+    async with wires(network) as [wire]:
+        wire.at_listener = Memory(1_000_000)
+        wire.listener.start(wire.at_listener)
+        sending = asyncio.create_task(wire.dialer.send(b"torn", [b"x" * 1_000_000]))
+        await asyncio.sleep(0.5)
+        network.kill(A.peer_id)
+        await wire.at_listener.ended.wait()
+        await asyncio.wait([sending])
+        assert isinstance(sending.exception(), ConnectionLost)
+        assert not wire.at_listener.frames and 0 < wire.at_listener.filled < 1_000_000
 
 
-def test_loss_costs_time_but_neither_bytes_nor_order() -> None:
-    async def main() -> None:
-        async with wires(MemoryNetwork(seed=4, latency=0.01, loss=0.2)) as [wire]:
-            for number in range(100):
-                await wire.dialer.send(b"%d" % number)
-            await wire.at_listener.until(100)
-            assert [header for header, _ in wire.at_listener.frames] == [b"%d" % number for number in range(100)]
-            assert now() > 0.2
-
-    run(main())
+@simulated
+async def test_loss_costs_time_but_neither_bytes_nor_order() -> None:
+    async with wires(MemoryNetwork(seed=4, latency=0.01, loss=0.2)) as [wire]:
+        for number in range(100):
+            await wire.dialer.send(b"%d" % number)
+        await wire.at_listener.until(100)
+        assert [header for header, _ in wire.at_listener.frames] == [b"%d" % number for number in range(100)]
+        assert now() > 0.2
 
 
-def test_a_partition_holds_everything_up_until_it_heals() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with wires(network) as [wire]:
-            await wire.dialer.send(b"on its way")
-            network.partition([A.peer_id], [B.peer_id])
-            await wire.dialer.send(b"behind the wall")
-            await asyncio.sleep(1000)
-            assert wire.at_listener.frames == [] and not wire.at_dialer.ends
-            network.heal()
-            await wire.at_listener.until(2)
-            assert [header for header, _ in wire.at_listener.frames] == [b"on its way", b"behind the wall"]
-
-    run(main())
-
-
-def test_a_partition_separates_groups_and_a_cut_two_peers() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        transports = [network.transport(identity) for identity in (A, B, C)]
-        addresses = [(await transport.listen(lambda connection: None))[0] for transport in transports]
-
-        async def reaches(source: int, target: int) -> bool:
-            try:
-                await transports[source].dial(addresses[target], None, Purpose.BULK, 1)
-            except ConnectError:
-                return False
-            return True
-
-        network.partition([A.peer_id])
-        assert not await reaches(0, 1) and not await reaches(1, 0) and await reaches(1, 2)
+@simulated
+async def test_a_partition_holds_everything_up_until_it_heals() -> None:
+    network = MemoryNetwork()
+    async with wires(network) as [wire]:
+        await wire.dialer.send(b"on its way")
+        network.partition([A.peer_id], [B.peer_id])
+        await wire.dialer.send(b"behind the wall")
+        await asyncio.sleep(1000)
+        assert wire.at_listener.frames == [] and not wire.at_dialer.ends
         network.heal()
-        network.cut(B.peer_id, A.peer_id)
-        assert not await reaches(0, 1) and not await reaches(1, 0) and await reaches(0, 2)
-        network.heal()
-        assert await reaches(0, 1)
-
-    run(main())
+        await wire.at_listener.until(2)
+        assert [header for header, _ in wire.at_listener.frames] == [b"on its way", b"behind the wall"]
 
 
-def test_an_end_that_gave_up_behind_a_partition_leaves_the_other_half_open() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with wires(network) as [wire]:
-            network.cut(A.peer_id, B.peer_id)
-            wire.dialer.abort("tired")
-            await asyncio.sleep(100)
-            assert not wire.at_listener.ends
-            network.heal()
-            await asyncio.sleep(100)
-            assert not wire.at_listener.ends
-            await wire.listener.send(b"are you there?")
-            await wire.at_listener.ended.wait()
-            assert isinstance(wire.at_listener.ends[0], ConnectionLost)
+@simulated
+async def test_a_partition_separates_groups_and_a_cut_two_peers() -> None:
+    network = MemoryNetwork()
+    transports = [network.transport(identity) for identity in (A, B, C)]
+    addresses = [(await transport.listen(lambda connection: None))[0] for transport in transports]
 
-    run(main())
+    async def reaches(source: int, target: int) -> bool:
+        try:
+            await transports[source].dial(addresses[target], None, Purpose.BULK, 1)
+        except ConnectError:
+            return False
+        return True
 
-
-def test_a_killed_peer_resets_its_connections_and_is_gone() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with wires(network) as [wire]:
-            network.kill(B.peer_id)
-            await wire.at_dialer.ended.wait()
-            assert str(wire.at_dialer.ends[0]) == "reset by peer"
-            with pytest.raises(ConnectError):
-                await network.transport(C).dial(f"memory://{B.peer_id.short}", None, Purpose.BULK, 5)
-
-    run(main())
+    network.partition([A.peer_id])
+    assert not await reaches(0, 1) and not await reaches(1, 0) and await reaches(1, 2)
+    network.heal()
+    network.cut(B.peer_id, A.peer_id)
+    assert not await reaches(0, 1) and not await reaches(1, 0) and await reaches(0, 2)
+    network.heal()
+    assert await reaches(0, 1)
 
 
-def test_a_frozen_peer_is_silent_and_its_connections_stand() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with wires(network) as [wire]:
-            network.freeze(B.peer_id)
-            await wire.dialer.send(b"hello?")
-            with pytest.raises(ConnectError):
-                await network.transport(C).dial(f"memory://{B.peer_id.short}", None, Purpose.BULK, 5)
-            assert not wire.at_listener.frames and not wire.at_dialer.ends
-            network.thaw(B.peer_id)
-            await wire.at_listener.until(1)
-            assert wire.at_listener.frames == [(b"hello?", b"")]
-
-    run(main())
-
-
-def test_dialing_through_a_cut_says_that_it_ended_at_the_deadline() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        a, b = network.transport(A), network.transport(B)
-        (address,) = await b.listen(lambda connection: None)
+@simulated
+async def test_an_end_that_gave_up_behind_a_partition_leaves_the_other_half_open() -> None:
+    network = MemoryNetwork()
+    async with wires(network) as [wire]:
         network.cut(A.peer_id, B.peer_id)
-        with pytest.raises(ConnectError, match="within 3 s") as caught:
-            await a.dial(address, None, Purpose.BULK, 3)
-        assert caught.value.step == "connect" and now() == pytest.approx(3)
+        wire.dialer.abort("tired")
+        await asyncio.sleep(100)
+        assert not wire.at_listener.ends
         network.heal()
-        asyncio.get_running_loop().call_later(0.03, network.cut, A.peer_id, B.peer_id)
-        with pytest.raises(HandshakeError):
-            await a.dial(address, None, Purpose.BULK, 3)
+        await asyncio.sleep(100)
+        assert not wire.at_listener.ends
+        await wire.listener.send(b"are you there?")
+        await wire.at_listener.ended.wait()
+        assert isinstance(wire.at_listener.ends[0], ConnectionLost)
 
-    run(main())
+
+@simulated
+async def test_a_killed_peer_resets_its_connections_and_is_gone() -> None:
+    network = MemoryNetwork()
+    async with wires(network) as [wire]:
+        network.kill(B.peer_id)
+        await wire.at_dialer.ended.wait()
+        assert str(wire.at_dialer.ends[0]) == "reset by peer"
+        with pytest.raises(ConnectError):
+            await network.transport(C).dial(f"memory://{B.peer_id.short}", None, Purpose.BULK, 5)
 
 
-def test_a_transport_that_may_not_listen_says_so() -> None:
-    async def main() -> None:
-        with pytest.raises(ListenError):
-            await MemoryNetwork().transport(A, listening=False).listen(lambda connection: None)
+@simulated
+async def test_a_frozen_peer_is_silent_and_its_connections_stand() -> None:
+    network = MemoryNetwork()
+    async with wires(network) as [wire]:
+        network.freeze(B.peer_id)
+        await wire.dialer.send(b"hello?")
+        with pytest.raises(ConnectError):
+            await network.transport(C).dial(f"memory://{B.peer_id.short}", None, Purpose.BULK, 5)
+        assert not wire.at_listener.frames and not wire.at_dialer.ends
+        network.thaw(B.peer_id)
+        await wire.at_listener.until(1)
+        assert wire.at_listener.frames == [(b"hello?", b"")]
 
-    run(main())
+
+@simulated
+async def test_dialing_through_a_cut_says_that_it_ended_at_the_deadline() -> None:
+    network = MemoryNetwork()
+    a, b = network.transport(A), network.transport(B)
+    (address,) = await b.listen(lambda connection: None)
+    network.cut(A.peer_id, B.peer_id)
+    with pytest.raises(ConnectError, match="within 3 s") as caught:
+        await a.dial(address, None, Purpose.BULK, 3)
+    assert caught.value.step == "connect" and now() == pytest.approx(3)
+    network.heal()
+    asyncio.get_running_loop().call_later(0.03, network.cut, A.peer_id, B.peer_id)
+    with pytest.raises(HandshakeError):
+        await a.dial(address, None, Purpose.BULK, 3)
+
+
+@simulated
+async def test_a_transport_that_may_not_listen_says_so() -> None:
+    with pytest.raises(ListenError):
+        await MemoryNetwork().transport(A, listening=False).listen(lambda connection: None)

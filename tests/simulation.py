@@ -1,0 +1,27 @@
+"""Tests that are coroutines, run under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
+
+from swarmcli.testing import virtual_time
+
+P = ParamSpec("P")
+
+
+def simulated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """The test as a function that pytest calls: simulated hours pass in seconds, and nothing may be left behind."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        virtual_time.run(test(*args, **kwargs))
+
+    return run
+
+
+def now() -> float:
+    """Seconds of virtual time since the test began."""
+    return asyncio.get_running_loop().time()
