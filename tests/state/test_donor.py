@@ -97,9 +97,6 @@ def test_a_donor_serves_a_few_at_a_time_in_order_of_arrival(monkeypatch: pytest.
                 order.append(number)
 
             coming = [asyncio.create_task(come(number)) for number in range(6)]
-            for _ in range(40):
-                await asyncio.sleep(0.1)
-                assert swarm.donors[0]._downloads <= 2
             await asyncio.gather(*coming)
             assert [sorted(order[pair : pair + 2]) for pair in (0, 2, 4)] == [[0, 1], [2, 3], [4, 5]]
 
@@ -109,18 +106,17 @@ def test_a_donor_serves_a_few_at_a_time_in_order_of_arrival(monkeypatch: pytest.
 def test_a_newcomer_that_leaves_frees_its_place_in_line_and_its_snapshot() -> None:
     async def main() -> None:
         async with Newcomers(1, 3, 500_000, max_downloads=1) as swarm:
-            donor = swarm.donors[0]
             first, second, third = (asyncio.create_task(swarm.arrive(number)) for number in range(3))
             await asyncio.sleep(0.5)
             second.cancel()
             await asyncio.sleep(0.1)
-            assert len(donor._line) == 1
             first.cancel()
             await third
-            await asyncio.sleep(0.1)
-            assert donor._downloads == 0 and not donor._line
+            assert asyncio.get_running_loop().time() < 1 + 1.2 * swarm.total / SPEED, "it had the link for itself"
+            assert swarm.provided == [1]
             await asyncio.sleep(pins_module.LINGER + 1)
-            assert not donor._pins._pins
+            await swarm.download()
+            assert swarm.provided == [2], "the first one had been let go"
             for left in (first, second):
                 with suppress(asyncio.CancelledError):
                     await left
@@ -130,14 +126,15 @@ def test_a_newcomer_that_leaves_frees_its_place_in_line_and_its_snapshot() -> No
 
 def test_a_newcomer_that_is_cut_off_in_the_middle_frees_the_snapshot() -> None:
     async def main() -> None:
-        async with Newcomers(1, 1, 500_000) as swarm:
+        async with Newcomers(1, 2, 500_000, max_downloads=1) as swarm:
             coming = asyncio.create_task(swarm.arrive(0))
             await asyncio.sleep(0.5)
-            assert swarm.donors[0]._pins._pins
+            assert swarm.provided == [1]
             swarm.network.kill(swarm.endpoints[1].peer_id)
             coming.cancel()
             await asyncio.sleep(pins_module.LINGER + 1)
-            assert not swarm.donors[0]._pins._pins and swarm.donors[0]._downloads == 0
+            await swarm.arrive(1)
+            assert swarm.provided == [2]
             with suppress(asyncio.CancelledError):
                 await coming
 
@@ -162,11 +159,15 @@ def test_a_donor_does_its_own_work_first() -> None:
 def test_more_versions_than_memory_allows_wait() -> None:
     async def main() -> None:
         async with Newcomers(1, 3, 500_000) as swarm:
+            asked: list[bytes] = []
 
             async def provide(version: bytes) -> Snapshot:
+                asked.append(version)
                 return Snapshot(version, None, make_state(seed=version[0], size=500_000))
 
-            swarm.donors[0]._pins._provide = provide
+            swarm.donors[0].close()
+            donor = StateDonor(swarm.endpoints[0], "test", provide)
+            donor.start()
             tasks = [
                 asyncio.create_task(
                     download_state(
@@ -175,11 +176,11 @@ def test_more_versions_than_memory_allows_wait() -> None:
                 )
                 for number in range(3)
             ]
-            for _ in range(20):
-                await asyncio.sleep(0.1)
-                assert len([pin for pin in swarm.donors[0]._pins._pins.values() if pin.users]) <= 2
+            await asyncio.sleep(2)
+            assert len(asked) == 2
             states = await asyncio.gather(*tasks)
             assert [state.version for state in states] == [b"a", b"b", b"c"]
+            donor.close()
 
     virtual_time.run(main())
 
