@@ -75,7 +75,7 @@ class LeaderCommands:
                 result = transfer()
                 self._wait_until_done(patience)
                 done = True
-            finally:  # interrupted or failed
+            finally:  # also for a KeyboardInterrupt: the others wait in the middle of the command
                 if not done:
                     self._fail(command, sys.exception())
             return result
@@ -117,7 +117,7 @@ class Follower:
     """
 
     def __init__(self, site: Site, handlers: Mapping[type[Command], Callable[[Any], None]]) -> None:
-        """`handlers` by the kind of command; what a kind means is agreed on with whoever gives it. Starts nothing."""
+        """`handlers` by the kind of command. Starts nothing."""
         if site.rank == 0:
             raise ValueError("this is rank 0: it gives the orders")
         self._site = site

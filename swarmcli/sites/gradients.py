@@ -72,7 +72,7 @@ class MemberGradients:
 
 
 class GatherGradients(Command, frozen=True):
-    """All ranks' sums are added to rank 0's and begin anew; such of another generation count nothing."""
+    """Every rank adds its sums to rank 0's and begins anew. Sums of another generation count nothing."""
 
     generation: int
 

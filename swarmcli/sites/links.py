@@ -63,8 +63,8 @@ def _gone(rank: int, patience: timedelta) -> str:
 
 
 def sever(group: dist.ProcessGroup) -> None:
-    """Whoever waits for something in this group, in this process or another, gets an error now, and so do all later
-    calls. Without effect on a group that is severed already, or that this process has left.
+    """All waits in this group, in this process and the others, end with an error now, and so do all later calls.
+    Without effect on a group that is severed already, or that this process has left.
 
     A thread inside of a gloo call cannot be told anything, but gloo closes all connections of a group as soon as one
     wait in it has run out of time. A process that is gone already gives another error, which closes nothing; so all

@@ -2,8 +2,8 @@
 
 A file is new for each life of a site, and the file system says who may open it. torchrun's agents keep one store
 through all restarts of their processes, who find there what the lives before have left, and the agents of several
-machines count restarts differently. So a life begins with a name that is new: rank 0 writes it down, the others say a
-word of their own below it, and rank 0 repeats the words. Nobody who is gone can repeat a word of today.
+machines count restarts differently. So a life begins with a new name: rank 0 writes it down, every other rank writes a
+random word below it, and rank 0 repeats the words. No process of an earlier life can have repeated a word of this one.
 """
 
 from __future__ import annotations

@@ -89,7 +89,10 @@ class SharedModel:
 
     @property
     def written(self) -> bool:
-        """Whether parameters were written to since all ranks had the same, as far as they tell; at first they were."""
+        """Whether a parameter was written to since all ranks had the same, by torch's counts of versions; first True.
+
+        Kernels such as torch's fused optimizers do not count.
+        """
         return self._equal_at != self._versions()
 
     @property

@@ -124,8 +124,10 @@ class Site:
             sever(self.commands)
 
     def close(self, *, broken: bool = False) -> None:
-        """Leaves the groups, when no thread is in them. `broken`: before its time, so whoever waits for this process
-        gets an error at once. Idempotent."""
+        """Leaves the groups, when no thread is in them. Idempotent.
+
+        `broken`: the site ends before its time, and ranks that wait for this process get an error at once.
+        """
         if broken:
             self.break_off()
         if not self._closed:

@@ -1,6 +1,6 @@
 """The statistics of a site's optimizer, of which every rank keeps its share, as rank 0 gives them to the swarm.
 
-donating       every rank copies its share at one moment (a pin); whoever downloads reads pieces of the copies
+donating       every rank copies its share at one moment (a pin); downloads read pieces of the copies
 downloading    the state comes in a file; every rank gets its pieces of it, and only when all have theirs do all switch
 
 They never come together in one memory. Commands are carried out one at a time and steps are commands too, so nothing

@@ -1,1 +1,1 @@
-"""How peers hand their state to those who need it: donors, downloads, snapshots."""
+"""Donors hand snapshots of their state to newcomers, which download them."""

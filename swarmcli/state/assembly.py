@@ -190,7 +190,7 @@ class Assembly:
                     raise
                 continue
             if reference is not self._reference:
-                continue  # it was forsaken while it was asked: its word counts no more
+                continue  # it was forsaken while it was asked: another donor's hashes count now
             if named != digest:
                 raise Unequal
             self._arrived[chunk] = digest, source.peer

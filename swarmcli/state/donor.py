@@ -1,7 +1,7 @@
 """Gives this peer's state to others, from a snapshot that does not hold up the training.
 
-A few download at a time, the others wait in line and are told who else has the state by now: those who are done with
-theirs. So many newcomers at once spread over each other, and a donor's link is not cut into ever thinner slices.
+A few peers download at a time. The others wait in line, and the donor tells them which peers have finished and so have
+the state by now. So many newcomers spread over each other, and a donor's link is not cut into ever thinner slices.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class InLine(msgspec.Struct, frozen=True, tag=True):
-    """While a downloader waits for its turn, now and then: who has the state as well."""
+    """The donor sends this now and then to a downloader in its line: which other peers have the state."""
 
     others: Annotated[tuple[Holder, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
 
 
 class ManifestHeader(msgspec.Struct, frozen=True, tag=True):
-    """The downloader's turn has come; the manifest is the payload. Questions for digests name the `pin`."""
+    """The donor sends this when the downloader's turn has come, with the manifest as the payload. `pin` names the
+    snapshot in questions for digests."""
 
     pin: Token
 
@@ -125,7 +126,9 @@ class StateDonor:
         self._pins = Pins(provide, endpoint.random)
         self.expecting = self._pins.expecting  # for a state that this peer downloads itself
         self._news = Bell()
-        self._elsewhere = asyncio.Lock()  # reads of what is elsewhere wait for each other there, so not in the executor
+        # Reads of other processes wait for each other anyway. With the lock they wait here, and not each in a thread of
+        # the executor, which would soon have none left.
+        self._elsewhere = asyncio.Lock()
         self._closed = False
 
     def start(self) -> None:
@@ -168,7 +171,7 @@ class StateDonor:
         finally:
             self._downloads -= 1
             if not self._downloads and not self._line:
-                self._done.clear()
+                self._done.clear()  # nobody is left to be told
             self._news.ring()
 
     async def _wait_in_line(self, ticket: object, version: bytes, stream: Stream) -> None:
@@ -239,7 +242,8 @@ class StateDonor:
 
 
 async def _hash_ahead(state: PinnedState, request: ChunkRequest) -> None:
-    """Hashes the next chunks while the first ones are being encrypted and sent; not those that would be read twice."""
+    """Hashes the next chunks while the first ones are encrypted and sent. Distant chunks are left out: to hash them now
+    would be to read them twice."""
     for chunk in range(request.first + 1, request.first + request.count):
         if state.known_digest(chunk) is None and not state.is_distant(chunk):
             await offload(state.digest, chunk)

@@ -1,4 +1,4 @@
-"""Downloads a state from several donors at once: what each gives is checked, and whoever fails is replaced.
+"""Downloads a state from several donors at once. What each gives is checked; a donor that fails is replaced.
 
 Donors with equal manifests give parts of one state (see `assembly`). A donor whose state differs (unlike processors
 may differ in the last bit) is put aside: only if all equal ones fail, its state is taken instead, with what of the
@@ -93,7 +93,7 @@ class _Download:
         self._busy: list[PeerID] = []
         self._unequal: list[PeerID] = []
         self._visits: dict[_Visit, asyncio.Task[None]] = {}
-        self._second_chance: set[PeerID] = set()  # who was lost in the middle, and is asked once more
+        self._second_chance: set[PeerID] = set()  # lost after they gave something: they are asked once more
         self._assembly: Assembly | None = None
         self._settled = False  # on the assembly: donors of other states are put aside
 
@@ -120,7 +120,7 @@ class _Download:
                 await asyncio.sleep(_BUSY_PAUSE * (1 + self.endpoint.random.random()))
                 self._waiting.extend(self._busy)
                 self._busy.clear()
-            else:  # everyone has been asked: now those whose state is another one
+            else:  # all donors of this state have failed: now the ones whose state is another one
                 self._waiting.extend(self._unequal)
                 self._unequal.clear()
                 self._settled = False

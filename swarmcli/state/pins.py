@@ -1,4 +1,4 @@
-"""The snapshots that a donor holds on to: while downloads use them, and a little longer."""
+"""The snapshots that a donor keeps while downloads use them, and a little longer."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Pin:
 
 
 class Pins:
-    """The snapshots of one donor. Of b"", the newest state, several may be in use, for each is soon outdated."""
+    """The snapshots of one donor. Of version b"", the newest state, several may be in use: each is soon outdated."""
 
     def __init__(self, provide: Callable[[bytes], Awaitable[Snapshot | None]], random: random.Random) -> None:
         self._provide, self._random = provide, random
         self._pins: dict[bytes, Pin] = {}  # by token, the newest last
         self._coming: dict[bytes, asyncio.Event] = {}
-        self._pinning = asyncio.Lock()
+        self._pinning = asyncio.Lock()  # one state is copied at a time
         self._closed = False
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Pins:
         """
         if (coming := self._coming.get(version)) is not None:
             await coming.wait()
-        async with self._pinning:
+        async with self._pinning:  # newcomers come together: the first one's copy is for all of them
             pin = self._find(version)
             if pin is None or (not version and pin.taken < since):
                 pin = await self._make(version)
@@ -99,7 +99,7 @@ class Pins:
         in_use = {pin.version for pin in self._pins.values() if pin.users and not pin.lent} - {version}
         if len(in_use) >= MOST_VERSIONS:
             raise CallRefused("busy", f"{len(in_use)} other states are being downloaded from this peer")
-        taken = _now()  # before the state is copied: who asks meanwhile gets a copy of his own
+        taken = _now()  # before the state is copied: a peer that asks meanwhile gets a newer copy
         snapshot = await self._provide(version)
         if snapshot is None:
             raise CallRefused("version", "this peer does not have that state")

@@ -1,4 +1,4 @@
-"""Who gives its state to newcomers, and where to find it: offers under a key of the hash table.
+"""Offers of states under a key of the hash table: which peers donate, and which one a newcomer asks first.
 
 A peer that shares its state serves downloads and repeats its offer; a newcomer reads the offers, prefers the higher
 priority, then the higher epoch, and downloads from several donors at once.

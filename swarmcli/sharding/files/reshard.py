@@ -28,8 +28,8 @@ def plan_moves(held: Sequence[Mapping[int, int]], wanted: Sequence[Collection[in
     """The moves that give each rank what it wants of what there is, ordered by source, target and parameter.
 
     `held`: for each rank the bytes of state by parameter index that it can give (several may hold the same);
-    `wanted`: the parameters that each rank will own. Who has what it wants keeps it. Of several that could send, the
-    one sends that has the least to send so far, the lowest of several such; what nobody holds is not moved.
+    `wanted`: the parameters that each rank will own. A rank keeps what it has and wants. Of several that could send,
+    the rank with the least to send so far does, the lowest one if they are equal. What nobody holds is not moved.
     """
     holders: dict[int, list[int]] = {}
     for rank, sizes in enumerate(held):

@@ -47,7 +47,7 @@ class HierarchicalModelAverager:
         processes. Every member of it makes the averager, at the same place in its program.
 
         `swarm`: average with the peers of a swarm instead (see SwarmGroups). Sizes are upper bounds then, None is no
-        bound, and groups are filled with whoever is there.
+        bound, and groups are filled with the peers that are there.
 
         Raises ValueError and TypeError, which name the argument and what to give instead, and RuntimeError if there
         is neither a process group nor a running DHT.
@@ -90,7 +90,7 @@ class HierarchicalModelAverager:
         averaged, in place, all or none; they must be the same ones at all members, by their places in `params`. On a
         process group every rank of the level's group calls this at the same step. In a swarm the call waits for the
         others up to `matchmaking_time`; if there is no average, the result says why, and the parameters are as they
-        were. Who has counted fewer steps than most others goes by theirs.
+        were. A peer that has counted fewer steps than most others goes on from theirs.
 
         Raises TypeError for what are no parameters, ValueError where the processes of a group average different
         parameters, FingerprintError where the peers of a group do, and torch's RuntimeError where a process is lost.

@@ -1,4 +1,4 @@
-"""Averaging within the groups of a swarm: whoever is there, up to the size of a group. Coroutines of one event loop."""
+"""Averaging within the groups of a swarm, of the peers that are there. Coroutines of one event loop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SwarmLevels:
     async def take_step(
         self, tensors: Sequence[torch.Tensor], step: int, places: Places = None
     ) -> tuple[int, LevelAverage | None]:
-        """As ProcessGroupLevels does. Who is behind takes the step that most others are at: so levels are due together.
+        """As ProcessGroupLevels does. A peer that is behind takes the step of most others, and the same level is due.
 
         Otherwise two peers that are a step apart could look for each other at different levels forever.
         """
@@ -173,7 +173,7 @@ class SwarmLevels:
         return present
 
     def _tell(self, step: int) -> None:
-        """Others who are behind will look for a group at this step."""
+        """Tells peers that are behind at which step they find a group."""
         if self._state_step >= 0:
             self._averagers[-1].declare_state(epoch=step)
 

@@ -37,9 +37,9 @@ def hook_with_zero_step(
 
     Raises TypeError for what is no DistributedDataParallel or ZeroRedundancyOptimizer, and ValueError when `zero` was
     made without `overlap_with_ddp`, or its group's ranks are not those of `ddp`, or DDP looks for unused parameters (it
-    then keeps its first buckets and steps would miss who was not used). In the backward pass: ValueError when DDP's
-    parameters are not the optimizer's, ShardingError when trainability changed or a rank is gone; parameters of two
-    steps may then lie side by side.
+    then keeps its first buckets, and parameters that were not used would not be stepped). In the backward pass:
+    ValueError when DDP's parameters are not the optimizer's, ShardingError when trainability changed or a rank is gone;
+    parameters of two steps may then lie side by side.
     """
     _checked(ddp, zero).shard_buckets = shard_buckets
     return _SteppingHook(hook, ddp, zero, zero.process_group, interleaved=False).on_bucket

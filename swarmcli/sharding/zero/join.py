@@ -12,7 +12,7 @@ from swarmcli.sharding.transfer import gather_numbers, receive_tensors, send_ten
 
 
 class UnevenInputs:
-    """Whether this rank has run out, and whether those who have are given the gradients of the others."""
+    """Whether this rank has run out of inputs, and whether such ranks are given the gradients of the others."""
 
     def __init__(self, *, hand_over: bool) -> None:
         self.joined = False

@@ -3,8 +3,8 @@
 A part is a step with the gradients of a few parameters, which are handed in. torch has *functional* variants of some of
 its optimizers for that (torch.distributed.optim), but they are deprecated TorchScript, keep their own copy of the
 learning rate, so that a schedule is not seen, and Adagrad's updates the wrong parameters when only some have a
-gradient. Here an ordinary optimizer is stepped in parts instead; whoever names one of torch's functional classes gets
-the ordinary optimizer that it is a variant of.
+gradient. Here an ordinary optimizer is stepped in parts instead. For one of torch's functional classes it is the
+ordinary optimizer that the class is a variant of.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Overlap:
         return owners, FunctionalOptimizer(self._optimizer_class([{**settings, "params": own}], **self._defaults))
 
     def _owners(self, parameters: Sequence[torch.Tensor]) -> list[int]:
-        """Of all parameters; the frozen ones, of which DDP knows nothing, go to whoever has least."""
+        """Of all parameters. The frozen ones, of which DDP knows nothing, go to the emptiest ranks."""
         owners: dict[torch.Tensor, int] = {}
         loads = [0] * self._world_size
         for share, shared in zip(self._shares, self._parameters, strict=True):
@@ -94,7 +94,7 @@ class Overlap:
                 yield dict(zip(parameters, gradients[share.start : share.stop], strict=True))
 
     def send_bucket(self, bucket: int, group: dist.ProcessGroup) -> list[dist.Work]:
-        """Starts sending the parameters of the bucket from those who step them to everyone; has to be waited for."""
+        """Starts sending the parameters of the bucket from the ranks that step them to all; wait for each work."""
         works = []
         for index, share in enumerate(self._shares):
             if share.bucket == bucket:
@@ -158,7 +158,8 @@ def functional_equivalent(optimizer_class: Any) -> type[Optimizer]:
 
 
 def _torchs_variants() -> Mapping[Any, Any]:
-    """By ordinary class. Who has one of the variants has imported them; doing so compiles TorchScript for a second."""
+    """By ordinary class. A user who names a variant has imported them all; an import here would compile TorchScript for
+    a second."""
     module = sys.modules.get("torch.distributed.optim.utils")
     return {} if module is None else module.functional_optim_map
 
