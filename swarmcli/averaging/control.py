@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, check_terms
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.clock import Clock
+from swarmcli.events import RoundFinished, RoundOutcome
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
@@ -44,7 +46,7 @@ class RoundRequest:
     scheduled_time: float | None = None  # swarm time before which the group does not begin
     require_trigger: bool = False  # wait for `StepControl.allow_allreduce` once the group is there
     allow_retries: bool = True  # look for another group when one fails
-    target: float | None = None  # of a standing group: it begins when its members' progress sums up to this
+    target: float | None = None  # of a preformed group: it begins when its members' progress sums up to this
     only_one: bool = False  # of its tag: where another, as large, has begun, this search ends with RoundMissed
     epoch: int = -1  # for events only
     terms: Mapping[str, str] = field(default_factory=dict)  # members must have equal ones, or are told which differ
@@ -187,7 +189,7 @@ class StepControl:
         return self._progress
 
     def report(self, progress: float) -> None:
-        """How much this peer has done so far towards the standing group's target, in sum; never shrinks."""
+        """How much this peer has done so far towards the preformed group's target, in sum; never shrinks."""
         if not (math.isfinite(progress) and progress >= 0):
             raise ValueError(f"progress must be finite and not negative, got {progress!r}")
         if progress > self._progress:
@@ -283,6 +285,53 @@ class StepControl:
     def _cancel_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+class Chronicle:
+    """What happened in one try at a round, for the event that tells of it. `group` is set once there is one."""
+
+    def __init__(self, control: StepControl, purpose: str, time: Callable[[], float]) -> None:
+        self.seconds: dict[str, float] = {}
+        self.group: Group | None = None
+        self._control = control
+        self._purpose = purpose
+        self._time = time
+
+    @contextmanager
+    def stage(self, stage: AveragingStage) -> Iterator[None]:
+        """Moves the control to this stage and adds up the time that the block takes."""
+        self._control.enter(stage)
+        began = self._time()
+        try:
+            yield
+        finally:
+            self.seconds[stage.value] = self.seconds.get(stage.value, 0.0) + self._time() - began
+
+    def ended(
+        self,
+        outcome: RoundOutcome,
+        reason: str = "",
+        *,
+        contributors: tuple[PeerID, ...] = (),
+        left_out: dict[PeerID, str] | None = None,
+        bytes_sent: int = 0,
+        bytes_received: int = 0,
+    ) -> RoundFinished:
+        group = self.group
+        return RoundFinished(
+            round_id=group.group_id.hex() if group is not None else "",
+            purpose=self._purpose,
+            outcome=outcome,
+            reason=reason,
+            epoch=self._control.request.epoch,
+            leader=group.leader.text if group is not None else "",
+            members=tuple(member.peer_id.text for member in group.members) if group is not None else (),
+            contributors=tuple(peer.text for peer in contributors),
+            left_out={peer.text: why for peer, why in (left_out or {}).items()},
+            bytes_sent=bytes_sent,
+            bytes_received=bytes_received,
+            seconds=dict(self.seconds),
+        )
 
 
 def check_weight(weight: float) -> None:

@@ -13,9 +13,15 @@ import msgspec
 import torch
 
 from swarmcli.averaging.archive.archive import RoundArchive
-from swarmcli.averaging.chronicle import Chronicle
 from swarmcli.averaging.config import AveragerConfig
-from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl, encode_gathered
+from swarmcli.averaging.control import (
+    AveragingStage,
+    Chronicle,
+    RoundRequest,
+    RoundResult,
+    StepControl,
+    encode_gathered,
+)
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round.allreduce import Allreduce
@@ -269,7 +275,7 @@ class AveragerCore:
             emit(chronicle.ended("undecided", str(error)))
             raise
         except SwarmError as error:
-            # A standing group that nobody came to is no round.
+            # A preformed group that nobody came to is no round.
             if chronicle.group is not None or control.request.target is None:
                 emit(chronicle.ended("failed", str(error)))
             raise

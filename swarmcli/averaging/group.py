@@ -115,7 +115,7 @@ class Group:
         return {member.peer_id: position for position, member in enumerate(self.body.members)}
 
     def index_of(self, peer: PeerID) -> int:
-        """The peer's place in `members`. Raises KeyError for a stranger."""
+        """The peer's position in `members`. Raises KeyError for a stranger."""
         return self._positions[peer]
 
     def __contains__(self, peer: object) -> bool:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # What averager_opts may hold, by the component that it is for.
 _AVERAGER_OPTIONS = (
-    {"request_timeout", "standing_grace", "min_group_size", "target_group_size"},
+    {"request_timeout", "preformed_grace", "min_group_size", "target_group_size"},
     {"compression", "part_size_bytes", "sender_timeout", "reducer_timeout"},
     {"bandwidth", "min_vector_size", "initial_group_bits"},
 )

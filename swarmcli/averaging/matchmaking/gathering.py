@@ -211,6 +211,6 @@ class Gathering:
             self._reached_at = math.inf
             return math.inf
         self._reached_at = min(self._reached_at, now)
-        ends = self._reached_at + self.options.standing_grace if missing else settled_at
+        ends = self._reached_at + self.options.preformed_grace if missing else settled_at
         # Who gave up here would be looked for in vain by whoever comes a moment later, and the other way round.
         return ends if self.has_enough or now < ends else math.inf

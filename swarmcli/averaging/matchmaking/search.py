@@ -73,8 +73,8 @@ class Search:
         now: float,
         connected: Callable[[PeerID], bool],
     ) -> None:
-        """`own` is what this peer says where it asks to join; `request.allow_retries`: where time is up and too few are
-        here, it looks on instead of giving up."""
+        """`own` is what this peer says when it asks to join. When time is up and too few are here, it looks on with
+        `request.allow_retries`, and otherwise gives up."""
         self.own, self.me = own, own.candidate
         self.request = request
         self.options = options
@@ -90,9 +90,11 @@ class Search:
         self._memory = memory
         self._own_entry = Entry(self.me, self.rank, since=now)
         self._doubts_end_at = now + options.min_matchmaking_time  # see _conflict
-        self._asked: dict[PeerID, float] = {}  # whose answer is awaited → since when
-        self._ever_asked: set[PeerID] = set()  # only they may begin a group with this peer
-        self._named: PeerID | None = None  # a leader that somebody named, and that is asked before all others
+        self._asked: dict[PeerID, float] = {}  # peer whose answer is awaited → since when
+        # Only a peer that was asked may begin a group with this one. An answer that came too late, or never, does not
+        # count: that leader may have taken this peer in.
+        self._ever_asked: set[PeerID] = set()
+        self._named: PeerID | None = None  # the leader of an invitation; it is asked before all others
         self._leader_until = math.inf  # the leader is silent if nothing is heard by then
         self._renewals = 0  # how often its time was up with too few members
         self._unreduced = ""  # why nobody in the leader's group can reduce, as it last said
@@ -109,9 +111,8 @@ class Search:
     def on_read(self, declared: Sequence[Candidate], now: float, duration: float) -> None:
         """The declarations of this bucket were read; it took `duration` seconds to declare and read."""
         if declared:  # this peer's own at least, unless the table is out of reach
-            self.gathering.mates -= self._memory.holders.keys() - {
-                each.peer_id for each in declared
-            }  # they have withdrawn
+            withdrawn = self._memory.holders.keys() - {each.peer_id for each in declared}
+            self.gathering.mates -= withdrawn
             self._memory.read(declared)
         for candidate in declared:
             self.learn(candidate, now)
@@ -152,7 +153,7 @@ class Search:
         return self.leader is None and bool(self.gathering.followers) and peer not in self._asked
 
     def on_invitation(self, invitation: Invitation, now: float) -> Answer:
-        """A peer names a leader to ask: itself, or the one that it follows now together with its followers."""
+        """The sender invites this peer to ask a leader: itself, or the one that it and its followers follow now."""
         sender, to = invitation.sender, invitation.to
         self.learn(sender, now, direct=True)
         self.learn(to, now, direct=to.peer_id == sender.peer_id)
@@ -161,7 +162,7 @@ class Search:
         lost = self.known.is_out_of_reach(to.peer_id, now)
         if not lost:
             self.known.names_leader(sender.peer_id, to.peer_id, now + BELIEF)
-        if to.peer_id != sender.peer_id:
+        if to.peer_id != sender.peer_id:  # the sender leads nobody any more
             if self.leader is not None and self.leader.peer_id == sender.peer_id:
                 self.leader = None
             self._forget_question(sender.peer_id)  # its answer, if one is under way, is out of date
@@ -344,7 +345,7 @@ class Search:
     # What to do next
 
     def moves(self, now: float) -> Moves:
-        """The next steps. They count as taken: an asked peer is not named again before its answer."""
+        """The next steps. They count as taken: a peer that is to be asked is not named again before its answer."""
         self._moves.wake_at = now + TICK
         if not self.members:
             self.known.drop_expired(now)
@@ -383,8 +384,9 @@ class Search:
             self._moves.failure = NoReducerError(self._unreduced)  # no time is left to find another leader
             return
         late_at = [since + self.settling.hedge for since in self._asked.values()]
-        waiting = any(at > now for at in late_at)
+        waiting = any(at > now for at in late_at)  # a late answer holds nothing up: the next in rank is asked as well
         ready_at = self.settling.ready_at if self._named is None else -math.inf
+        # Before things have settled nobody knows into which groups all will divide, so nobody is expected.
         plan = self._plan(waiting, now) if now >= ready_at else Plan([], {}, crowded=True)
         expected = self.gathering.expected(plan, self.known, now)
         hopes = self.gathering.open_until(plan, expected, self._asked, self.settling.hedge)
@@ -430,17 +432,18 @@ class Search:
         entries = self.known.entries
         order = [entries[peer] for peer in plan.nearest(self.me.peer_id) if peer in entries]
         with_room = [entry for entry in order if entry.full_until <= now]
-        stands = plan.crowded and 2 * len(self.gathering) > plan.usual_size
-        if self.me.peer_id not in plan.leaders and not stands:
+        # A leader with more than half a group keeps it, also where by what it has heard since another should lead.
+        stays = plan.crowded and 2 * len(self.gathering) > plan.usual_size
+        if self.me.peer_id not in plan.leaders and not stays:
             named = entries.get(self._named) if self._named is not None else None
             if named is not None and named.full_until <= now and not self._doubts(named.peer_id, now):
                 with_room.insert(0, named)
             if (above := next((entry for entry in with_room if entry.rank < self.rank), None)) is not None:
                 return above
-        if self.options.target_group_size is None or hoping or stands:
+        if self.options.target_group_size is None or hoping or stays:
             return None
-        # Stranded: too few have come and nobody else will. A group with room will do, for a peer that is alone of any
-        # rank: nobody follows it who would have to come along.
+        # This peer is stranded: too few have come and nobody else will. It asks any group with room; a peer that is
+        # alone may ask leaders that rank behind it, since nobody follows it who would have to come along.
         alone = len(self.gathering) == 1
         return next((entry for entry in with_room if alone or entry.rank < self.rank), None)
 
