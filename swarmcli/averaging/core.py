@@ -279,10 +279,6 @@ class AveragerCore:
             if chronicle.group is not None or control.request.target is None:
                 emit(chronicle.ended("failed", str(error)))
             raise
-        except asyncio.CancelledError:
-            if chronicle.group is not None:
-                emit(chronicle.ended("failed", "cancelled here"))
-            raise
         emit(
             chronicle.ended(
                 "committed",

@@ -32,6 +32,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._first_seen: dict[str, float] = {}
+        self._gone: set[str] = set()
         self._allowance = BURST
         self._allowance_at = 0.0
         self._suppressed = 0
@@ -42,11 +43,14 @@ class Recorder:
         match event:
             case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
                 yield replace(event, time=now)
+                line = self._calmed(event, line)
             case happened.PeerSeen(peer, gone=gone):
                 known = peer in self._first_seen
                 yield replace(event, time=now, first_seen=self._first_seen.setdefault(peer, now))
+                self._gone.discard(peer)
                 if gone:
                     del self._first_seen[peer]
+                    self._gone.add(peer)
                 if bool(gone) == known:
                     line = describe_sighting(event)
         if line is not None and self._allowed(event, now):
@@ -55,6 +59,14 @@ class Recorder:
                 yield Line("detail", "suppressed", "", text, time=now)
                 self._suppressed = 0
             yield replace(line, time=now)
+
+    def _calmed(self, event: happened.Event, line: Line | None) -> Line | None:
+        """A round that came to nothing since everybody else is gone is what a goodbye looks like. Who went without one
+        is told of by name."""
+        if not isinstance(event, happened.RoundFinished) or line is None or not event.members:
+            return line
+        deserted = len(set(event.members) - self._gone) <= 1  # this peer is one of them, as a rule
+        return replace(line, level="info", text=f"{line.text} (everyone else is gone)") if deserted else line
 
     def _allowed(self, event: happened.Event, now: float) -> bool:
         """A token bucket over the lines whose number strangers decide."""

@@ -8,7 +8,7 @@ from swarmcli import events as happened
 from swarmcli.journal import Line, Recorder
 from swarmcli.journal.describe import BURST
 
-from .samples import ALICE, BOB, averaging_round, epoch, seen
+from .samples import ALICE, BOB, CAROL, averaging_round, epoch, seen
 
 
 def of_kind(records: list[object], kind: str) -> list[Line]:
@@ -29,6 +29,19 @@ def test_a_failed_round_is_also_a_warning() -> None:
     _, line = Recorder().kept(averaging_round(3, "failed", "bob was killed"), 50.0)
     assert isinstance(line, Line)
     assert (line.level, line.text) == ("warning", "round at epoch 3 failed: bob was killed")
+
+
+def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
+    recorder = Recorder()
+    for peer in (BOB, CAROL):
+        list(recorder.kept(seen(peer), 1.0))
+    lost = averaging_round(3, "undecided", "no quorum")
+    assert [line.level for line in recorder.kept(lost, 2.0) if isinstance(line, Line)] == ["warning"]
+    list(recorder.kept(seen(BOB, gone="left"), 3.0))
+    assert [line.level for line in recorder.kept(lost, 4.0) if isinstance(line, Line)] == ["warning"], "one is there"
+    list(recorder.kept(seen(CAROL, gone="left"), 5.0))
+    _, line = recorder.kept(lost, 6.0)
+    assert (line.level, line.text) == ("info", "round at epoch 3 undecided: no quorum (everyone else is gone)")
 
 
 def drift(*strays: str, averages: bool = False) -> happened.DriftMeasured:

@@ -15,7 +15,8 @@ from torch import nn
 
 from swarmcli.cli.failures import exit_code
 from swarmcli.errors import CheckpointError
-from swarmcli.events import CheckpointWritten, EpochAdvanced, Event, Noticed
+from swarmcli.events import CheckpointWritten, EpochAdvanced, Event, Noticed, PeerSeen
+from swarmcli.journal import describe
 from swarmcli.roles.home import Home
 from swarmcli.roles.monitor import run_monitor
 from swarmcli.roles.peer import RunPeer
@@ -318,3 +319,36 @@ def test_a_monitor_leaves_when_the_run_is_done_if_it_was_told_so(start: Any) -> 
     trainer.end()
     assert monitor.end() == f"saved epoch 3 at {monitor.home}/checkpoints/epoch-000003"
     assert monitor.notices[-1].endswith("; leaving")
+
+
+def test_two_trainers_that_leave_at_once_warn_nobody(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their last steps fill the epoch, so the round begins when neither of them will step again."""
+    settings = ("target_batch_size=16",)  # two batches
+    batches, gated, waiting = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+    real = SumsStream.__next__
+
+    def gate(stream: SumsStream) -> dict[str, torch.Tensor]:
+        if gated.is_set():
+            waiting.release()
+            batches.acquire(timeout=PATIENCE)
+        return real(stream)
+
+    monkeypatch.setattr(SumsStream, "__next__", gate)
+    monitor = start("monitor", role="monitor", settings=settings)
+    trainers = [start(name, monitor, settings=settings) for name in ("one", "other")]
+    for peer in (monitor, *trainers):
+        peer.until(lambda peer=peer: any(each.peers == 2 for each in peer.epochs))
+    gated.set()
+    for _ in trainers:
+        assert waiting.acquire(timeout=PATIENCE)
+    before = {peer: len(peer.events) for peer in (monitor, *trainers)}
+    for peer in trainers:
+        peer.stop.set()
+    batches.release(2)
+    for peer in trainers:
+        peer.end()
+    monitor.until(lambda: sum(isinstance(each, PeerSeen) and each.gone == "left" for each in monitor.events) == 2)
+    monitor.leave()
+    for peer in (monitor, *trainers):
+        lines = [describe(event) for event in peer.events[before[peer] :]]
+        assert [line.text for line in lines if line is not None and line.level == "warning"] == [], peer.home.name

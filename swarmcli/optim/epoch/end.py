@@ -128,7 +128,9 @@ class EpochEnd:
             return None
         if not isinstance(outcome, Committed):
             self._metrics.note_outcome(outcome.word, outcome.reason)
-            self._warn(f"the round of epoch {self._replica.standing.epoch} gave no result: {outcome.reason}")
+            # If everybody else is gone, this is what a goodbye looks like. Who goes without one is told of by name.
+            if any(self._presence.hearing.answers(peer) for peer in self._presence.holders()):
+                self._warn(f"the round of epoch {self._replica.standing.epoch} gave no result: {outcome.reason}")
             self._presence.announce()
         return outcome
 

@@ -41,6 +41,7 @@ class Story:
         self.samples = samples
         self.begun = True
         self.broken: Exception | None = None
+        self.company = True
         self.outcomes = list(outcomes)
         self.replica = self
         self.config = OptimizerConfig("run", 24, **options)
@@ -57,6 +58,15 @@ class Story:
     def resume(self) -> None:
         if "resume" not in self.told:  # only the first time matters
             self.told.append("resume")
+
+    # who else is there
+
+    @property
+    def hearing(self) -> SimpleNamespace:
+        return SimpleNamespace(answers=lambda peer: self.company)
+
+    def holders(self) -> list[PeerID]:
+        return [OTHER]
 
     # the replica
 
@@ -190,6 +200,14 @@ def test_what_no_round_used_is_given_back(timing: Timing, outcome: Outcome) -> N
     story = tell(timing, outcome)
     assert "advance" not in story.told
     assert {"take back", "resume"} <= set(story.told)
+
+
+def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
+    for company, warnings in ((True, 1), (False, 0)):
+        story = Story(Timing.AT_ONCE, [Undecided("no quorum")])
+        story.company = company
+        virtual_time.run(story.run())
+        assert len(story.warnings) == warnings
 
 
 @pytest.mark.parametrize("timing", Timing)
