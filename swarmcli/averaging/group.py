@@ -42,14 +42,14 @@ class Member:
         check_addresses(self.addresses)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupBody:
-    """All of a group except its id; this is what goes over the wire.
+@dataclass(frozen=True)  # without slots, so that its id is computed once
+class Group:
+    """A closed group, equal at all of its members; this is what its leader sends them. Raises ValueError.
 
     tag           lineage: only peers with equal tags meet in a group
     nonce         fresh for every group, so that no two rounds share an id
     members       leader first, then by rank
-    part_shares   (len(members),) each member's share of the reducing work, as `shares.py` computed it
+    part_shares   (len(members),) each member's share of the reducing work, as `partition` computed it
     """
 
     tag: bytes
@@ -72,47 +72,28 @@ class GroupBody:
         if not (all(share >= 0 for share in self.part_shares) and 0 < sum(self.part_shares) < math.inf):
             raise ValueError("shares of the work must be finite, not negative, and not all zero")
 
-
-@dataclass(frozen=True)
-class Group:
-    """A closed group, equal at all of its members."""
-
-    body: GroupBody
-
     @classmethod
     def form(cls, tag: bytes, members: Sequence[Member], part_shares: Sequence[float], nonce: bytes) -> Group:
-        """Draws up a group; the first member is its leader. Raises ValueError (see GroupBody)."""
-        return cls(GroupBody(tag, nonce, tuple(members), tuple(float(share) for share in part_shares)))
+        """Draws up a group; the first member is its leader."""
+        return cls(tag, nonce, tuple(members), tuple(float(share) for share in part_shares))
 
     @cached_property
     def group_id(self) -> bytes:
-        """32 bytes: a hash of the body."""
-        return hashlib.sha256(b"".join(_canonical(self.body))).digest()
+        """32 bytes: a hash of everything in it."""
+        return hashlib.sha256(b"".join(_canonical(self))).digest()
 
     def derived(self, purpose: str) -> Group:
         """The same members and shares under another id, which all of them compute alike."""
         nonce = hashlib.sha256(b"swarm derived group" + self.group_id + purpose.encode()).digest()[:NONCE_BYTES]
-        return Group(replace(self.body, nonce=nonce))
-
-    @property
-    def tag(self) -> bytes:
-        return self.body.tag
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        return self.body.members
-
-    @property
-    def part_shares(self) -> tuple[float, ...]:
-        return self.body.part_shares
+        return replace(self, nonce=nonce)
 
     @property
     def leader(self) -> PeerID:
-        return self.body.members[0].peer_id
+        return self.members[0].peer_id
 
     @cached_property
     def _positions(self) -> dict[PeerID, int]:
-        return {member.peer_id: position for position, member in enumerate(self.body.members)}
+        return {member.peer_id: position for position, member in enumerate(self.members)}
 
     def index_of(self, peer: PeerID) -> int:
         """The peer's position in `members`. Raises KeyError for a stranger."""
@@ -122,16 +103,16 @@ class Group:
         return peer in self._positions
 
     def __len__(self) -> int:
-        return len(self.body.members)
+        return len(self.members)
 
 
-def _canonical(body: GroupBody) -> Iterator[bytes]:
+def _canonical(group: Group) -> Iterator[bytes]:
     """The bytes under the group id: every field of variable length comes with its length."""
     yield b"swarm group 1"
-    yield _counted(body.tag)
-    yield body.nonce
-    yield struct.pack(">Q", len(body.members))
-    for member, share in zip(body.members, body.part_shares, strict=True):
+    yield _counted(group.tag)
+    yield group.nonce
+    yield struct.pack(">Q", len(group.members))
+    for member, share in zip(group.members, group.part_shares, strict=True):
         yield member.peer_id
         yield struct.pack(">??dd", member.listening, member.auxiliary, member.bandwidth, share)
         yield struct.pack(">Q", len(member.addresses))

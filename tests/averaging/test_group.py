@@ -8,7 +8,8 @@ import math
 import msgspec
 import pytest
 
-from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group, GroupBody, Member
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group, Member
+from swarmcli.network import wire
 from swarmcli.network.identity import Identity
 
 IDS = [Identity.from_seed(seed).peer_id for seed in range(3)]
@@ -17,8 +18,8 @@ NONCE = bytes(16)
 
 def make_group(**changes: object) -> Group:
     members = tuple(Member(peer, addresses=("memory://x",), gathered=b"note") for peer in IDS)
-    body = GroupBody(tag=b"tag", nonce=NONCE, members=members, part_shares=(0.5, 0.25, 0.25))
-    return Group(dataclasses.replace(body, **changes))
+    group = Group(tag=b"tag", nonce=NONCE, members=members, part_shares=(0.5, 0.25, 0.25))
+    return dataclasses.replace(group, **changes)
 
 
 def with_first_member(**changes: object) -> Group:
@@ -56,9 +57,13 @@ def test_group_id_covers_every_field() -> None:
     assert len(make_group().group_id) == 32
 
 
-def test_form_equals_the_body() -> None:
+def test_a_group_is_the_same_at_those_who_are_sent_it() -> None:
     group = make_group()
     assert Group.form(b"tag", group.members, [0.5, 0.25, 0.25], NONCE) == group
+    group_id = group.group_id  # which is computed anew at the other end
+    sent = msgspec.msgpack.decode(wire.encode(group))
+    assert set(sent) == {"tag", "nonce", "members", "part_shares"}
+    assert wire.decode(Group, wire.encode(group)).group_id == group_id
 
 
 @pytest.mark.parametrize("bandwidth", [math.nan, math.inf, -1.0])
@@ -93,7 +98,7 @@ def test_too_many_or_long_addresses_are_refused(addresses: tuple[str, ...]) -> N
         ({"part_shares": (1e308, 1e308, 1e308)}, "shares"),
     ],
 )
-def test_bodies_that_no_honest_leader_sends(changes: dict[str, object], words: str) -> None:
+def test_groups_that_no_honest_leader_sends(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make_group(**changes)
 

@@ -206,7 +206,7 @@ class GroupFinder:
         shares = reducing_shares(members, self._total_size, self._config.min_vector_size)
         group = Group.form(search.me.tag, members, shares, self._endpoint.random.randbytes(NONCE_BYTES))
         for join in joins[1:]:
-            message = Begin(join.candidate.search, group.body, search.waited_in_vain)
+            message = Begin(join.candidate.search, group, search.waited_in_vain)
             self._tasks.spawn(self._tell_begin(driver, join.candidate.peer_id, group, message))
         return group
 
@@ -251,7 +251,7 @@ class GroupFinder:
         return self.driver.hear(peer, message) if self.driver is not None else Pulse(together=False)
 
     async def _on_begin(self, peer: PeerID, message: Begin) -> Pulse:
-        group = Group(message.group)
+        group = message.group
         if group.leader != peer:
             raise CallRefused("identity", "only its leader begins a group")
         if self.driver is None or not self.driver.on_begin(group, message):

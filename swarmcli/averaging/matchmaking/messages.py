@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from swarmcli.averaging.config import check_group_bits, check_terms
-from swarmcli.averaging.group import MAX_GATHERED_BYTES, GroupBody
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.network.addresses import check_addresses
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
@@ -159,7 +159,7 @@ class Begin(msgspec.Struct, frozen=True):
     """From the leader to every follower: this is the group, and the round begins."""
 
     search: bytes  # the follower's, so that no earlier search is meant
-    group: GroupBody
+    group: Group
     waited_in_vain: bool = False  # somebody who was waited for has not come
 
 

@@ -77,16 +77,6 @@ def test_a_leader_that_dies_at_any_moment_costs_only_itself(seed: int, when: flo
     assert latest(table) < 8.5
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_declarations_of_peers_that_are_gone(seed: int) -> None:
-    table = gather_around(seed, 6)
-    for ghost in range(100, 105):
-        table.declare_ghost(ghost)
-    table.run(20)
-    assert [len(group) for group in table.groups] == [6]
-    assert latest(table) < 5.5
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("count", "size"), [(32, 16), (64, 16), (512, 16), (5, 2), (17, 16)])
 def test_many_peers_divide_into_groups(seed: int, count: int, size: int) -> None:
