@@ -30,7 +30,7 @@ def fresh_memory(nbytes: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-class RoundMemory:
+class ReusableBuffer:
     """Lends memory to rounds, and keeps what comes back for the next round if that follows soon.
 
     A virtual machine that gives free memory back to its host pays for the first touch of every page with a fault on

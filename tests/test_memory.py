@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarmcli import memory as lending_module
-from swarmcli.memory import RoundMemory, fresh_memory
+from swarmcli.memory import ReusableBuffer, fresh_memory
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
 
@@ -45,7 +45,7 @@ def test_a_system_without_huge_pages_does_as_well(monkeypatch: pytest.MonkeyPatc
 
 def test_what_comes_back_is_lent_again_only_when_its_last_view_is_gone() -> None:
     async def main() -> None:
-        lender = RoundMemory()
+        lender = ReusableBuffer()
         first = lender.take(5000)
         view, place = first[100:], first.data_ptr()
         del first
@@ -62,7 +62,7 @@ def test_what_comes_back_is_lent_again_only_when_its_last_view_is_gone() -> None
 
 def test_memory_is_not_kept_for_a_round_that_does_not_follow_soon() -> None:
     async def main() -> None:
-        lender = RoundMemory()
+        lender = ReusableBuffer()
         lender.take(5000)
         assert lender._spare is not None
         await asyncio.sleep(60)

@@ -24,13 +24,9 @@ from swarmcli.averaging.control import (
 )
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
-from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.desk import StepDesk
-from swarmcli.averaging.round.layout import Layout, compression_term
-from swarmcli.averaging.round.leaving import decline, note_absence
-from swarmcli.averaging.round.phased import PhasedAllreduce
-from swarmcli.averaging.round.program import RoundProgram
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
+from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import CompressionBase, CompressionInfo
 from swarmcli.dht.node import DHTNode
@@ -82,7 +78,7 @@ class AveragerCore:
         self.archive = RoundArchive(node.endpoint, config.prefix)
         self._service = AllreduceService(node.endpoint, config.prefix, self.archive.fetch_committed)
         self._program = program
-        self._desk = StepDesk(self._service)
+        self._news = PhaseNews(self._service)
         self._finder = GroupFinder(
             node, config, self._layout.numel, self._own_terms(), untold=self._untold, declined=self._decline
         )
@@ -102,7 +98,7 @@ class AveragerCore:
         """Begins to answer others. Raises ValueError if the endpoint has an averager of this prefix already."""
         self._finder.start()
         self._service.start()
-        self._desk.start()
+        self._news.start()
         self.archive.start()
         self._sharing.start()
         self._running = True
@@ -112,7 +108,7 @@ class AveragerCore:
         if self._running:
             self._running = False
             await self._rounds.close()
-            self._desk.close()
+            self._news.close()
             self._service.close()
             await self.archive.close()
             await self._sharing.stop()
@@ -211,10 +207,10 @@ class AveragerCore:
         return [offer.epoch for _, offer in await self._sharing.donors()]
 
     def _untold(self, group: Group, member: PeerID, reason: str) -> None:
-        self._rounds.spawn(note_absence(self._service, group, member, reason))
+        self._rounds.spawn(self._service.note_absence(group, member, reason))
 
     def _decline(self, group: Group) -> None:
-        self._rounds.spawn(decline(self._service, group))
+        self._rounds.spawn(self._service.decline(group))
 
     async def _snapshot(self) -> Snapshot:
         metadata, tensors = await self._get_state()
@@ -333,7 +329,7 @@ class AveragerCore:
         service, tensors, options = self._service, self._tensors, self.config.allreduce
         if self._program is None:
             return Allreduce(service, group, tensors, weight=weight, options=options)
-        return PhasedAllreduce(service, self._desk, group, tensors, self._program, weight=weight, options=options)
+        return PhasedAllreduce(service, self._news, group, tensors, self._program, weight=weight, options=options)
 
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:
         """Moves all tensors; nothing in here can fail half way for tensors of the group's shapes and types."""

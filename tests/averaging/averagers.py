@@ -13,7 +13,7 @@ from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, Matchmak
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
 from swarmcli.averaging.matchmaking.search import Search
-from swarmcli.averaging.round.program import RoundProgram
+from swarmcli.averaging.round.phases import RoundProgram
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError

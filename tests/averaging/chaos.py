@@ -11,8 +11,7 @@ from typing import Any
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.ballots import majority
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.leaving import decline
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, PeerID
 from tests.averaging.rounds import Kind, Outcome, Swarm
@@ -156,7 +155,7 @@ class Chaos:
             case "leave":
                 self.swarm.tasks[victim].cancel()
                 if not self.swarm.peers[victim].before:  # it has not begun
-                    self._leaving.append(asyncio.create_task(decline(self.swarm.peers[victim].service, self._group)))
+                    self._leaving.append(asyncio.create_task(self.swarm.peers[victim].service.decline(self._group)))
             case "freeze":
                 self.swarm.freeze(victim)
             case "thaw soon":

@@ -35,7 +35,7 @@ from swarmcli.averaging.consensus.ballots import (
     blocking,
     majority,
 )
-from swarmcli.averaging.consensus.outcome import Aborted, Again, Committed
+from swarmcli.averaging.consensus.messages import Aborted, Again, Committed
 
 
 @dataclass(frozen=True)

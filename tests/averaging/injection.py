@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.agreement import Agreement
-from swarmcli.averaging.consensus.mates import Mates
-from swarmcli.averaging.consensus.votes import RoundVotes
+from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.leader import Agreement
+from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.copying import Copier
-from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm

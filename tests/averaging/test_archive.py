@@ -18,8 +18,8 @@ from swarmcli.averaging.archive import archive as archive_module
 from swarmcli.averaging.archive.archive import RoundArchive
 from swarmcli.averaging.archive.kept_round import KeptRound, replay_prefix
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.layout import Layout, Plan
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Event, Noticed, PeerRefused

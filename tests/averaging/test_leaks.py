@@ -18,7 +18,6 @@ import torch
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.leaving import decline
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.errors import RoundFailed, RoundUndecided
@@ -92,7 +91,7 @@ class Trio:
     async def declined(self) -> None:
         """Two of the three take no part."""
         group = self.group()
-        await _failing(self.take_part(0, group), *(decline(service, group) for service in self.services[1:]))
+        await _failing(self.take_part(0, group), *(service.decline(group) for service in self.services[1:]))
 
     async def unlike(self) -> None:
         """Everyone has cut its tensors in another way, and nobody takes the parts of another."""

@@ -18,8 +18,7 @@ import torch
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.errors import RoundFailed, RoundUndecided

@@ -24,9 +24,9 @@ from swarmcli.averaging.archive.kept_round import (
     version_of_tag,
 )
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.layout import Plan
-from swarmcli.averaging.round.reducer import Average
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.averaging.round.buffers import Average
+from swarmcli.averaging.round.plan import Plan
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Noticed

@@ -13,10 +13,9 @@ import msgspec
 import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
-from swarmcli.averaging.round.layout import Layout, Plan
-from swarmcli.averaging.round.reducer import Average, digest_of
-from swarmcli.averaging.round.results import AllreduceResult, digest_of_parts
-from swarmcli.averaging.round.vector import Inputs
+from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.averaging.round.buffers import Average, Inputs, digest_of, result_digest
+from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import NoCompression
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
@@ -68,7 +67,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     @classmethod
     def alone(cls, round_id: bytes, tag: bytes, peer: PeerID, weight: float) -> RoundRecord:
         """Of a round that a peer made by itself: there are no parts, and nobody voted."""
-        return cls(round_id, tag, digest_of_parts(b""), (peer,), (weight,), (), b"")
+        return cls(round_id, tag, result_digest(b""), (peer,), (weight,), (), b"")
 
     @classmethod
     def of(cls, group_id: bytes, tag: bytes, result: AllreduceResult) -> RoundRecord:
@@ -178,7 +177,7 @@ def _check_outline(outline: StateOutline, layout: Layout, group_id: bytes, tag: 
         raise ValueError("averages of other shapes or types than the tensors here")
     if (record.group_id != group_id) if group_id else (record.tag != tag):
         raise ValueError("the averages of another round than the one that was asked for")
-    if digest_of_parts(record.digests) != record.digest:
+    if result_digest(record.digests) != record.digest:
         raise ValueError("parts that do not belong to the digest of the round")
     if digest is not None and record.digest != digest:
         raise ValueError("another result than the one that the group committed")

@@ -22,32 +22,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarmcli.averaging.consensus.outcome import Aborted, Committed, Decision
+from swarmcli.averaging.consensus.messages import ZERO, Aborted, Committed, Decision, Promise
 
-ZERO = 0
 LEADER = 0  # the member that decides ballot zero
 
 Value: TypeAlias = Decision
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """Answer to Prepare: nothing below `ballot` will be accepted, and this is what was accepted so far (or None).
-
-    Raises ValueError for what no honest acceptor says.
-    """
-
-    ballot: int
-    accepted_ballot: int | None = None
-    accepted: Value | None = None
-
-    def __post_init__(self) -> None:
-        if (self.accepted_ballot is None) != (self.accepted is None):
-            raise ValueError("a promise names a value and the ballot of it, or neither")
-        if self.accepted_ballot is not None and not ZERO <= self.accepted_ballot <= self.ballot:
-            raise ValueError(f"promise for ballot {self.ballot}, with a value of ballot {self.accepted_ballot}")
-        if self.accepted_ballot == ZERO and not isinstance(self.accepted, Committed):
-            raise ValueError("only results are accepted at ballot zero")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +117,12 @@ class Tally:
         digest, most = holders.most_common(1)[0]
         enough = most >= majority(self._members - len(self._auxiliaries))
         return digest if enough or self._missing() <= self._auxiliaries else None
+
+    @property
+    def needs_auxiliaries(self) -> bool:
+        """Whether those with tensors are too few for a majority, as far as they are not lost."""
+        able = set(range(self._members)) - self._auxiliaries - self._lost
+        return len(able) < majority(self._members)
 
     def _missing(self) -> set[int]:
         return set(range(self._members)) - self._votes.keys() - self._lost

@@ -8,23 +8,71 @@ tries (`attempt.py`); what somebody holds by then is copied, and only what nobod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
-from swarmcli.averaging.consensus.outcome import Again, Committed, Decision, conclude
+from swarmcli.averaging.consensus.messages import Aborted, Again, Committed, Decision
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.attempt import Attempt
-from swarmcli.averaging.round.holdings import Holdings
-from swarmcli.averaging.round.layout import Layout, Plan
-from swarmcli.averaging.round.reducer import Average, beyond_sums
-from swarmcli.averaging.round.results import AllreduceResult, contributions, result_digest
-from swarmcli.averaging.round.sending import Contribution
+from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, result_digest
+from swarmcli.averaging.round.plan import Layout, Plan
+from swarmcli.averaging.round.reducer import beyond_sums
 from swarmcli.averaging.round.service import AllreduceService, tries
-from swarmcli.averaging.round.vector import Inputs, Results
-from swarmcli.errors import RoundUndecided
+from swarmcli.compression.base import all_finite
+from swarmcli.errors import RoundFailed, RoundUndecided
+from swarmcli.network import PeerID
 from swarmcli.tasks import forgetful, on_executor
+
+
+@dataclass(frozen=True)
+class AllreduceResult:
+    """A committed round, as one member sees it; all but the bytes and, for an auxiliary, the averages are equal.
+
+    averages      in the shapes of the inputs and beside them; read-only, for they may still be on their way to
+                  others. Empty for an auxiliary, and when `total_weight` is zero: then nobody had anything to average
+    contributors  whose tensors are in every part of the average, in the group's order
+    weights       theirs
+    left_out      peer → why its tensors are missing from some part on
+    digest        32 bytes over averages, senders and weights
+    tries         more than one if the group began again without reducers that were lost
+    late          what was missing here was fetched after the group had committed
+    nothing       why there was nothing to average, so that nobody exchanged anything; "" otherwise
+    """
+
+    averages: list[torch.Tensor]
+    contributors: tuple[PeerID, ...]
+    weights: Mapping[PeerID, float]
+    left_out: Mapping[PeerID, str]
+    digest: bytes
+    bytes_sent: int
+    bytes_received: int
+    parts: tuple[Average, ...] = field(repr=False, default=())  # in order, with the senders of each
+    tries: int = 1
+    late: bool = False
+    nothing: str = ""
+
+    @classmethod
+    def without_exchange(cls, reason: str) -> AllreduceResult:
+        """Of a group that has nothing to average, as each of its members knows by itself."""
+        return cls([], (), {}, {}, b"", bytes_sent=0, bytes_received=0, nothing=reason)
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self.weights.values())
+
+    @property
+    def remark(self) -> str:
+        """What was unusual, for people; "" for nothing."""
+        remarks = [] if self.weights else [self.nothing or "nobody had any weight"]
+        if self.tries > 1:
+            remarks.append(f"in {self.tries} tries, since reducers were lost")
+        if self.late:
+            remarks.append("fetched here after the group had committed")
+        return "; ".join(remarks)
 
 
 class Allreduce:
@@ -60,8 +108,7 @@ class Allreduce:
         self._attempts: list[Attempt] = []
         self._late: tuple[list[torch.Tensor], tuple[Average, ...]] | None = None
         self._was_late = False
-        self._mine: Contribution | None = None  # not of an auxiliary, like the next
-        self._results: Results | None = None
+        self._mine: Inputs | None = None  # not of an auxiliary
         self._holdings: Holdings
 
     async def run(self) -> AllreduceResult:
@@ -83,38 +130,38 @@ class Allreduce:
             self._let_go(isinstance(decision, Committed))
 
     async def _prepare(self) -> None:
-        layout = self._plan.layout
+        layout, results = self._plan.layout, None
         if not self._auxiliary:
-            self._mine = await on_executor(layout.nbytes, _contribution, self._tensors, self._weight)
-            self._results = Results(layout, self._service.memory.take(layout.nbytes))
-        self._holdings = Holdings(self._plan, self._results)
+            self._mine = await on_executor(layout.nbytes, _checked_inputs, self._tensors, self._weight)
+            results = Results(layout, self._service.memory.take(layout.nbytes))
+        self._holdings = Holdings(self._plan, results)
+        for member in self.group.members:
+            if member.addresses:
+                self._service.endpoint.learn(member.peer_id, member.addresses)
 
     @forgetful
     async def _try_until_decided(self) -> Decision | None:
         groups = tries(self.group) if self._step is None else [self.group]
         decision: Decision | None = None
-        spent: set[int] = set()
+        spent, failed_holders = set[int](), set[int]()
         with self._service.expecting(*groups[1:]):  # whoever is at the next try before this member waits for it
             for group in groups:
-                again = decision if isinstance(decision, Again) else None
                 attempt = Attempt(
                     self._service,
                     group,
                     self._holdings,
                     self._mine,
-                    self._results,
                     self._options,
-                    again,
+                    decision if isinstance(decision, Again) else None,
                     spent,
+                    failed_holders,
                     last=group is groups[-1],
                 )
-                if not self._attempts:
-                    attempt.mates.learn_addresses()
                 self._attempts.append(attempt)
                 try:
                     decision = await attempt.run()
                 except asyncio.CancelledError:
-                    self._service.part(*groups[len(self._attempts) :])
+                    self._service.leave(*groups[len(self._attempts) :])
                     raise
                 if not isinstance(decision, Again):
                     break
@@ -143,8 +190,10 @@ class Allreduce:
         parts = tuple(self._holdings.averages)
         digest = self._holdings.digest
         if self._late is not None:
-            parts = self._late[1]
-            digest = result_digest(parts)
+            averages, parts = self._late
+            digest = result_digest(b"".join(average.digest for average in parts))
+        else:
+            averages = [] if self._holdings.results is None else self._holdings.results.tensors()
         if self._auxiliary and isinstance(decision, Committed):
             digest = decision.digest  # it holds no result that could differ
         members = [member.peer_id for member in self.group.members]
@@ -152,44 +201,85 @@ class Allreduce:
         weights, partly = contributions(self.group, parts)
         left_out: dict[int, str] = {}
         for attempt in self._attempts:
-            left_out |= attempt.exchange.all_left_out | attempt.trouble.failures
+            left_out |= attempt.left_out
         named = {members[index]: reason for index, reason in left_out.items()}
         return AllreduceResult(
-            averages=self._averages() if weights else [],
+            averages=averages if weights else [],
             contributors=tuple(weights),
             weights=weights,
             left_out={peer: reason for peer, reason in (partly | named).items() if peer not in weights},
             digest=digest or b"",
-            bytes_sent=sum(attempt.exchange.bytes_sent for attempt in self._attempts),
-            bytes_received=sum(attempt.exchange.bytes_received for attempt in self._attempts),
+            bytes_sent=sum(attempt.bytes_sent for attempt in self._attempts),
+            bytes_received=sum(attempt.bytes_received for attempt in self._attempts),
             parts=parts,
             tries=len(self._attempts),
             late=self._was_late,
         )
 
-    def _averages(self) -> list[torch.Tensor]:
-        if self._late is not None:
-            return self._late[0]
-        return [] if self._results is None else self._results.tensors()
-
     def _let_go(self, committed: bool) -> None:
         """Errors hold on to the frames that they came through, and so to this object: not to its memory too."""
-        complete = committed and self._holdings.digest is not None and self._late is None
-        if complete and self._results is not None:
-            self._service.keep(self._attempts[-1].group.group_id, self._holdings)
-        elif self._results is not None:
-            self._holdings.drop(range(len(self._plan.parts)))
-            self._results.release()
+        holdings = self._holdings
+        if holdings.results is not None:
+            if committed and holdings.digest is not None and self._late is None:
+                self._service.keep(self._attempts[-1].group.group_id, holdings)
+            else:
+                holdings.drop(range(len(self._plan.parts)))
+                holdings.results.release()
         self._attempts.clear()
-        self._mine = self._results = None
+        self._mine = None
         del self._tensors, self._holdings
 
 
-def _contribution(tensors: Sequence[torch.Tensor], weight: float) -> Contribution:
-    """What this member brings; tensors that cannot be averaged are kept out of everyone's average from the start."""
-    inputs = Inputs(tensors)
-    if weight > 0 and not inputs.all_finite():
-        return Contribution(inputs, 0.0, "its tensors hold NaN or infinity")
-    if reason := beyond_sums(inputs.tensors, weight):
-        return Contribution(inputs, 0.0, f"its tensors hold {reason}")
-    return Contribution(inputs, weight)
+def _checked_inputs(tensors: Sequence[torch.Tensor], weight: float) -> Inputs:
+    """Tensors that cannot be averaged are kept out of everyone's average from the start: their weight is zero."""
+    inputs, wrong = Inputs(tensors, weight), ""
+    if weight > 0:
+        finite = all(map(all_finite, inputs.flat))
+        wrong = beyond_sums(inputs.flat, weight) if finite else "NaN or infinity"
+    if wrong:
+        inputs.weight, inputs.note = 0.0, f"its tensors hold {wrong}"
+    return inputs
+
+
+def contributions(group: Group, averages: Sequence[Average]) -> tuple[dict[PeerID, float], dict[PeerID, str]]:
+    """The weights of those who are in every part, and what is wrong with those who are only in some."""
+    weights: dict[PeerID, float] = {}
+    partly: dict[PeerID, str] = {}
+    for index, member in enumerate(group.members):
+        named = [average.weights[average.senders.index(index)] for average in averages if index in average.senders]
+        if named and len(named) == len(averages) and len(set(named)) == 1:
+            weights[member.peer_id] = named[0]
+        elif named:
+            equal = len(set(named)) == 1
+            partly[member.peer_id] = "some of its parts did not arrive" if equal else "it named unlike weights"
+    return weights, partly
+
+
+def conclude(own: bytes | None, decision: Decision | None, members: Sequence[bytes] = ()) -> None:
+    """What follows from a decision for one member.
+
+        committed, and own digest equal     apply
+        committed, otherwise                undecided: the group has a result that did not come here in time
+        again                               undecided: there is no try left
+        aborted                             failed: nobody applies anything
+        nobody knows                        undecided: inputs are kept
+
+    Everyone who knows the decision knows the same one. So no two members apply different results, and none takes a
+    round for failed that another one applies.
+
+    Returns if a member that holds the result with digest `own` (None: not all of it) is to apply it.
+
+    Raises RoundFailed if the group gave the round up, naming the suspects among `members`, and RoundUndecided if
+    this member cannot follow the group.
+    """
+    match decision:
+        case None:
+            raise RoundUndecided("no quorum of the group is in reach, and nobody who knows the outcome")
+        case Again():
+            raise RoundUndecided("the group tries again more often than it should")
+        case Aborted(reason, suspects):
+            raise RoundFailed(reason, [members[suspect] for suspect in suspects if suspect < len(members)])
+        case Committed(digest) if own is None:
+            raise RoundUndecided(f"the group committed the result {digest.hex()[:8]}, which is not all here")
+        case Committed(digest) if own != digest:
+            raise RoundUndecided(f"the group committed another result than the one that is here ({digest.hex()[:8]})")

@@ -4,32 +4,32 @@
     parts of others' shares ───▶ their reducers ─▶ averages ──▶ here        all at the same time, part by part
     everything is here ──▶ vote with its digest ──▶ the leader's decision
 
-Where reducers are lost the group decides to try again (`Again`): the next try has an id, votes and an exchange of its
-own, and all that is held after the one before is copied instead of being sent and added again.
+Where reducers are lost the group decides to try again (`Again`): the next try has an id, votes and streams of its own,
+and all that is held after the one before is copied instead of being sent and added again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from itertools import chain
 
 import msgspec
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.agreement import Agreement
-from swarmcli.averaging.consensus.ballot_messages import PrepareAnswer, Report, VoteMessage
+from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import majority
-from swarmcli.averaging.consensus.mates import Mates
-from swarmcli.averaging.consensus.outcome import Again, Committed, Decision
-from swarmcli.averaging.consensus.votes import RoundVotes
+from swarmcli.averaging.consensus.leader import Agreement
+from swarmcli.averaging.consensus.messages import Again, Committed, Decision, PrepareAnswer, Report, VoteMessage
+from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.buffers import NOTHING, Holdings, Inputs, common_digests, digest_at, unless_missing
 from swarmcli.averaging.round.copying import Copier
-from swarmcli.averaging.round.exchange import Exchange, Gathered
-from swarmcli.averaging.round.holdings import NOTHING, Holdings, common_digests, digest_at, unless_missing
 from swarmcli.averaging.round.messages import OpenExchange
-from swarmcli.averaging.round.sending import Contribution
+from swarmcli.averaging.round.receiver import PartReceiver
+from swarmcli.averaging.round.reducer import Reducer
+from swarmcli.averaging.round.sender import Gathered, PartSender
 from swarmcli.averaging.round.service import AllreduceService
-from swarmcli.averaging.round.vector import Results
 from swarmcli.averaging.shares import reducers_among
 from swarmcli.errors import CallRefused
 from swarmcli.events import PeerRefused
@@ -47,32 +47,38 @@ class Attempt:
         service: AllreduceService,
         group: Group,
         holdings: Holdings,
-        mine: Contribution | None,
-        results: Results | None,
+        mine: Inputs | None,
         options: AllreduceOptions,
         again: Again | None,
         spent: set[int],
+        failed_holders: set[int],
         last: bool,
     ) -> None:
-        """`holdings`: what is here of the result, by the plan of the round. `mine`, `results`: None for an auxiliary.
+        """`holdings`: what is here of the result, by the plan of the round. `mine`: None for an auxiliary.
         `again`: what the try before has ended with; None: this is the first. `spent`: whom this member could not reach
-        in the tries before; grows. `last`: no other one may follow."""
+        in the tries before; grows. `failed_holders`: see Copier. `last`: no other one may follow."""
         self.group, self.holdings = group, holdings
         self._service, self._options, self._again, self._last = service, options, again, last
-        self.mates = mates = Mates(service, group)
-        self.exchange: Exchange
-        senders = set(range(len(group))) - mates.auxiliaries
+        self.mates = mates = Mates(service.endpoint, service.method, group)
+        everyone = frozenset(range(len(group)))
+        members = everyone if again is None else everyone & set(again.members)
         plan = holdings.plan
         if again is not None:
-            senders &= set(again.members)
             missing = [part.index for part in plan.parts if digest_at(again.held, part.index) == NOTHING]
             plan = plan.only(missing, again.reducers)
             holdings.drop(missing)  # their memory is written from here on
-        self._lost = frozenset(range(len(group))) - set(range(len(group)) if again is None else again.members)
+        self._lost = everyone - members
         self._spent = spent
         spent |= self._lost - {mates.me}
-        self.exchange = Exchange(mates, plan, senders, mine if mates.me in senders else None, results, options)
-        self.copier = None if results is None else Copier(mates, holdings, results, options)
+        senders = sorted(members - mates.auxiliaries)
+        mine, results = (mine if mates.me in senders else None), holdings.results
+        self._reducer = Reducer(plan, mates.me, senders, mine, results)
+        if mine is not None:
+            self._reducer.begin(mates.me, mine.weight)
+        others = [index for index in senders if index != mates.me] if self._reducer.parts else []
+        self._receiver = PartReceiver(mates, plan, self._reducer, others, options)
+        self._sender = PartSender(mates, plan, senders, mine, results, options)
+        self.copier = None if results is None else Copier(mates, holdings, results, options, failed_holders)
         self.trouble = Gathered()  # its failures: why averages are missing here
         self._one_copies = asyncio.Lock()
         self._votes: RoundVotes
@@ -81,26 +87,41 @@ class Attempt:
     async def run(self) -> Decision | None:
         """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""
         with self._service.hosting(self) as self._votes:
-            self._agreement = Agreement(
-                self.mates, self._votes, self, self._options, self.exchange.absent, self._lost, self._spent
-            )
+            self._agreement = Agreement(self.mates, self._votes, self, self._options, self._lost, self._spent)
             decision: Decision | None = None
             try:
                 decision = await self._decide()
                 return decision
             finally:
                 self._agreement.stop()
-                self.exchange.leave()
-                for index, reason in self.exchange.receiver.refused.items():
+                self._sender.leave()
+                for index, reason in self._receiver.refused.items():
                     self.mates.endpoint.events.emit(PeerRefused(self.mates.peer(index).text, reason, "tensors"))
                 if not isinstance(decision, Committed):  # otherwise whoever is still being served is served
-                    self.exchange.reducer.abort("the round was given up")
-                del self._agreement
+                    self._reducer.abort("the round was given up")
+                del self._agreement  # which knows this try as its parts
+
+    @property
+    def left_out(self) -> dict[int, str]:
+        """Member index → why its tensors are missing somewhere, as this reducer and the others told it, and who failed
+        as a reducer."""
+        return self._receiver.left_out | self._sender.left_out | self.trouble.failures
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(stream.bytes_sent for stream in chain(self._sender.streams, self._receiver.streams))
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(stream.bytes_received for stream in chain(self._sender.streams, self._receiver.streams))
 
     # What the service hands over
 
     async def take_stream(self, member: int, request: OpenExchange, stream: Stream) -> None:
-        await self.exchange.take_stream(member, request, stream)
+        if request.by_reducer:
+            await self._sender.welcome(member, stream)
+        else:
+            await self._receiver.serve(member, stream)
 
     def take_vote(self, member: int, vote: VoteMessage) -> None:
         if self.mates.me != 0:
@@ -112,7 +133,7 @@ class Attempt:
     def take_absence(self, teller: int, member: int, reason: str) -> None:
         if self._agreement.follows(teller) is not None:
             raise CallRefused("not leading", "only the leader says who is absent")
-        self.exchange.absent(member, reason)
+        self.absent(member, reason)
 
     async def tell_outcome(self, member: int) -> Decision | None:
         return await self._agreement.word(member)
@@ -126,16 +147,16 @@ class Attempt:
         if leader is not None and votes.decision is None:
             return PrepareAnswer(promised=votes.acceptor.promised, follows=leader)
         answer = votes.prepare(ballot)
-        if not answer.granted or votes.over:
+        if answer.promise is None or votes.over:
             return answer
         return msgspec.structs.replace(answer, report=self.report())
 
     # What the agreement asks about the parts
 
     def report(self) -> Report:
-        held = self.holdings
+        held, trouble = self.holdings, self.trouble
         digest = None if self.mates.auxiliary else held.digest
-        return Report(digest, held.plan.fingerprint, held.digests, self.trouble.reason, self.trouble.suspects)
+        return Report(digest, held.plan.fingerprint, held.digests, trouble.reason, tuple(sorted(trouble.failures)))
 
     def holds(self, digest: bytes) -> bool:
         return self.holdings.digest == digest
@@ -143,11 +164,15 @@ class Attempt:
     async def obtain(self, digest: bytes) -> None:
         if self.copier is None:
             return
-        # Until then the exchange writes to the same memory: a copy would be overwritten under the digest that it was
+        # Until then the streams write to the same memory: a copy would be overwritten under the digest that it was
         # checked against, and nobody would notice.
         await self._agreement.gathered()
         async with self._one_copies:
             await self.copier.obtain(digest)
+
+    def absent(self, member: int, reason: str) -> None:
+        self._receiver.absent(member, reason)
+        self._sender.doubt(member)
 
     def again(self, reports: Mapping[int, Report]) -> Again | None:
         mates, plan = self.mates, self.holdings.plan
@@ -156,10 +181,9 @@ class Attempt:
         # Of two that cannot reach each other both are named, and others reduce. If all are named, all may be right.
         able = sorted(reports.keys() - failed) or sorted(reports)
         senders = sorted(reports.keys() - mates.auxiliaries)
-        tables = {member: report.digests for member, report in reports.items()}
-        held = common_digests([tables[member] for member in able], len(plan.parts))
+        held = common_digests([report.digests for report in reports.values()], len(plan.parts))
         if self._again is not None:  # what somebody could not copy in this try is held by nobody, whoever claims it
-            held = unless_missing(held, self._again.held, [tables[member] for member in senders])
+            held = unless_missing(held, self._again.held, [reports[member].digests for member in senders])
         reducers = reducers_among(mates.group.members, able, senders)
         if self._last or not senders or not reducers or len(reports) < majority(len(mates)):
             return None
@@ -171,7 +195,7 @@ class Attempt:
     async def _decide(self) -> Decision | None:
         async with (
             beside(self._agreement.run()) as agreeing,
-            beside(self.exchange.run()) as reducing,
+            beside(self._receiver.run()) as reducing,
             beside(self._take_part()) as taking_part,
         ):
             decision = await agreeing
@@ -179,7 +203,7 @@ class Attempt:
                 await self._finish(taking_part, reducing)
         if not isinstance(decision, Committed) or not self.holds(decision.digest):
             # What follows writes to the memory of the results: another try, or copies of what is missing.
-            await self.exchange.end()
+            await self._end_exchange()
         return decision
 
     async def _take_part(self) -> None:
@@ -188,7 +212,7 @@ class Attempt:
             async with asyncio.timeout(self._options.allreduce_timeout):
                 self._take_up(await self._gather())
         except TimeoutError:
-            await self.exchange.end()
+            await self._end_exchange()
             self.trouble = Gathered(complaint=f"not done within {self._options.allreduce_timeout} s")
         digest = None if self.mates.auxiliary else self.holdings.digest
         await self._agreement.report(digest, self.trouble.reason)
@@ -196,11 +220,11 @@ class Attempt:
     async def _gather(self) -> Gathered:
         """Averages of what is missing from reducers; of what others hold, copies of it."""
         if self._again is None or self.copier is None or self.mates.me in self._lost:
-            return await self.exchange.gather()
+            return await self._sender.gather(self._reducer)
         count, me = len(self.mates), self.mates.me
         sources = sorted(set(self._again.members) - {me}, key=lambda member: (member - me) % count)
         async with beside(self.copier.copy(self._again.held, sources)) as copying:
-            got = await self.exchange.gather()
+            got = await self._sender.gather(self._reducer)
             got.failures |= await copying
         if lacking := self.holdings.lacking(self._again.held):
             got.complaint = f"nobody gave a copy of {len(lacking)} averages"
@@ -225,11 +249,17 @@ class Attempt:
         Whoever goes on waiting for a member that is silent finds that the others have let go of what they hold.
         """
         arrived, unfinished = -1, set(exchanging)
-        while unfinished and arrived != self.exchange.bytes_received:
-            arrived = self.exchange.bytes_received
+        while unfinished and arrived != self.bytes_received:
+            arrived = self.bytes_received
             _, unfinished = await asyncio.wait(unfinished, timeout=_STALLED)
         for task in unfinished:
             task.cancel()  # or what still arrives could be written over what is copied
         await asyncio.wait(exchanging)  # cancelled arithmetic goes on until it is done
         for task in set(exchanging) - unfinished:
             task.result()
+
+    async def _end_exchange(self) -> None:
+        """Returns once nothing more is written to the memory of the results. Whoever still waits for averages of this
+        member gets none."""
+        self._sender.leave()
+        await self._reducer.close("this exchange is over")

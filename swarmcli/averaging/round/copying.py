@@ -7,15 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.ballot_messages import HoldingsAnswer, HoldingsQuestion
-from swarmcli.averaging.consensus.mates import AT_ONCE, Mates
-from swarmcli.averaging.round.holdings import Holdings, digest_at
-from swarmcli.averaging.round.layout import Part
+from swarmcli.averaging.consensus.messages import HoldingsAnswer, HoldingsQuestion
+from swarmcli.averaging.consensus.presence import AT_ONCE, Mates
+from swarmcli.averaging.round.buffers import Average, Holdings, Results, digest_at, digest_of, result_digest
 from swarmcli.averaging.round.messages import CopyHeader, CopyRequest
-from swarmcli.averaging.round.reducer import Average, digest_of
-from swarmcli.averaging.round.results import digest_of_parts
-from swarmcli.averaging.round.sending import check_senders
-from swarmcli.averaging.round.vector import Results
+from swarmcli.averaging.round.plan import Part
+from swarmcli.averaging.round.sender import check_senders
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation
@@ -42,20 +39,26 @@ async def give_copies(holdings: Holdings, request: CopyRequest, stream: Stream) 
 class Copier:
     """Fetches averages from other members into the results of this one. Nothing else writes there meanwhile."""
 
-    def __init__(self, mates: Mates, holdings: Holdings, results: Results, options: AllreduceOptions) -> None:
+    def __init__(
+        self, mates: Mates, holdings: Holdings, results: Results, options: AllreduceOptions, failed: set[int]
+    ) -> None:
+        """`failed`: members that gave no copy of what they said they hold, or a false one. They are not asked again in
+        this round; grows."""
         self._mates, self._holdings, self._results, self._options = mates, holdings, results, options
+        self._failed = failed
         self._senders = frozenset(range(len(mates))) - mates.auxiliaries
 
     async def obtain(self, digest: bytes) -> bool:
         """Copies what is missing of the result with this digest. False: nobody in reach gave it."""
         holdings, mates = self._holdings, self._mates
         async with asyncio.TaskGroup() as tasks:  # of all at the same time: one that is frozen takes long to answer
-            asked = {tasks.create_task(self._ask(member)): member for member in mates.others}
+            others = [member for member in mates.others if member not in self._failed]
+            asked = {tasks.create_task(self._ask(member)): member for member in others}
             waiting = set(asked)
             while waiting and holdings.digest != digest:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted(done, key=lambda each: asked[each]):
-                    if digest_of_parts(task.result()) == digest and holdings.digest != digest:
+                    if result_digest(task.result()) == digest and holdings.digest != digest:
                         await self.copy(task.result(), [asked[task]])
             for task in waiting:
                 task.cancel()
@@ -70,10 +73,13 @@ class Copier:
             lacking = holdings.lacking(target)
             if not lacking:
                 break
+            if source in self._failed:
+                continue
             held, got = await self._ask(source), list[Average]()
             wanted = {part: digest for part, digest in lacking.items() if digest_at(held, part.index) == digest}
             if wanted and (failure := await self.fetch(source, wanted, got)):
                 failures[source] = failure
+                self._failed.add(source)
             holdings.put(got)
         return failures
 
@@ -92,7 +98,7 @@ class Copier:
         request = CopyRequest(
             self._mates.group.group_id, self._holdings.plan.fingerprint, tuple(part.index for part in wanted)
         )
-        method, patience = self._mates.post.method("copy"), self._options.for_reducer
+        method, patience = self._mates.method("copy"), self._options.for_reducer
         try:
             async with self._mates.endpoint.stream(peer, method, request, timeout=patience) as stream:
                 for part, digest in wanted.items():

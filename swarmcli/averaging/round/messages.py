@@ -1,6 +1,6 @@
 """What the members of a group say to each other while they average. docs/protocol.md describes the order.
 
-What they say about the outcome of the round is in `ballot_messages.py`.
+What they say about the outcome of the round is in `consensus/messages.py`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,12 @@ from typing import Annotated
 
 import msgspec
 
-from swarmcli.averaging.group import GROUP_ID_BYTES, MAX_MEMBERS
+from swarmcli.averaging.consensus.messages import MAX_PARTS, GroupID, Hash, Index, Indices, Words
+from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.compression import TensorHeader
 
-MAX_WORDS = 500
-DIGEST_BYTES = 32
-MAX_PARTS = 24_576  # of a plan of which averages are copied: so many digests fit into one message
-
-Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-GroupID = Annotated[bytes, msgspec.Meta(min_length=GROUP_ID_BYTES, max_length=GROUP_ID_BYTES)]
-Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
-Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 Weights = Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
-Ballot = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 PartIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]
-Digests = Annotated[bytes, msgspec.Meta(max_length=MAX_PARTS * DIGEST_BYTES)]
 PartIndices = Annotated[tuple[PartIndex, ...], msgspec.Meta(max_length=MAX_PARTS)]
 
 
@@ -85,15 +75,3 @@ class CopyHeader(msgspec.Struct, frozen=True):
     senders: Indices
     weights: Weights
     digest: Hash
-
-
-class AbsenceNotice(msgspec.Struct, frozen=True):
-    """From the leader to the reducers: this member is out of my reach; whoever has not heard of it need not wait."""
-
-    group_id: GroupID
-    member: Index
-    reason: Words
-
-
-class Noted(msgspec.Struct, frozen=True):
-    """The empty answer."""

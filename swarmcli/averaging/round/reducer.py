@@ -7,41 +7,65 @@ Everyone gets the encoded average, this member included, so all hold the same bi
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
-import struct
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
-from swarmcli.averaging.round.aggregator import FREE_WEIGHT, PartAggregator, WeightedMean, sum_type
-from swarmcli.averaging.round.layout import Part, Plan
-from swarmcli.averaging.round.vector import Inputs, Results
-from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
+from swarmcli.averaging.round.buffers import Average, Inputs, Results, digest_of, plain
+from swarmcli.averaging.round.plan import Part, Plan
+from swarmcli.compression import TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError, InputRefused, RoundFailed
 from swarmcli.tasks import Bell, forgetful, on_executor
 
+# Values up to the largest of their type may have weights up to this, and larger weights only smaller values. So that a
+# sum of n of them stays in range it is formed in units of n times this weight: powers of two, which change no bit. What
+# lies within 2**20 of the smallest number of the type loses digits by that.
+FREE_WEIGHT = 2.0**20
+
 _MAX_AHEAD = 64 << 20  # bytes of sums that lie beside the results, while the slowest sender catches up
 
 
-@dataclass(frozen=True, slots=True)
-class Average:
-    """The outcome of one part.
+class PartAggregator(Protocol):
+    """One part at its reducer. Calls come one at a time, and `finish` comes last, after at least one `add`."""
 
-    senders, weights   member indices and their weights, those whose part arrived whole
-    message            the encoded average, at its reducer; None if the weights of all senders are zero
-    digest             32 bytes over senders, weights and the average as it is after decoding
-    """
+    def add(self, values: torch.Tensor, weight: float) -> None:
+        """One sender's values, finite and flat. The memory of `values` may change afterwards."""
 
-    part: Part
-    senders: tuple[int, ...]
-    weights: tuple[float, ...]
-    message: TensorMessage | None
-    digest: bytes
+    def finish(self) -> torch.Tensor:
+        """The average, flat and finite, in the type of sums."""
+
+
+class WeightedMean:
+    """Σ weight · values / Σ weight. Its bits depend on the order of senders: a part has one reducer."""
+
+    def __init__(self, memory: torch.Tensor, senders: int) -> None:
+        """`memory`: flat, of the type of sums, with any content; the mean will lie there. `senders`: the most."""
+        self._total, self._weights = memory, list[float]()
+        self._unit = FREE_WEIGHT * 2.0 ** senders.bit_length()  # of weight, in the sum
+
+    def add(self, values: torch.Tensor, weight: float) -> None:
+        factor, total = weight / self._unit, self._total
+        if self._weights:
+            total.add_(values, alpha=factor)
+        elif values.dtype is total.dtype:
+            torch.mul(values, factor, out=total)
+        else:
+            total.copy_(values).mul_(factor)
+        self._weights.append(weight)
+
+    def finish(self) -> torch.Tensor:
+        mean = self._total.div_(math.fsum(self._weights) / self._unit)
+        if not all_finite(mean):
+            # A mean lies between its values, which are finite: at the end of the range it was rounded beyond it.
+            limit = torch.finfo(mean.dtype).max
+            mean.clamp_(-limit, limit)
+        return mean
 
 
 @dataclass(slots=True)
@@ -219,23 +243,9 @@ class Reducer:
         return message
 
 
-def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor | None = None) -> TensorMessage:
-    """The same average without its codec. `values`: as it is after decoding, if that is at hand."""
-    if isinstance(codec, NoCompression):
-        return message
-    return NoCompression().compress(codec.extract(message) if values is None else values)
-
-
-def digest_of(part: int, senders: tuple[int, ...], weights: tuple[float, ...], message: TensorMessage | None) -> bytes:
-    """SHA-256 over one part's average after decoding (`message` is of NoCompression): so whoever holds it can prove it.
-
-    What a codec sends may have more than one form for the same values, and receivers do not keep it.
-    """
-    digest = hashlib.sha256(b"swarm average" + struct.pack(f">QQ{len(senders)}Q", part, len(senders), *senders))
-    digest.update(struct.pack(f">{len(weights)}d", *weights))
-    for piece in message.payload if message is not None else ():
-        digest.update(piece)
-    return digest.digest()
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which values of a type are added up."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def beyond_sums(values: Iterable[torch.Tensor], weight: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -10,9 +11,16 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from swarmcli.averaging.consensus.ballot_messages import (
+from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.ballots import ZERO
+from swarmcli.averaging.consensus.messages import (
+    MAX_WORDS,
+    AbsenceNotice,
+    Committed,
+    Decision,
     HoldingsAnswer,
     HoldingsQuestion,
+    Noted,
     OutcomeAnswer,
     OutcomeQuestion,
     Prepare,
@@ -24,17 +32,13 @@ from swarmcli.averaging.consensus.ballot_messages import (
     Standing,
     VoteMessage,
 )
-from swarmcli.averaging.consensus.ballots import ZERO
-from swarmcli.averaging.consensus.outcome import Committed, Decision
-from swarmcli.averaging.consensus.votes import RoundVotes, holds_nothing
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.buffers import Average, Holdings
 from swarmcli.averaging.round.copying import give_copies
-from swarmcli.averaging.round.holdings import Holdings
-from swarmcli.averaging.round.layout import Plan
-from swarmcli.averaging.round.messages import AbsenceNotice, CopyRequest, Noted, OpenExchange
-from swarmcli.averaging.round.reducer import Average
-from swarmcli.errors import CallRefused, RoundFailed
-from swarmcli.memory import RoundMemory
+from swarmcli.averaging.round.messages import CopyRequest, OpenExchange
+from swarmcli.averaging.round.plan import Plan
+from swarmcli.errors import CallRefused, NetworkError, RoundFailed
+from swarmcli.memory import ReusableBuffer
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.tasks import Bell
 
@@ -43,8 +47,11 @@ _STREAMS = ("exchange", "copy")
 MOST_TRIES = 4  # at one round, after which it is given up
 _EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
 _REMEMBERED = 256  # rounds whose votes and outcomes are kept, for those who ask late
+_DECLINING = 60.0  # seconds that the leader may take to begin its own part and hear that a member takes none
 _KEPT = 20.0  # seconds that averages which were committed are given away; their file serves longer
 
+
+logger = logging.getLogger(__name__)
 
 # What a round committed, from those who keep it on disk: averages and parts; None: nobody gives it.
 FetchCommitted: TypeAlias = Callable[
@@ -79,7 +86,7 @@ class AllreduceService:
         """`fetch_committed`: from where a member that was late may get what its group committed."""
         self.endpoint = endpoint
         self.fetch_committed = fetch_committed
-        self.memory = RoundMemory()
+        self.memory = ReusableBuffer()
         self._prefix = prefix
         self._rounds: dict[bytes, Round] = {}
         self._expected: dict[bytes, Group] = {}
@@ -144,12 +151,33 @@ class AllreduceService:
             votes.over = True
             self._news.ring()
 
-    def part(self, *groups: Group) -> None:
+    def leave(self, *groups: Group) -> None:
         """This member will not take part in rounds that it was expected in. It still promises, so that the others need
         not wait for its silence."""
         for group in groups:
             self._votes_for(group).over = True
         self._news.ring()
+
+    async def decline(self, group: Group) -> None:
+        """This member takes no part in a round of which the others know, so that they go on without it."""
+        if self.endpoint.peer_id not in group:
+            return  # whoever began it has made it up
+        self.leave(*tries(group))
+        if group.leader == self.endpoint.peer_id:
+            return  # whoever asks it for the outcome is told that it does not know, and follows the next in rank
+        vote = VoteMessage(group.group_id, None, "it left before the round began")
+        try:
+            await self.endpoint.call(group.leader, self.method("vote"), vote, Noted, timeout=_DECLINING)
+        except NetworkError as error:
+            logger.debug("the leader did not hear that this peer has left: %s", error)
+
+    async def note_absence(self, group: Group, member: PeerID, reason: str) -> None:
+        """At the leader: a member could not be told that the group begins, so nobody need wait for it."""
+        words = f"it did not learn that the round began: {reason}"[:MAX_WORDS]
+        try:
+            await self._take_vote(member, VoteMessage(group.group_id, None, words))
+        except CallRefused as error:
+            logger.debug("the round is over without %s: %s", member.short, error)
 
     def keep(self, group_id: bytes, holdings: Holdings) -> None:
         """Averages that were committed, for members that lack some; until the next round, and not for long."""
@@ -165,11 +193,6 @@ class AllreduceService:
             self._forget.cancel()
             self._forget = None
 
-    async def take_vote(self, peer: PeerID, message: VoteMessage) -> None:
-        """A member's vote, once the round has begun here. Raises CallRefused if it does not, or is over."""
-        round_, member = await self._running(peer, message.group_id)
-        round_.take_vote(member, message)
-
     # What arrives
 
     async def _exchange(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
@@ -183,8 +206,13 @@ class AllreduceService:
         await give_copies(holdings, request, stream)
 
     async def _vote(self, peer: PeerID, message: VoteMessage) -> Noted:
-        await self.take_vote(peer, message)
+        await self._take_vote(peer, message)
         return Noted()
+
+    async def _take_vote(self, peer: PeerID, message: VoteMessage) -> None:
+        """Once the round has begun here. Raises CallRefused if it does not, or is over."""
+        round_, member = await self._running(peer, message.group_id)
+        round_.take_vote(member, message)
 
     async def _absence(self, peer: PeerID, notice: AbsenceNotice) -> Noted:
         round_, teller = await self._running(peer, notice.group_id)
@@ -221,7 +249,8 @@ class AllreduceService:
         round_, value = self._rounds.get(message.group_id), message.value
         if round_ is not None and isinstance(value, Committed) and message.ballot == votes.acceptor.promised > ZERO:
             await round_.obtain(value.digest)
-        return votes.accept(message.ballot, value, round_.holds if round_ else holds_nothing)
+        held = round_ is not None and isinstance(value, Committed) and round_.holds(value.digest)
+        return votes.accept(message.ballot, value, held)
 
     async def _holdings(self, peer: PeerID, question: HoldingsQuestion) -> HoldingsAnswer:
         holdings = await self._held_for(peer, question.group_id)

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 
 from swarmcli.averaging.checks import check_numbers
-from swarmcli.averaging.round.program import run_alone
+from swarmcli.averaging.round.phases import run_alone
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod
 from swarmcli.optim.gradients.low_rank import Difference, flattened, orthonormalized, redrawn, saved, stuck, vanished
 

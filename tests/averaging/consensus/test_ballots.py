@@ -22,7 +22,7 @@ from swarmcli.averaging.consensus.ballots import (
     majority,
     proposer_of,
 )
-from swarmcli.averaging.consensus.outcome import Aborted, Committed
+from swarmcli.averaging.consensus.messages import Aborted, Committed
 
 A, B = b"a" * 32, b"b" * 32
 NO = Aborted("no")

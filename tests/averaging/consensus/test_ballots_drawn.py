@@ -22,7 +22,7 @@ from swarmcli.averaging.consensus.ballots import (
     ballot_after,
     majority,
 )
-from swarmcli.averaging.consensus.outcome import Aborted, Again, Committed
+from swarmcli.averaging.consensus.messages import Aborted, Again, Committed
 from tests.suites import soak
 
 Message = Callable[[], None]

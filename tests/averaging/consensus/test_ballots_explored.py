@@ -18,7 +18,7 @@ from swarmcli.averaging.consensus.ballots import (
     Tally,
     Value,
 )
-from swarmcli.averaging.consensus.outcome import Committed, Decision
+from swarmcli.averaging.consensus.messages import Committed, Decision
 from tests.averaging.exploration import Explorer, Rules
 from tests.suites import soak
 

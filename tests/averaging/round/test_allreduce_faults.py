@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.outcome import Decision
-from swarmcli.averaging.consensus.votes import RoundVotes
-from swarmcli.averaging.round import vector
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.messages import Decision
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
@@ -232,7 +231,7 @@ def test_memory_goes_with_the_round_and_not_with_the_collector(what: str, monkey
             assert [memory() is not None for memory in given] == [False] * 4
             assert ends == [AllreduceResult]
 
-    monkeypatch.setattr(vector.torch, "empty", empty)
+    monkeypatch.setattr(torch, "empty", empty)
     gc.disable()
     try:
         virtual_time.run(main(), timeout=2000)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.compression import (
     BFloat16Compression,
     BlockwiseQuantization,

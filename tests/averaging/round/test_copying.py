@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.holdings import Holdings
+from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.averaging.round.buffers import Holdings
 from swarmcli.averaging.round.messages import CopyHeader, CopyRequest
-from swarmcli.averaging.round.results import AllreduceResult
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, EndOfStream
 from swarmcli.events import PeerRefused

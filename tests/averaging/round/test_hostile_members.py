@@ -12,26 +12,26 @@ import pytest
 import torch
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.ballot_messages import (
+from swarmcli.averaging.consensus.messages import (
+    AbsenceNotice,
+    Committed,
+    Noted,
     OutcomeAnswer,
     OutcomeQuestion,
     PresenceAnswer,
     PresenceQuestion,
     VoteMessage,
 )
-from swarmcli.averaging.consensus.outcome import Committed
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.layout import Layout, Plan
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.messages import (
-    AbsenceNotice,
     AverageHeader,
     Farewell,
-    Noted,
     OpenExchange,
     PartHeader,
     SenderTerms,
 )
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import TensorHeader
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, NetworkError, RoundUndecided

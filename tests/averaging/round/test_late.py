@@ -8,7 +8,7 @@ import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, assert_all_equal

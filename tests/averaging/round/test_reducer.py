@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from swarmcli import tasks as tasks_module
 from swarmcli.averaging.round import reducer as reducer_module
-from swarmcli.averaging.round.layout import Layout, Plan
-from swarmcli.averaging.round.reducer import Average, Reducer
-from swarmcli.averaging.round.vector import Inputs, Results
+from swarmcli.averaging.round.buffers import Average, Inputs, Results
+from swarmcli.averaging.round.plan import Layout, Plan
+from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.compression import (
     BFloat16Compression,
     CompressionBase,
@@ -27,6 +27,7 @@ from swarmcli.compression import (
     extract,
 )
 from swarmcli.errors import InputRefused
+from swarmcli.memory import fresh_memory
 
 NONE = NoCompression()
 
@@ -45,7 +46,7 @@ class Bench:
         self.tensors = tensors
         self.plan = Plan.make(Layout.of([tensors[0]], codec), [1.0], part_size)
         self.inputs = [Inputs([tensor]) for tensor in tensors]
-        self.results = None if auxiliary else Results(self.plan.layout)
+        self.results = None if auxiliary else Results(self.plan.layout, fresh_memory(self.plan.layout.nbytes))
         senders = range(1 if auxiliary else 0, len(tensors))
         self.reducer = Reducer(self.plan, 0, senders, None if auxiliary else self.inputs[0], self.results)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
 

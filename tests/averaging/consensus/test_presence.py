@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Peer, Swarm
 
@@ -44,7 +44,7 @@ def test_a_connected_mate_that_knows_nothing_of_the_round_holds_nobody_for_long(
 
 def test_a_member_that_has_left_is_not_waited_for() -> None:
     async def leaves(peer: Peer, group: object) -> None:
-        peer.service.part(group)  # type: ignore[arg-type]
+        peer.service.leave(group)  # type: ignore[arg-type]
 
     async def main() -> None:
         async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)]) as swarm:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.injection import Steps, chosen, play

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.averaging.consensus.outcome import Aborted, Committed, conclude
+from swarmcli.averaging.consensus.messages import Aborted, Committed
+from swarmcli.averaging.round.allreduce import conclude
 from swarmcli.errors import RoundFailed, RoundUndecided
 
 A, B = b"a" * 32, b"b" * 32

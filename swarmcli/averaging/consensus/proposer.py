@@ -16,18 +16,21 @@ from typing import Any, Protocol
 
 import msgspec
 
-from swarmcli.averaging.consensus.ballot_messages import (
+from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.ballots import Bound, Free, Proposal, Refusal, Value, Waiting, ballot_after, majority
+from swarmcli.averaging.consensus.messages import (
+    MAX_WORDS,
+    Aborted,
+    Again,
+    Committed,
+    Decision,
     Prepare,
     PrepareAnswer,
     Propose,
     ProposeAnswer,
     Report,
 )
-from swarmcli.averaging.consensus.ballots import Bound, Free, Proposal, Refusal, Value, Waiting, ballot_after, majority
-from swarmcli.averaging.consensus.mates import Mates
-from swarmcli.averaging.consensus.outcome import Aborted, Again, Committed, Decision
-from swarmcli.averaging.consensus.votes import RoundVotes
-from swarmcli.averaging.round.messages import MAX_WORDS
+from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.errors import NetworkError
 
 _STRAGGLERS = 10.0  # seconds for a member that is connected and still receives averages, once a majority has promised
@@ -37,7 +40,7 @@ _AT_ONCE = 0.5  # seconds in which a dialed port refuses; one that is cut off or
 
 
 class Parts(Protocol):
-    """What is asked about the parts of the round, whose averages are at this member or not."""
+    """What consensus knows of the parts of a round: which averages are at this member, and who is not waited for."""
 
     def report(self) -> Report: ...
     def holds(self, digest: bytes) -> bool:
@@ -48,6 +51,9 @@ class Parts(Protocol):
 
     def again(self, reports: Mapping[int, Report]) -> Again | None:
         """How those who report can try again; None: they cannot."""
+
+    def absent(self, member: int, reason: str) -> None:
+        """A member need not be waited for if it has not come by now."""
 
 
 class Proposer:
@@ -109,19 +115,19 @@ class Proposer:
     def _note(
         self, proposal: Proposal, member: int, answer: PrepareAnswer | None, promised: dict[int, PrepareAnswer]
     ) -> None:
-        try:
-            word = None if answer is None else answer.answer()
-        except ValueError:
-            word = None  # no honest acceptor says that
-        if answer is None or word is None:
+        if answer is None:
             proposal.lose(member)
-        elif isinstance(word, Refusal):
-            proposal.refuse(member, word)
-            self._highest = max(self._highest, min(word.promised, self._highest + len(self._mates) ** 2))
+        elif answer.promise is None:
+            proposal.refuse(member, Refusal(answer.promised))
+            self._see(answer.promised)
             self.follows = answer.follows if answer.follows is not None else self.follows
         else:
-            proposal.promise(member, word)
+            proposal.promise(member, answer.promise)
             promised[member] = answer
+
+    def _see(self, ballot: int) -> None:
+        """Of ballots that others name, the next one here goes beyond; but no single word drives it up without bound."""
+        self._highest = max(self._highest, min(ballot, self._highest + len(self._mates) ** 2))
 
     # Between the phases
 
@@ -164,7 +170,8 @@ class Proposer:
         message = Propose(self._mates.group.group_id, proposal.ballot, value)
         if isinstance(value, Committed):
             await self._parts.obtain(value.digest)
-        own = self._votes.accept(proposal.ballot, value, self._parts.holds)
+        held = isinstance(value, Committed) and self._parts.holds(value.digest)
+        own = self._votes.accept(proposal.ballot, value, held)
 
         def hear(member: int, answer: ProposeAnswer | None) -> Decision | None:
             if answer is not None and answer.decision is not None:
@@ -174,7 +181,7 @@ class Proposer:
             if answer is None:
                 proposal.lose(member)
             else:
-                self._highest = max(self._highest, min(answer.promised, self._highest + len(self._mates) ** 2))
+                self._see(answer.promised)
                 proposal.refuse(member, Refusal(answer.promised))
             return None
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.round.layout import Plan
-from swarmcli.averaging.round.messages import MAX_WORDS, AverageHeader, Farewell, PartHeader, SenderTerms
+from swarmcli.averaging.consensus.messages import MAX_WORDS
+from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
+from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
-from swarmcli.network import PeerID, Stream
+from swarmcli.network import Stream
 from swarmcli.tasks import beside, forgetful, unless_silent
 
 
@@ -20,20 +22,14 @@ class PartReceiver:
     """Serves the members of one round, each on its own stream."""
 
     def __init__(
-        self,
-        plan: Plan,
-        reducer: Reducer,
-        members: Sequence[int],
-        options: AllreduceOptions,
-        round_trip: Callable[[PeerID], float | None],
+        self, mates: Mates, plan: Plan, reducer: Reducer, members: list[int], options: AllreduceOptions
     ) -> None:
-        """`members`: indices of those who send and receive, without this one. `round_trip`: seconds, if known."""
-        self.members = tuple(members)
-        self._plan, self._options = plan, options
-        self._reducer, self._round_trip = reducer, round_trip
+        """`members`: indices of those who send and receive, without this one."""
+        self.streams: list[Stream] = []
+        self.refused: dict[int, str] = {}  # who sent what cannot be averaged
+        self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
         self._notes: dict[int, str] = {}
-        self.refused: dict[int, str] = {}  # who sent what cannot be averaged
 
     @property
     def left_out(self) -> dict[int, str]:
@@ -41,9 +37,15 @@ class PartReceiver:
         return {**self._notes, **self._reducer.left_out}
 
     async def run(self) -> None:
-        """Forms the averages; members that do not begin in time are left out. Raises RoundFailed."""
-        async with beside(self._watch_beginnings()):
-            await self._reducer.run()
+        """Has the averages formed. Members that do not begin in time are left out; those that cannot dial this
+        reducer are dialed. A failure is told on the streams, and by the reducer."""
+        visiting = [] if self._mates.group.members[self._mates.me].listening else list(self._waiting)
+        async with asyncio.TaskGroup() as tasks:
+            for member in visiting:
+                tasks.create_task(self._visit(member))
+            with suppress(RoundFailed):
+                async with beside(self._watch_beginnings()):
+                    await self._reducer.run()
 
     def absent(self, member: int, reason: str) -> None:
         """Someone has lost a member; if it has not come here either, it will not."""
@@ -62,6 +64,7 @@ class PartReceiver:
         if waiting is None or waiting.is_set():
             raise CallRefused("twice", "this member has a stream of this round already, or needs none")
         waiting.set()
+        self.streams.append(stream)
         try:
             terms = await self._agree(member, stream)
             # Averages go out while parts still come in, and go on when the parts have ended badly: a member that is
@@ -73,13 +76,21 @@ class PartReceiver:
         finally:
             self._reducer.leave_out(member, "its connection ended")
 
-    async def finish(self, stream: Stream) -> None:
-        """Ends a stream that was opened at this end, once the member has read what was sent."""
-        await stream.finish()
-        with suppress(EndOfStream):
-            async with asyncio.timeout(self._options.for_reducer):
-                while True:
-                    await stream.receive(PartHeader)  # of a sender that was left out and has not noticed yet
+    async def _visit(self, member: int) -> None:
+        """Opens the stream to a member that cannot dial this reducer."""
+        mates, patience = self._mates, self._options.for_reducer
+        request, method = OpenExchange(mates.group.group_id, by_reducer=True), mates.method("exchange")
+        try:
+            async with mates.endpoint.stream(mates.peer(member), method, request, timeout=patience) as stream:
+                await self.serve(member, stream)
+                # The member closes the stream once it has read what was sent.
+                await stream.finish()
+                with suppress(EndOfStream):
+                    async with asyncio.timeout(patience):
+                        while True:
+                            await stream.receive(PartHeader)  # of a sender that was left out and has not noticed yet
+        except (NetworkError, TimeoutError) as error:
+            self.absent(member, f"the reducer could not reach it: {error}")
 
     async def _watch_beginnings(self) -> None:
         try:
@@ -122,7 +133,7 @@ class PartReceiver:
         self._reducer.begin(member, terms.weight)
         if terms.note:
             self._notes[member] = terms.note
-        silence = self._options.for_silence(self._round_trip(stream.peer))
+        silence = self._options.for_silence(self._mates.endpoint.round_trip(stream.peer))
         positions = range(len(self._reducer.parts) if terms.weight > 0 else 0)
         # One piece of memory for all parts of this member: `add` returns when it is free again. Its size comes from the
         # plan, never from what the member says.

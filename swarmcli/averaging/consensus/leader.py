@@ -12,19 +12,23 @@ import asyncio
 from collections.abc import Callable
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.attendance import Attendance, Crier
-from swarmcli.averaging.consensus.ballot_messages import (
+from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.ballots import ZERO, Tally
+from swarmcli.averaging.consensus.messages import (
+    MAX_WORDS,
+    AbsenceNotice,
+    Committed,
+    Decision,
+    Noted,
     OutcomeAnswer,
     OutcomeQuestion,
+    Propose,
+    ProposeAnswer,
     VoteMessage,
 )
-from swarmcli.averaging.consensus.ballot_zero import BallotZero
-from swarmcli.averaging.consensus.mates import Mates
-from swarmcli.averaging.consensus.outcome import Decision
-from swarmcli.averaging.consensus.proposing import Parts, Proposer
-from swarmcli.averaging.consensus.votes import RoundVotes
-from swarmcli.averaging.round.messages import Noted
-from swarmcli.errors import NetworkError
+from swarmcli.averaging.consensus.presence import AT_ONCE, PAUSES, Attendance, Mates
+from swarmcli.averaging.consensus.proposer import Parts, Proposer
+from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.tasks import beside
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one proposer, doubled each time
@@ -36,6 +40,71 @@ _GRACE = 10.0  # seconds to agree on giving up, once the deadline has passed: at
 _GRACE_TRIPS = 10.0  # … and so many round trips
 
 
+class BallotZero:
+    """Ballot zero at the leader: members that hold the whole result vote for it, and a majority commits it.
+
+    It counts until the leader itself has promised a ballot above zero: from then on this one is dead.
+    """
+
+    def __init__(self, mates: Mates, votes: RoundVotes) -> None:
+        self.failed = asyncio.Event()  # no majority can be reached any more
+        self._mates, self._votes = mates, votes
+        self._tally = Tally(len(mates), mates.auxiliaries)
+        self._named = asyncio.Event()  # the auxiliaries are to be asked
+
+    @property
+    def decision(self) -> Decision | None:
+        return self._tally.decision
+
+    def hear(self, voter: int, vote: VoteMessage) -> None:
+        """A member holds the result, or says that it does not come to hold it. Its first vote stands."""
+        if vote.digest is None:
+            self.lose(voter)
+        elif self._votes.acceptor.promised == ZERO:
+            self._tally.accept(voter, vote.digest)
+        self._look()
+
+    def lose(self, member: int) -> None:
+        """It is out of reach. A vote that it has cast stands, and one that still arrives counts."""
+        self._tally.lose(member)
+        self._look()
+
+    async def ask_auxiliaries(self, heard: Callable[[], None]) -> None:
+        """Names the result to them, once that is needed; `heard` is called after each answer."""
+        await self._named.wait()
+        digest = self._tally.digest_to_name
+        if digest is None or self._votes.acceptor.promised > ZERO:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for member in sorted(self._mates.auxiliaries):
+                tasks.create_task(self._ask_auxiliary(member, digest, heard))
+
+    async def _ask_auxiliary(self, member: int, digest: bytes, heard: Callable[[], None]) -> None:
+        question = Propose(self._mates.group.group_id, ZERO, Committed(digest))
+        try:
+            if member == self._mates.me:
+                accepted = self._votes.acceptor.accept_zero(digest)
+            else:
+                accepted = (await self._mates.ask(member, "propose", question, ProposeAnswer)).accepted
+        except NetworkError:
+            accepted = False
+        if accepted and self._votes.acceptor.promised == ZERO:
+            self._tally.accept(member, digest)
+            self._look()
+        else:
+            self.lose(member)
+        heard()
+
+    def _look(self) -> None:
+        if self._tally.decision is not None:
+            return
+        if self._tally.hopeless:
+            self.failed.set()
+        # Where the votes of those with tensors may be enough, auxiliaries need not be troubled.
+        if self._tally.digest_to_name is not None and self._tally.needs_auxiliaries:
+            self._named.set()
+
+
 class Agreement:
     """One member's part in agreeing on the outcome of one round."""
 
@@ -45,16 +114,15 @@ class Agreement:
         votes: RoundVotes,
         parts: Parts,
         options: AllreduceOptions,
-        absent: Callable[[int, str], None],
         lost: frozenset[int],
         spent: set[int],
     ) -> None:
-        """`absent` is told what the others are told: who need not be waited for, and why. `lost`: who is not expected
-        to take part. `spent`: whom this member does not follow, since they are lost or out of its reach; grows."""
-        self._mates, self._votes, self._options = mates, votes, options
+        """`lost`: who is not expected to take part. `spent`: whom this member does not follow, since they are lost or
+        out of its reach; grows."""
+        self._mates, self._votes, self._parts, self._options = mates, votes, parts, options
         self._proposer = Proposer(mates, votes, parts)
-        self._attendance = Attendance(mates, self._lose, options.to_begin)
-        self._crier, self._absent = Crier(mates), absent
+        self._attendance = Attendance(mates, options.to_begin)
+        self._absent: asyncio.Queue[AbsenceNotice] = asyncio.Queue()  # of what the others are to hear
         self._lost, self._spent = lost, spent
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
         self._following = self._candidates()[0]
@@ -74,9 +142,10 @@ class Agreement:
                     helper.cancel()
             return self._votes.decision
         finally:
-            # Round and agreement would keep each other alive, and with them all results, until the collector comes.
-            self._absent = _tell_nobody
-            del self._proposer
+            # Cancelled helpers hold this object in their errors: they would keep the parts too, and with them the
+            # memory of the round, until the garbage collector comes by.
+            self._settled.set()
+            del self._proposer, self._parts
 
     async def report(self, digest: bytes | None, reason: str = "") -> None:
         """This member's own exchange has come to its end: with a result, or (None) with what is wrong.
@@ -104,7 +173,7 @@ class Agreement:
 
     def hear(self, voter: int, vote: VoteMessage) -> None:
         """A vote has arrived at the leader."""
-        if self._zero is None or self._votes.decision is not None:
+        if self._zero is None or self._settled.is_set():
             return
         self._zero.hear(voter, vote)
         if vote.digest is None and voter != 0:
@@ -196,7 +265,7 @@ class Agreement:
             self._attendance.begun[member].set()
             self._lose(member, "it was lost")
         async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(self._crier.run()), tasks.create_task(self._attendance.run())]
+            helpers = [tasks.create_task(self._tell_of_absence()), tasks.create_task(self._attendance.run(self._lose))]
             if self._zero is not None:
                 helpers.append(tasks.create_task(self._zero.ask_auxiliaries(self._check_zero)))
                 if self._mates.me in self._lost:
@@ -256,8 +325,29 @@ class Agreement:
         self._check_zero()
 
     def _announce(self, member: int, reason: str) -> None:
-        self._crier.tell(member, reason)
-        self._absent(member, reason)
+        """Nobody need wait for a member: the reducers above all, who do not notice it by themselves."""
+        self._absent.put_nowait(AbsenceNotice(self._mates.group.group_id, member, reason[:MAX_WORDS]))
+        self._parts.absent(member, reason)
+
+    async def _tell_of_absence(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                notice = await self._absent.get()
+                for other in self._mates.others:
+                    if other != notice.member:
+                        tasks.create_task(self._tell(other, notice))
+
+    async def _tell(self, other: int, notice: AbsenceNotice) -> None:
+        while True:
+            try:
+                await self._mates.ask(other, "absence", notice, Noted, AT_ONCE)
+                return
+            except CallRefused:
+                # It has not noticed yet that its leader is gone, which takes up to 20 s for one that is frozen. If it
+                # were not told again, it would wait a minute for the member that is absent.
+                await asyncio.sleep(PAUSES[0])
+            except NetworkError:
+                return  # its own patience does the same, later
 
     def _check_zero(self) -> None:
         if self._zero is not None and self._zero.decision is not None:
@@ -289,7 +379,3 @@ async def _first(*events: asyncio.Event) -> None:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-
-
-def _tell_nobody(member: int, reason: str) -> None:
-    """Stands in when the round is over."""

@@ -6,11 +6,8 @@ silent for ever: one that forgot a promise and answered again could contradict i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from swarmcli.averaging.consensus.ballot_messages import PrepareAnswer, ProposeAnswer
-from swarmcli.averaging.consensus.ballots import ZERO, Acceptor, proposer_of
-from swarmcli.averaging.consensus.outcome import Committed, Decision
+from swarmcli.averaging.consensus.ballots import ZERO, Acceptor, Refusal, proposer_of
+from swarmcli.averaging.consensus.messages import Committed, Decision, PrepareAnswer, ProposeAnswer
 from swarmcli.averaging.group import Group
 from swarmcli.errors import CallRefused
 from swarmcli.network import PeerID
@@ -54,22 +51,20 @@ class RoundVotes:
         """Promises nothing once the outcome is known, but says it."""
         if self.decision is not None:
             return PrepareAnswer(self.decision)
-        return PrepareAnswer.of(self.acceptor.prepare(ballot))
+        answer = self.acceptor.prepare(ballot)
+        if isinstance(answer, Refusal):
+            return PrepareAnswer(promised=answer.promised)
+        return PrepareAnswer(promise=answer, promised=answer.ballot)
 
-    def accept(self, ballot: int, value: Decision, holds: Callable[[bytes], bool]) -> ProposeAnswer:
-        """Accepts a value, a result only where `holds` says that it is here. Auxiliaries hold none and accept any."""
+    def accept(self, ballot: int, value: Decision, held: bool) -> ProposeAnswer:
+        """Accepts a value, a result only if it is `held` here. Auxiliaries hold none and accept any."""
         if self.decision is not None:
             return ProposeAnswer(self.decision == value, self.acceptor.promised, self.decision)
         match value:
             case Committed(digest) if ballot == ZERO:
                 accepted = self.auxiliary and self.acceptor.accept_zero(digest)
-            case Committed(digest):
-                accepted = (self.auxiliary or holds(digest)) and self.acceptor.accept(ballot, value)
+            case Committed():
+                accepted = (self.auxiliary or held) and self.acceptor.accept(ballot, value)
             case _:
                 accepted = self.acceptor.accept(ballot, value)
         return ProposeAnswer(accepted, self.acceptor.promised)
-
-
-def holds_nothing(digest: bytes) -> bool:
-    """What a member that has left the round holds of its result."""
-    return False

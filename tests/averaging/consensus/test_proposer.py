@@ -9,7 +9,11 @@ import msgspec
 import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.ballot_messages import (
+from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.ballots import Promise
+from swarmcli.averaging.consensus.leader import BallotZero
+from swarmcli.averaging.consensus.messages import (
+    Committed,
     Prepare,
     PrepareAnswer,
     Propose,
@@ -17,13 +21,11 @@ from swarmcli.averaging.consensus.ballot_messages import (
     Report,
     VoteMessage,
 )
-from swarmcli.averaging.consensus.ballot_zero import BallotZero
-from swarmcli.averaging.consensus.mates import Mates
-from swarmcli.averaging.consensus.outcome import Committed
-from swarmcli.averaging.consensus.votes import RoundVotes
+from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.attempt import Attempt
-from swarmcli.averaging.round.holdings import NOTHING
-from swarmcli.averaging.round.results import AllreduceResult
+from swarmcli.averaging.round.buffers import NOTHING
 from swarmcli.errors import CallRefused
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
@@ -39,6 +41,12 @@ def lie_about(**fields: object) -> Callable[[PrepareAnswer], PrepareAnswer]:
     return lambda answer: msgspec.structs.replace(answer, report=msgspec.structs.replace(answer.report, **fields))
 
 
+def _impossible(promise: Promise | None) -> Promise:
+    forged = Promise(promise.ballot if promise is not None else 1)
+    object.__setattr__(forged, "accepted_ballot", 99999)  # an honest one cannot be made like that
+    return forged
+
+
 Lie = Callable[[PrepareAnswer], PrepareAnswer]
 
 LIES: dict[str, Lie] = {
@@ -48,7 +56,7 @@ LIES: dict[str, Lie] = {
     "other digests": lie_about(digests=b"!" * 320),
     "another number of parts": lie_about(digests=bytes(32)),
     "another plan": lie_about(plan=bytes(32)),
-    "an impossible promise": lambda answer: msgspec.structs.replace(answer, accepted_ballot=99999),
+    "an impossible promise": lambda answer: msgspec.structs.replace(answer, promise=_impossible(answer.promise)),
     "failures of no group": lie_about(failed=(77, 4000)),
     "that all have failed": lie_about(failed=(0, 1, 2, 3, 4)),
 }
@@ -82,6 +90,35 @@ def test_a_promise_with_a_false_report_does_not_stop_another_try(lie: Lie, monke
     virtual_time.run(main(), timeout=2000)
 
 
+def test_a_member_that_claims_what_it_does_not_hold_uses_up_no_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claims other averages in each try, and that all others have failed, so that its word stands against theirs."""
+    honest, claims = Attempt.prepare, iter(b"123456789")
+
+    async def prepare(self: Attempt, member: int, ballot: int) -> PrepareAnswer:
+        answer = await honest(self, member, ballot)
+        if self.mates.me != 1 or answer.report is None:
+            return answer
+        return lie_about(digests=bytes([next(claims)]) * len(answer.report.digests), failed=(0, 2, 3))(answer)
+
+    monkeypatch.setattr(Attempt, "prepare", prepare)
+
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=512)
+        async with Swarm([Kind(), Kind(bandwidth=0), Kind(), Kind()], bandwidth=20_000.0, options=options) as swarm:
+
+            async def kill() -> None:
+                await asyncio.sleep(0.3)
+                swarm.kill(3)
+
+            outcomes = await swarm.round(kill)
+            swarm.check(outcomes)
+            for index in (0, 2):
+                outcome = outcomes[index]
+                assert isinstance(outcome, AllreduceResult) and outcome.tries == 2
+
+    virtual_time.run(main(), timeout=2000)
+
+
 def test_forged_ballots_change_nothing_however_many_come() -> None:
     async def main() -> None:
         async with Swarm([Kind(), Kind(), Kind(delay=30)]) as swarm:
@@ -105,7 +142,7 @@ def test_forged_ballots_change_nothing_however_many_come() -> None:
                     target.peer_id, method, Prepare(group_id, 2), PrepareAnswer, timeout=5
                 )
                 assert (
-                    not answer.granted and answer.follows == 0
+                    answer.promise is None and answer.follows == 0
                 )  # the leader leads, so nobody else is promised anything
                 assert target.service._votes[group_id].acceptor.promised == 0
 
@@ -118,7 +155,7 @@ def test_the_leader_counts_no_vote_after_its_promise() -> None:
     async def main() -> None:
         async with Swarm([Kind(), Kind(), Kind()]) as swarm:
             group = swarm.group()
-            mates, votes = Mates(swarm.peers[0].service, group), RoundVotes(group, 0)
+            mates, votes = _mates(swarm, group), RoundVotes(group, 0)
             zero = BallotZero(mates, votes)
             zero.hear(0, VoteMessage(group.group_id, b"a" * 32))
             votes.prepare(2)
@@ -127,3 +164,7 @@ def test_the_leader_counts_no_vote_after_its_promise() -> None:
             assert zero.decision is None
 
     virtual_time.run(main())
+
+
+def _mates(swarm: Swarm, group: Group) -> Mates:
+    return Mates(swarm.peers[0].endpoint, swarm.peers[0].service.method, group)

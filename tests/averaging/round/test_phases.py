@@ -8,7 +8,7 @@ import torch
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.desk import StepDesk
+from swarmcli.averaging.round.phases import PhaseNews
 from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, all_results
@@ -268,15 +268,15 @@ def test_an_auxiliary_that_nobody_can_tell_anything_is_undecided(gone: int, monk
             contact = await add(swarm, 0.0, prefix="elsewhere")
             peers = [await add(swarm, value) for value in (1.0, 5.0)]
             helper = await add(swarm, 0.0, auxiliary=True)
-            ask = StepDesk.ask
+            ask = PhaseNews.ask
 
-            async def asked(desk: StepDesk, group, steps: int):
+            async def asked(desk: PhaseNews, group, steps: int):
                 if steps == 2:
                     for peer in peers[:gone]:
                         swarm.kill(peer)
                 return await ask(desk, group, steps)
 
-            monkeypatch.setattr(StepDesk, "ask", asked)
+            monkeypatch.setattr(PhaseNews, "ask", asked)
             controls = [peer.begin(allow_retries=False) for peer in [*peers, helper]]
             (outcome,) = await all_outcomes([controls[-1]])
             for control in controls[:-1]:

@@ -11,37 +11,170 @@ a member that loses sight of a step is undecided about the round, while a majori
 Whoever has a part in the results has the same part in every step. If a sender is missing from some part of some step,
 or comes with another weight than before, the round fails. All members find the same senders in what was committed, so
 it fails for all of them, and they try again with another group. An auxiliary holds no averages and cannot tell how it
-goes on: it asks (`desk.py`).
+goes on: it asks the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ParamSpec, Protocol, TypeVar
 
+import msgspec
 import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
-from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.allreduce import Allreduce
-from swarmcli.averaging.round.desk import MOST_STEPS, RoundNews, StepAnswer, StepDesk
-from swarmcli.averaging.round.messages import MAX_WORDS
-from swarmcli.averaging.round.program import RoundProgram
-from swarmcli.averaging.round.results import AllreduceResult, contributions
+from swarmcli.averaging.consensus.messages import MAX_WORDS, GroupID, Index, Words
+from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.group import MAX_MEMBERS, Group
+from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult, contributions
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import CompressionInfo, TensorDescriptor
-from swarmcli.errors import RoundFailed, RoundUndecided
+from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
 from swarmcli.network.identity import PeerID
-from swarmcli.tasks import forgetful, on_all_processors
+from swarmcli.tasks import Bell, forgetful, on_all_processors
 
+MOST_STEPS = 9  # all-reduces of one round, after which it is given up
+_REMEMBERED = 16  # rounds that auxiliaries may ask about
 _LEAST_TIME = 0.001  # seconds for a step that begins past the deadline: its leader gives it up
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class ProgramRun(Protocol):
+    """One try at a program. All that it changes is its own."""
+
+    def inputs(self, phase: int) -> list[torch.Tensor]:
+        """What this member brings to a phase, in the shapes of the tensors that the phase averages."""
+
+    def take(self, phase: int, averages: Sequence[torch.Tensor]) -> int | None:
+        """The averages of a phase, read-only. Returns the phase that comes next; None: that was the last.
+
+        The answer is the same for all members: it depends on averages, the seed, and what they all hold alike.
+        """
+
+    def results(self) -> list[torch.Tensor]:
+        """What the averager's tensors become, in their order, after the last phase."""
+
+
+class RoundProgram(Protocol):
+    """How the tensors of an averager are averaged in several phases."""
+
+    @property
+    def description(self) -> str:
+        """Equal for all who average with each other; at most 200 characters."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the memory that a phase works through: much of it does not belong on the event loop."""
+
+    @property
+    def phases(self) -> Sequence[Sequence[int]]:
+        """Which of the averager's tensors each phase averages, by index. None is empty; a round begins with phase 0."""
+
+    def begin(self, seed: bytes) -> ProgramRun:
+        """A try from the beginning. `seed` is equal for all members, and no other round has it."""
+
+
+def run_alone(program: RoundProgram, seed: bytes) -> list[torch.Tensor]:
+    """What a round with nobody else gives."""
+    run, phase = program.begin(seed), 0
+    while True:
+        following = run.take(phase, run.inputs(phase))
+        if following is None:
+            return run.results()
+        phase = following
+
+
+class StepQuestion(msgspec.Struct, frozen=True):
+    """How does the round of this group go on after so many steps?"""
+
+    group_id: GroupID
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
+
+
+class StepAnswer(msgspec.Struct, frozen=True):
+    """With a phase; or it has failed; or it is over, and members by index have these weights in what was committed."""
+
+    phase: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    failed: Words = ""
+    weights: Annotated[dict[Index, float], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
+
+
+class PhaseNews:
+    """How the phased rounds of one averager go on after each step: trainers know it from the averages and tell it,
+    auxiliaries ask for it."""
+
+    def __init__(self, service: AllreduceService) -> None:
+        self._service = service
+        self._method = service.method("step")
+        self._rounds: OrderedDict[bytes, _Round] = OrderedDict()
+        self._bell = Bell()
+
+    def start(self) -> None:
+        """Begins to answer. Raises ValueError if the endpoint has another one of this prefix."""
+        self._service.endpoint.serve(self._method, StepQuestion, self._answer)
+
+    def close(self) -> None:
+        """Answers nobody any more. Idempotent."""
+        self._service.endpoint.withdraw(self._method)
+        for round_ in self._rounds.values():
+            round_.over = True
+        self._rounds.clear()
+        self._bell.ring()
+
+    @contextmanager
+    def telling(self, group: Group) -> Iterator[Callable[[StepAnswer], None]]:
+        """While the block runs, those who ask about this round wait for what is not known yet. Gives a function that
+        tells the answer for one step more."""
+        round_ = self._rounds[group.group_id] = _Round(group)
+        while len(self._rounds) > _REMEMBERED:
+            self._rounds.popitem(last=False)
+
+        def tell(answer: StepAnswer) -> None:
+            round_.answers.append(answer)
+            self._bell.ring()
+
+        try:
+            yield tell
+        finally:
+            round_.over = True
+            self._bell.ring()
+
+    async def ask(self, group: Group, steps: int) -> StepAnswer:
+        """From the leader, or the first who knows. Raises RoundUndecided if nobody does."""
+        mates = Mates(self._service.endpoint, self._service.method, group)
+        for member in mates.others:
+            if member not in mates.auxiliaries:
+                try:
+                    return await mates.ask(member, "step", StepQuestion(group.group_id, steps), StepAnswer)
+                except NetworkError:
+                    continue  # it has left the round, or is out of reach: another one may know
+        raise RoundUndecided("nobody in reach knows how the round goes on")
+
+    async def _answer(self, peer: PeerID, question: StepQuestion) -> StepAnswer:
+        round_ = self._rounds.get(question.group_id)
+        if round_ is None or peer not in round_.group:
+            raise CallRefused("unknown", "this round is not known here")
+        while len(round_.answers) < question.steps:
+            if round_.over:
+                raise CallRefused("over", "this member has left the round")
+            await self._bell.wait()
+        return round_.answers[question.steps - 1]
+
+
+@dataclass
+class _Round:
+    """What this member can say about one round."""
+
+    group: Group
+    answers: list[StepAnswer] = field(default_factory=list)  # after each step
+    over: bool = False  # there will be no more
 
 
 class PhasedAllreduce:
@@ -50,7 +183,7 @@ class PhasedAllreduce:
     def __init__(
         self,
         service: AllreduceService,
-        desk: StepDesk,
+        news: PhaseNews,
         group: Group,
         tensors: Sequence[torch.Tensor],
         program: RoundProgram,
@@ -59,7 +192,7 @@ class PhasedAllreduce:
         options: AllreduceOptions,
     ) -> None:
         """`tensors` tell shapes and types; what is averaged comes from the program. For the rest see Allreduce."""
-        self._service, self._desk, self._group, self._program = service, desk, group, program
+        self._service, self._news, self._group, self._program = service, news, group, program
         self._tensors, self._weight, self._options = list(tensors), weight, options
         self._me = service.endpoint.peer_id
         self._steps = [group.derived(f"step {number}") for number in range(MOST_STEPS)]
@@ -74,13 +207,13 @@ class PhasedAllreduce:
             try:
                 if self._group.members[self._group.index_of(self._me)].auxiliary:
                     return await self._assist()
-                return await self._take_part(stack.enter_context(self._desk.telling(self._group)))
+                return await self._take_part(stack.enter_context(self._news.telling(self._group)))
             except (RoundUndecided, asyncio.CancelledError):
-                self._service.part(*self._steps[len(self._done) + 1 :])
+                self._service.leave(*self._steps[len(self._done) + 1 :])
                 raise
 
     @forgetful
-    async def _take_part(self, news: RoundNews) -> AllreduceResult:
+    async def _take_part(self, tell: Callable[[StepAnswer], None]) -> AllreduceResult:
         run = await self._compute(self._program.begin, self._group.group_id)
         weights: Mapping[PeerID, float] | None = None
         phase: int | None = 0
@@ -90,21 +223,21 @@ class PhasedAllreduce:
             if unlike := self._unlike(result, weights):
                 names = ", ".join(peer.short for peer in unlike)
                 failed = f"{names} had not the same part in all phases: {next(iter(unlike.values()))}"[:MAX_WORDS]
-                self._desk.tell(news, StepAnswer(failed=failed))
+                tell(StepAnswer(failed=failed))
                 raise RoundFailed(failed, list(unlike))
             if not weights:
-                return self._over(news, [], {})
+                return self._over(tell, [], {})
             phase = await self._compute(run.take, phase, result.averages)
             if phase is not None:
-                self._desk.tell(news, StepAnswer(phase))
-        return self._over(news, await self._compute(run.results), weights or {})
+                tell(StepAnswer(phase))
+        return self._over(tell, await self._compute(run.results), weights or {})
 
     async def _assist(self) -> AllreduceResult:
         """As an auxiliary."""
         phase: int | None = 0
         while phase is not None:
             await self._step(phase, [self._tensors[index] for index in self._program.phases[phase]])
-            answer = await self._desk.ask(self._group, len(self._done))
+            answer = await self._news.ask(self._group, len(self._done))
             if answer.failed:
                 raise RoundFailed(answer.failed)
             phase = answer.phase
@@ -156,9 +289,11 @@ class PhasedAllreduce:
 
     # The end
 
-    def _over(self, news: RoundNews, results: list[torch.Tensor], weights: Mapping[PeerID, float]) -> AllreduceResult:
+    def _over(
+        self, tell: Callable[[StepAnswer], None], results: list[torch.Tensor], weights: Mapping[PeerID, float]
+    ) -> AllreduceResult:
         by_index = {self._group.index_of(peer): weight for peer, weight in weights.items()}
-        self._desk.tell(news, StepAnswer(weights=by_index))
+        tell(StepAnswer(weights=by_index))
         return self._composed(results, weights)
 
     def _composed(self, results: list[torch.Tensor], weights: Mapping[PeerID, float]) -> AllreduceResult:

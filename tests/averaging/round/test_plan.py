@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.averaging.round.layout import Layout, Plan, compression_term
-from swarmcli.averaging.round.vector import Inputs, Results
+from swarmcli.averaging.round.buffers import Inputs, Results
+from swarmcli.averaging.round.plan import Layout, Plan, compression_term
 from swarmcli.compression import (
     BlockwiseQuantization,
     CompressionBase,
@@ -22,6 +22,7 @@ from swarmcli.compression import (
     TensorRole,
     Uniform8BitQuantization,
 )
+from swarmcli.memory import fresh_memory
 from tests.compression.codecs import PLAIN
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -51,7 +52,7 @@ def test_parts_cover_everything_once(
 ) -> None:
     tensors = numbered(kinds)
     plan = Plan.make(Layout.of(tensors, codec), shares, size)
-    inputs, results = Inputs(tensors), Results(plan.layout)
+    inputs, results = Inputs(tensors), Results(plan.layout, fresh_memory(plan.layout.nbytes))
     for part in plan.parts:
         values = inputs.part(part)
         payload = part.codec.compress(values).payload_size
@@ -182,5 +183,5 @@ def test_only_floating_point_tensors_have_a_mean() -> None:
 def test_nothing_to_average_is_a_plan_without_parts() -> None:
     layout = Layout.of([torch.zeros(0), torch.zeros(3, 0, dtype=torch.float64)])
     assert Plan.make(layout, [1.0], 80).parts == ()
-    assert [tensor.shape for tensor in Results(layout).tensors()] == [(0,), (3, 0)]
-    assert Results(Layout.of([])).tensors() == []
+    assert [tensor.shape for tensor in Results(layout, fresh_memory(layout.nbytes)).tensors()] == [(0,), (3, 0)]
+    assert Results(Layout.of([]), fresh_memory(0)).tensors() == []

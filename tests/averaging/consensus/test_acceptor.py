@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.averaging.consensus.outcome import Aborted, Committed
-from swarmcli.averaging.consensus.votes import RoundVotes, holds_nothing
+from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.messages import Aborted, Committed
 from swarmcli.averaging.group import Group, Member
 from swarmcli.errors import CallRefused
 from swarmcli.network import Identity
 
-A, B = b"a" * 32, b"b" * 32
+A = b"a" * 32
 IDS = [Identity.from_seed(index).peer_id for index in range(4)]
 
 
@@ -21,24 +21,24 @@ def votes(me: int = 1, auxiliary: bool = False) -> RoundVotes:
 
 def test_a_result_is_accepted_only_where_it_is_held() -> None:
     mine = votes()
-    assert not mine.accept(2, Committed(A), holds_nothing).accepted
-    assert mine.accept(2, Committed(A), A.__eq__).accepted
-    assert not mine.accept(5, Committed(A), B.__eq__).accepted
+    assert not mine.accept(2, Committed(A), held=False).accepted
+    assert mine.accept(2, Committed(A), held=True).accepted
+    assert not mine.accept(5, Committed(A), held=False).accepted
     assert mine.acceptor.accepted == (2, Committed(A))
 
 
 def test_an_auxiliary_accepts_what_is_named_to_it_also_at_ballot_zero() -> None:
-    assert votes(auxiliary=True).accept(0, Committed(A), holds_nothing).accepted
-    assert votes(auxiliary=True).accept(2, Committed(A), holds_nothing).accepted
-    assert not votes().accept(0, Committed(A), A.__eq__).accepted  # those with tensors vote by themselves
+    assert votes(auxiliary=True).accept(0, Committed(A), held=False).accepted
+    assert votes(auxiliary=True).accept(2, Committed(A), held=False).accepted
+    assert not votes().accept(0, Committed(A), held=True).accepted  # those with tensors vote by themselves
 
 
 def test_a_promise_outlives_the_part_in_the_round() -> None:
     mine = votes()
-    assert mine.prepare(4).granted
+    assert mine.prepare(4).promise
     mine.over = True
-    assert not mine.prepare(2).granted and not mine.accept(2, Aborted("x"), holds_nothing).accepted
-    assert mine.accept(4, Aborted("x"), holds_nothing).accepted
+    assert mine.prepare(2).promise is None and not mine.accept(2, Aborted("x"), held=False).accepted
+    assert mine.accept(4, Aborted("x"), held=False).accepted
 
 
 def test_whoever_knows_the_outcome_says_it_and_promises_nothing_more() -> None:
@@ -46,8 +46,8 @@ def test_whoever_knows_the_outcome_says_it_and_promises_nothing_more() -> None:
     mine.learn(Committed(A))
     mine.learn(Aborted("later"))
     answer = mine.prepare(2)
-    assert not answer.granted and answer.decision == Committed(A)
-    refused = mine.accept(2, Aborted("x"), holds_nothing)
+    assert answer.promise is None and answer.decision == Committed(A)
+    refused = mine.accept(2, Aborted("x"), held=False)
     assert not refused.accepted and refused.decision == Committed(A)
 
 

@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from swarmcli.averaging.consensus.ballots import Promise, Refusal
-from swarmcli.averaging.consensus.outcome import Decision
-from swarmcli.averaging.round.messages import Ballot, Digests, GroupID, Hash, Indices, Words
+from swarmcli.averaging.group import GROUP_ID_BYTES, MAX_MEMBERS
 
+MAX_WORDS = 500
+DIGEST_BYTES = 32
+MAX_PARTS = 24_576  # of a plan of which averages are copied: so many digests fit into one message
+
+Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+GroupID = Annotated[bytes, msgspec.Meta(min_length=GROUP_ID_BYTES, max_length=GROUP_ID_BYTES)]
+Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
+Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
+Ballot = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Digests = Annotated[bytes, msgspec.Meta(max_length=MAX_PARTS * DIGEST_BYTES)]
 Standing: TypeAlias = Literal["running", "expected", "over", "unknown"]
+
+ZERO = 0  # the ballot that has no proposer
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True):
+    digest: Hash
+
+
+class Aborted(msgspec.Struct, frozen=True, tag=True):
+    """The round is given up. `suspects`: who had better not be in the next one."""
+
+    reason: Words
+    suspects: Indices = ()
+
+
+class Again(msgspec.Struct, frozen=True, tag=True):
+    """The members begin again, as far as averages are missing.
+
+    members    who goes on; the others are lost
+    reducers   of them, who reduces what nobody holds
+    held       digests of the averages that somebody holds, 32 bytes for each part; zeros for one that nobody holds
+    """
+
+    members: Indices
+    reducers: Indices
+    held: Digests
+
+
+Decision: TypeAlias = Committed | Aborted | Again
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Answer to Prepare: nothing below `ballot` will be accepted, and this is what was accepted so far (or None).
+
+    Raises ValueError for what no honest acceptor says.
+    """
+
+    ballot: int
+    accepted_ballot: int | None = None
+    accepted: Decision | None = None
+
+    def __post_init__(self) -> None:
+        if (self.accepted_ballot is None) != (self.accepted is None):
+            raise ValueError("a promise names a value and the ballot of it, or neither")
+        if self.accepted_ballot is not None and not ZERO <= self.accepted_ballot <= self.ballot:
+            raise ValueError(f"promise for ballot {self.ballot}, with a value of ballot {self.accepted_ballot}")
+        if self.accepted_ballot == ZERO and not isinstance(self.accepted, Committed):
+            raise ValueError("only results are accepted at ballot zero")
 
 
 class VoteMessage(msgspec.Struct, frozen=True):
@@ -75,31 +134,17 @@ class PrepareAnswer(msgspec.Struct, frozen=True):
     """What an acceptor says to Prepare.
 
     decision   the outcome is known here; nothing else counts then
-    granted    it is promised; otherwise `promised` is the highest ballot that was
-    follows    not granted, because this member of a lower rank leads as seen from here
-    accepted   and `accepted_ballot`: what was accepted last
-    report     granted, by a member that has not left the round
+    promise    None: a higher ballot was promised, or this member follows another one
+    promised   the highest ballot that was
+    follows    the member of a lower rank that leads as seen from here
+    report     with a promise, by a member that has not left the round
     """
 
     decision: Decision | None = None
-    granted: bool = False
+    promise: Promise | None = None
     promised: Ballot = 0
     follows: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    accepted_ballot: Ballot | None = None
-    accepted: Decision | None = None
     report: Report | None = None
-
-    @classmethod
-    def of(cls, answer: Promise | Refusal) -> PrepareAnswer:
-        if isinstance(answer, Refusal):
-            return cls(promised=answer.promised)
-        return cls(None, True, answer.ballot, None, answer.accepted_ballot, answer.accepted)
-
-    def answer(self) -> Promise | Refusal:
-        """Raises ValueError for a promise that no honest acceptor makes."""
-        if not self.granted:
-            return Refusal(self.promised)
-        return Promise(self.promised, self.accepted_ballot, self.accepted)
 
 
 class Propose(msgspec.Struct, frozen=True):
@@ -125,3 +170,15 @@ class HoldingsQuestion(msgspec.Struct, frozen=True):
 
 class HoldingsAnswer(msgspec.Struct, frozen=True):
     digests: Digests = b""  # as in Report
+
+
+class AbsenceNotice(msgspec.Struct, frozen=True):
+    """From the leader to the reducers: this member is out of my reach; whoever has not heard of it need not wait."""
+
+    group_id: GroupID
+    member: Index
+    reason: Words
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """The empty answer."""

@@ -1,0 +1,211 @@
+"""The memory of a round at one member: the tensors that it brings, and the averages that it holds beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS
+from swarmcli.averaging.round.plan import Layout, Part, Plan
+from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
+
+NOTHING = bytes(DIGEST_BYTES)  # stands for the digest of a part that is not there
+
+
+class Inputs:
+    """A member's own tensors as one vector, and their weight.
+
+    They are read in place, and copied only if they are not plain memory.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], weight: float = 1.0) -> None:
+        self.weight = weight
+        self.note = ""  # why the weight is zero, if that needs an explanation
+        self.flat = [tensor.detach().cpu().contiguous().reshape(-1) for tensor in tensors]
+
+    def part(self, part: Part) -> torch.Tensor:
+        """A flat tensor: a view if the part lies within one tensor, otherwise a copy."""
+        starts, tensors = part.segment.starts, part.segment.tensors
+        pieces = []
+        place, position = bisect_right(starts, part.start) - 1, part.start
+        while position < part.stop:
+            end = min(part.stop, starts[place + 1])
+            if end > position:
+                pieces.append(self.flat[tensors[place]][position - starts[place] : end - starts[place]])
+            place, position = place + 1, end
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+class Results:
+    """Memory for all averages, beside the inputs."""
+
+    def __init__(self, layout: Layout, memory: torch.Tensor) -> None:
+        """`memory`: (layout.nbytes,) of uint8, with any content."""
+        self._layout = layout
+        # A piece of no bytes may have strides that cannot be viewed as another type.
+        self._segments = [
+            memory[each.offset : each.end].view(each.dtype) if each.numel else torch.zeros(0, dtype=each.dtype)
+            for each in layout.segments
+        ]
+
+    def part(self, part: Part) -> torch.Tensor:
+        """The flat tensor that a part occupies."""
+        return self._segments[part.segment.index][part.start : part.stop]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Views in the shapes of the inputs."""
+        views: dict[int, torch.Tensor] = {}
+        for segment in self._layout.segments:
+            flat = self._segments[segment.index]
+            for index, (start, stop) in zip(segment.tensors, pairwise(segment.starts), strict=True):
+                views[index] = flat[start:stop].view(self._layout.descriptors[index].shape)
+        return [views[index] for index in range(len(views))]
+
+    def release(self) -> None:
+        """Lets go of the memory; nothing is read or written here any more."""
+        self._segments.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """The outcome of one part.
+
+    senders, weights   member indices and their weights, those whose part arrived whole
+    message            the encoded average, at its reducer; None if the weights of all senders are zero
+    digest             32 bytes over senders, weights and the average as it is after decoding
+    """
+
+    part: Part
+    senders: tuple[int, ...]
+    weights: tuple[float, ...]
+    message: TensorMessage | None
+    digest: bytes
+
+
+class Holdings:
+    """The averages that one member holds, of those that the result of a round needs.
+
+    An auxiliary has no memory for them, and holds only those that it reduced.
+    """
+
+    def __init__(self, plan: Plan, results: Results | None) -> None:
+        """`results` is where the averages lie; None: an auxiliary."""
+        self.plan, self.results = plan, results
+        self._averages: dict[int, Average] = {}
+
+    def put(self, averages: Iterable[Average]) -> None:
+        """These are here now, in the place of others of the same parts."""
+        for average in averages:
+            self._averages[average.part.index] = average
+
+    def drop(self, parts: Iterable[int]) -> None:
+        """The memory of these is about to be written."""
+        for index in parts:
+            self._averages.pop(index, None)
+
+    def get(self, index: int) -> Average | None:
+        return self._averages.get(index)
+
+    @property
+    def averages(self) -> Sequence[Average]:
+        """In the order of the parts."""
+        return [self._averages[index] for index in sorted(self._averages)]
+
+    def lacking(self, target: bytes) -> dict[Part, bytes]:
+        """The parts of which another average is here than `target` names (32 bytes for each part, zeros for one that
+        does not matter), or none, with its digest."""
+        wanted = {part: digest_at(target, part.index) for part in self.plan.parts}
+        return {part: digest for part, digest in wanted.items() if digest not in (NOTHING, self._digest_of(part))}
+
+    @property
+    def digest(self) -> bytes | None:
+        """Of the whole result. None if it is not all here, or if it is none: some parts with nobody's tensors."""
+        if len(self._averages) < len(self.plan.parts):
+            return None
+        if len({bool(average.senders) for average in self._averages.values()}) > 1:
+            return None
+        return result_digest(b"".join(average.digest for average in self.averages))
+
+    @property
+    def digests(self) -> bytes:
+        """Of all parts, one behind the other; empty for a plan of more parts than fit into a message."""
+        if len(self.plan.parts) > MAX_PARTS:
+            return b""
+        return b"".join(map(self._digest_of, self.plan.parts))
+
+    def _digest_of(self, part: Part) -> bytes:
+        return self._averages[part.index].digest if part.index in self._averages else NOTHING
+
+    def content(self, index: int) -> TensorMessage | None:
+        """A held average, decoded; None if nobody's tensors are in it."""
+        average = self._averages[index]
+        if not average.senders:
+            return None
+        if self.results is not None:
+            return NoCompression().compress(self.results.part(average.part))
+        return None if average.message is None else plain(average.part.codec, average.message)
+
+
+def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor | None = None) -> TensorMessage:
+    """The same average without its codec. `values`: as it is after decoding, if that is at hand."""
+    if isinstance(codec, NoCompression):
+        return message
+    return NoCompression().compress(codec.extract(message) if values is None else values)
+
+
+def digest_of(part: int, senders: tuple[int, ...], weights: tuple[float, ...], message: TensorMessage | None) -> bytes:
+    """SHA-256 over one part's average after decoding (`message` is of NoCompression): so whoever holds it can prove it.
+
+    What a codec sends may have more than one form for the same values, and receivers do not keep it.
+    """
+    digest = hashlib.sha256(b"swarm average" + struct.pack(f">QQ{len(senders)}Q", part, len(senders), *senders))
+    digest.update(struct.pack(f">{len(weights)}d", *weights))
+    for piece in message.payload if message is not None else ():
+        digest.update(piece)
+    return digest.digest()
+
+
+def result_digest(digests: bytes) -> bytes:
+    """SHA-256 over the digests of all parts, which lie one behind the other in their order."""
+    return hashlib.sha256(b"swarm result" + digests).digest()
+
+
+def digest_at(digests: bytes, part: int) -> bytes:
+    """Of one part in a table; NOTHING also where the table is too short."""
+    return digests[part * DIGEST_BYTES : (part + 1) * DIGEST_BYTES] or NOTHING
+
+
+def common_digests(tables: Sequence[bytes], parts: int) -> bytes:
+    """For each part the digest that most hold (honest reducers give everyone the same), or zeros.
+
+    One that is claimed by a third of the members or less, or by one alone, counts as held by nobody: those may all
+    lie, and a try in which nobody can give a copy is lost. To send and add such a part again costs little.
+    Tables of another length tell nothing. Empty for a plan of more parts than fit into a message.
+    """
+    if parts > MAX_PARTS:
+        return b""
+    least = max(2, len(tables) // 3 + 1)
+    common = bytearray()
+    for part in range(parts):
+        claims = (digest_at(table, part) for table in tables if len(table) == parts * DIGEST_BYTES)
+        counts = Counter(digest for digest in claims if digest != NOTHING)
+        digest = min(counts, key=lambda digest: (-counts[digest], digest), default=NOTHING)
+        common += digest if counts[digest] >= least else NOTHING
+    return bytes(common)
+
+
+def unless_missing(held: bytes, before: bytes, tables: Sequence[bytes]) -> bytes:
+    """`held` with zeros for parts that were to be copied `before` and are not in all tables."""
+    kept = bytearray(held)
+    for part in range(len(held) // DIGEST_BYTES):
+        digest = digest_at(held, part)
+        if digest == digest_at(before, part) and any(digest_at(table, part) != digest for table in tables):
+            kept[part * DIGEST_BYTES : (part + 1) * DIGEST_BYTES] = NOTHING
+    return bytes(kept)

@@ -1,0 +1,234 @@
+"""A member's side of its streams with the reducers: parts go out, averages come in, both at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
+from swarmcli.averaging.consensus.messages import MAX_WORDS
+from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.round.buffers import Average, Inputs, Results
+from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
+from swarmcli.averaging.round.plan import Part, Plan
+from swarmcli.averaging.round.reducer import Reducer
+from swarmcli.compression import NoCompression, TensorMessage
+from swarmcli.compression.base import all_finite, tensor_memory
+from swarmcli.errors import CallRefused, CompressionError, ConnectionLost, NetworkError, ProtocolViolation, RoundFailed
+from swarmcli.network import Stream
+from swarmcli.tasks import beside, forget, forgetful, on_executor, unless_silent
+
+_TO_OPEN = 20.0  # seconds for a stream to a reducer that can be dialed: that needs no answer of its round
+
+
+@dataclass
+class Gathered:
+    """What has come from the reducers: averages, and who of them (by index) did not give all of theirs, and why.
+
+    complaint   why averages are missing by nobody's fault
+    """
+
+    averages: list[Average] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    complaint: str = ""
+
+    @property
+    def reason(self) -> str:
+        """In at most as many words as a message takes."""
+        return "; ".join(filter(None, dict.fromkeys([self.complaint, *self.failures.values()])))[:MAX_WORDS]
+
+
+class _Visit:
+    """A reducer that cannot be dialed is to open its stream here; it stays open until the exchange is over."""
+
+    def __init__(self) -> None:
+        self.stream: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+        self.over = asyncio.Event()
+
+
+class PartSender:
+    """Exchanges with all reducers on behalf of one member. Averages land in the memory of its results."""
+
+    def __init__(
+        self,
+        mates: Mates,
+        plan: Plan,
+        senders: Sequence[int],
+        mine: Inputs | None,
+        results: Results | None,
+        options: AllreduceOptions,
+    ) -> None:
+        """`senders`: indices of all members whose tensors may be in an average. `mine` or `results` None: this member
+        has nothing to send, or no use for averages; it exchanges with nobody."""
+        self.streams: list[Stream] = []
+        self.left_out: dict[int, str] = {}  # whose tensors are missing somewhere, as the reducers told it
+        self._mates, self._plan, self._options = mates, plan, options
+        self._inputs, self._results = mine, results
+        self._senders = frozenset(senders)
+        members = mates.group.members
+        active = mine is not None and results is not None
+        self._reducers = [index for index in plan.by_reducer if index != mates.me and active]
+        self._visits = {reducer: _Visit() for reducer in self._reducers if not members[reducer].listening}
+        self._doubts: dict[int, asyncio.Event] = {}  # of reducers that averages are expected from
+        if mine is not None and mine.note:
+            self.left_out[mates.me] = mine.note
+
+    @forgetful
+    async def gather(self, own: Reducer) -> Gathered:
+        """Exchanges with all reducers, whatever happens to some of them, and waits for the averages of the own one."""
+        got = Gathered()
+        async with asyncio.TaskGroup() as tasks:
+            for reducer in self._reducers:
+                tasks.create_task(self._exchange(reducer, got))
+            try:
+                for position in range(len(own.parts)):
+                    got.averages.append(await own.average(position))
+            except RoundFailed as error:
+                got.failures[self._mates.me] = error.reason
+        return got
+
+    async def welcome(self, reducer: int, stream: Stream) -> None:
+        """The stream of a reducer that cannot be dialed; returns when the exchange is over. Raises CallRefused."""
+        visit = self._visits.get(reducer)
+        if visit is None or visit.stream.done():
+            raise CallRefused("unexpected", "this member does not wait for a stream of this reducer")
+        self.streams.append(stream)
+        visit.stream.set_result(stream)
+        await visit.over.wait()  # the stream would be closed with the end of its handler
+
+    def doubt(self, reducer: int) -> None:
+        """Somebody has lost this reducer: if it has given nothing here, it is asked whether it is there."""
+        if reducer in self._doubts:
+            self._doubts[reducer].set()
+
+    def leave(self) -> None:
+        """This member takes no further part in what reducers do that open their streams themselves."""
+        for visit in self._visits.values():
+            visit.over.set()
+
+    # One reducer
+
+    @forgetful
+    async def _exchange(self, reducer: int, got: Gathered) -> None:
+        """Everything with one reducer; what came before a failure counts."""
+        peer, averages = self._mates.peer(reducer), list[Average]()
+        try:
+            await self._talk_unless_absent(reducer, averages)
+        except TimeoutError as error:
+            forget(error)
+            got.failures[reducer] = f"reducer {peer.short} fell silent"
+        except NetworkError as error:
+            forget(error)
+            got.failures[reducer] = f"reducer {peer.short} was lost: {error}"
+        got.averages += averages
+
+    @forgetful
+    async def _talk_unless_absent(self, reducer: int, averages: list[Average]) -> None:
+        talk = self._talk_to_visitor if reducer in self._visits else self._visit
+        doubts = self._doubts[reducer] = asyncio.Event()
+        async with beside(talk(reducer, averages)) as talking:
+            while not talking.done():
+                async with beside(doubts.wait()) as doubting:
+                    await asyncio.wait([talking, doubting], return_when=asyncio.FIRST_COMPLETED)
+                # A reducer that has given an average lives, or did: its stream ends by itself when it is gone. One that
+                # has given none may wait for somebody else, or have never begun, and a stream does not tell which.
+                if talking.done() or averages:
+                    await talking
+                doubts.clear()  # before it is asked: what is said meanwhile is asked about again
+                if not talking.done():
+                    answer = await self._mates.presence(reducer)
+                    if answer is None or answer.standing not in ("running", "expected"):
+                        raise ConnectionLost("it is out of reach, and so it is for others")
+
+    async def _visit(self, reducer: int, averages: list[Average]) -> None:
+        mates, patience = self._mates, min(self._options.for_reducer, _TO_OPEN)
+        request, method = OpenExchange(mates.group.group_id), mates.method("exchange")
+        async with mates.endpoint.stream(mates.peer(reducer), method, request, timeout=patience) as stream:
+            self.streams.append(stream)
+            await self._talk(reducer, stream, averages)
+
+    async def _talk_to_visitor(self, reducer: int, averages: list[Average]) -> None:
+        visit = self._visits[reducer]
+        try:
+            async with asyncio.timeout(self._options.for_reducer):
+                stream = await visit.stream
+            await self._talk(reducer, stream, averages)
+        finally:
+            visit.over.set()
+
+    # One stream
+
+    @forgetful
+    async def _talk(self, reducer: int, stream: Stream, averages: list[Average]) -> None:
+        """Sends this member's parts, and receives all averages of the reducer.
+
+        Raises NetworkError (ProtocolViolation among them) and TimeoutError when the reducer fails.
+        """
+        assert self._inputs is not None and self._results is not None
+        parts = self._plan.by_reducer[reducer]
+        async with beside(self._send(parts, self._inputs, stream)):
+            await self._receive(parts, self._results, stream, averages)
+
+    @forgetful
+    async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
+        try:
+            await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note))
+            for part in parts if mine.weight > 0 else ():
+                message = await on_executor(part.descriptor.nbytes, _encoded, mine, part)
+                await stream.send(PartHeader(message.header), message.payload)
+        except NetworkError:
+            return  # what it means for the round shows in what comes back: a reducer may also just want no more
+
+    async def _receive(self, parts: Sequence[Part], results: Results, stream: Stream, averages: list[Average]) -> None:
+        patience = self._options.for_reducer
+        for part in parts:
+            async with unless_silent(stream, patience):
+                header, payload = await stream.receive(AverageHeader, _memory_for(part, results))
+            check_senders(header.senders, header.weights, self._senders)
+            if (header.tensor is None) != (not header.senders):
+                raise ProtocolViolation("an average that does not fit the senders it names")
+            if header.tensor is not None:
+                message = TensorMessage(header.tensor, (payload,))
+                await on_executor(part.descriptor.nbytes, _decode, part, results, message)
+            averages.append(Average(part, header.senders, header.weights, None, header.digest))
+        async with unless_silent(stream, patience):
+            farewell, _ = await stream.receive(Farewell)
+        # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
+        self.left_out = farewell.left_out | self.left_out
+
+
+def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:
+    """Raises ProtocolViolation if an average cannot be of these members."""
+    if len(senders) != len(weights):
+        raise ProtocolViolation("an average that does not fit the senders it names")
+    if list(senders) != sorted(set(senders)) or not allowed.issuperset(senders):
+        raise ProtocolViolation("an average of members who have no tensors in this group")
+    if not all(MIN_WEIGHT <= weight <= MAX_WEIGHT for weight in weights):
+        raise ProtocolViolation("an average with impossible weights")
+
+
+def _encoded(mine: Inputs, part: Part) -> TensorMessage:
+    return part.codec.compress(mine.part(part))
+
+
+def _memory_for(part: Part, results: Results) -> Callable[[AverageHeader, int], memoryview]:
+    """Where the payload of an average goes: where it belongs at once, if it needs no decoding."""
+
+    def into(header: AverageHeader, size: int) -> memoryview:
+        if header.tensor is None or size > part.payload_bound:
+            raise ProtocolViolation(f"the average of part {part.index} has {size} bytes")
+        if isinstance(part.codec, NoCompression) and size == part.descriptor.nbytes:
+            return tensor_memory(results.part(part))
+        return memoryview(bytearray(size))
+
+    return into
+
+
+def _decode(part: Part, results: Results, message: TensorMessage) -> None:
+    try:
+        values = part.codec.extract(message, out=results.part(part))
+    except CompressionError as error:
+        raise ProtocolViolation(f"the average of part {part.index} cannot be decoded: {error}") from error
+    if not all_finite(values):  # now, while it lies in the processor's cache
+        raise ProtocolViolation(f"the average of part {part.index} holds NaN or infinity")
