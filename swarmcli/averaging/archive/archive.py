@@ -148,11 +148,6 @@ class RoundArchive:
                 self._writing.give_up()
             await self._tasks.join()
 
-    @property
-    def group_ids(self) -> tuple[bytes, ...]:
-        """Of the rounds that are kept, oldest first."""
-        return tuple(stored.record.group_id for stored in self._rounds)
-
     async def _store(self, record: RoundRecord, averages: Sequence[torch.Tensor]) -> None:
         file: UnnamedFile | None = None
         try:

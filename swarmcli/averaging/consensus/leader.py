@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import ZERO, Tally
@@ -22,6 +24,7 @@ from swarmcli.averaging.consensus.messages import (
     Noted,
     OutcomeAnswer,
     OutcomeQuestion,
+    PrepareAnswer,
     Propose,
     ProposeAnswer,
     VoteMessage,
@@ -172,8 +175,12 @@ class Agreement:
     # What comes from others
 
     def hear(self, voter: int, vote: VoteMessage) -> None:
-        """A vote has arrived at the leader."""
-        if self._zero is None or self._settled.is_set():
+        """A vote has arrived. Raises CallRefused unless this member leads, and for one that nobody may cast."""
+        if self._zero is None:
+            raise CallRefused("not leading", "votes go to the leader")
+        if vote.digest is not None and voter in self._mates.auxiliaries:
+            raise CallRefused("vote", "an auxiliary accepts what is named to it")
+        if self._settled.is_set():
             return
         self._zero.hear(voter, vote)
         if vote.digest is None and voter != 0:
@@ -190,6 +197,25 @@ class Agreement:
             self._lose(asker, "its connection to the leader ended")
             raise
         return self._votes.decision
+
+    def hear_absence(self, teller: int, notice: AbsenceNotice) -> None:
+        """Raises CallRefused unless the teller leads, as seen from here."""
+        if self.follows(teller) is not None:
+            raise CallRefused("not leading", "only the leader says who is absent")
+        if not self._settled.is_set():
+            self._parts.absent(notice.member, notice.reason)
+
+    async def prepare(self, proposer: int, ballot: int) -> PrepareAnswer:
+        """Promises once nothing more comes by itself; or says whom this member follows instead."""
+        if self.follows(proposer) is None:
+            await self.gathered()
+        leader, votes = self.follows(proposer), self._votes
+        if leader is not None and votes.decision is None:
+            return PrepareAnswer(promised=votes.acceptor.promised, follows=leader)
+        answer = votes.prepare(ballot)
+        if answer.promise is None or self._settled.is_set():
+            return answer
+        return msgspec.structs.replace(answer, report=self._parts.report())
 
     def follows(self, asker: int) -> int | None:
         """Whom this member follows, if that one goes before the asker: then nothing is promised to the asker."""

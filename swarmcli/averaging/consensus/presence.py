@@ -60,11 +60,6 @@ class Mates:
         """Whether this member is one."""
         return self.group.members[self.me].auxiliary
 
-    def learn_addresses(self) -> None:
-        for member in self.group.members:
-            if member.addresses:
-                self.endpoint.learn(member.peer_id, member.addresses)
-
     def peer(self, index: int) -> PeerID:
         return self.group.members[index].peer_id
 

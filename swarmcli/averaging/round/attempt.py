@@ -14,13 +14,11 @@ import asyncio
 from collections.abc import Mapping
 from itertools import chain
 
-import msgspec
-
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import majority
 from swarmcli.averaging.consensus.leader import Agreement
-from swarmcli.averaging.consensus.messages import Again, Committed, Decision, PrepareAnswer, Report, VoteMessage
+from swarmcli.averaging.consensus.messages import Again, Committed, Decision, Report
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.buffers import NOTHING, Holdings, Inputs, common_digests, digest_at, unless_missing
@@ -31,7 +29,6 @@ from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.sender import Gathered, PartSender
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.shares import reducers_among
-from swarmcli.errors import CallRefused
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
 from swarmcli.tasks import beside, forgetful
@@ -82,24 +79,24 @@ class Attempt:
         self.trouble = Gathered()  # its failures: why averages are missing here
         self._one_copies = asyncio.Lock()
         self._votes: RoundVotes
-        self._agreement: Agreement
+        self.agreement: Agreement
 
     async def run(self) -> Decision | None:
         """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""
         with self._service.hosting(self) as self._votes:
-            self._agreement = Agreement(self.mates, self._votes, self, self._options, self._lost, self._spent)
+            self.agreement = Agreement(self.mates, self._votes, self, self._options, self._lost, self._spent)
             decision: Decision | None = None
             try:
                 decision = await self._decide()
                 return decision
             finally:
-                self._agreement.stop()
+                self.agreement.stop()
                 self._sender.leave()
                 for index, reason in self._receiver.refused.items():
                     self.mates.endpoint.events.emit(PeerRefused(self.mates.peer(index).text, reason, "tensors"))
                 if not isinstance(decision, Committed):  # otherwise whoever is still being served is served
                     self._reducer.abort("the round was given up")
-                del self._agreement  # which knows this try as its parts
+                del self.agreement  # which knows this try as its parts
 
     @property
     def left_out(self) -> dict[int, str]:
@@ -115,41 +112,12 @@ class Attempt:
     def bytes_received(self) -> int:
         return sum(stream.bytes_received for stream in chain(self._sender.streams, self._receiver.streams))
 
-    # What the service hands over
-
     async def take_stream(self, member: int, request: OpenExchange, stream: Stream) -> None:
+        """A stream that another member has opened. Raises CallRefused."""
         if request.by_reducer:
             await self._sender.welcome(member, stream)
         else:
             await self._receiver.serve(member, stream)
-
-    def take_vote(self, member: int, vote: VoteMessage) -> None:
-        if self.mates.me != 0:
-            raise CallRefused("not leading", "votes go to the leader")
-        if vote.digest is not None and member in self.mates.auxiliaries:
-            raise CallRefused("vote", "an auxiliary accepts what is named to it")
-        self._agreement.hear(member, vote)
-
-    def take_absence(self, teller: int, member: int, reason: str) -> None:
-        if self._agreement.follows(teller) is not None:
-            raise CallRefused("not leading", "only the leader says who is absent")
-        self.absent(member, reason)
-
-    async def tell_outcome(self, member: int) -> Decision | None:
-        return await self._agreement.word(member)
-
-    async def prepare(self, member: int, ballot: int) -> PrepareAnswer:
-        """Promises once nothing more comes by itself; or says whom this member follows instead."""
-        agreement, votes = self._agreement, self._votes
-        if agreement.follows(member) is None:
-            await agreement.gathered()
-        leader = agreement.follows(member)
-        if leader is not None and votes.decision is None:
-            return PrepareAnswer(promised=votes.acceptor.promised, follows=leader)
-        answer = votes.prepare(ballot)
-        if answer.promise is None or votes.over:
-            return answer
-        return msgspec.structs.replace(answer, report=self.report())
 
     # What the agreement asks about the parts
 
@@ -166,7 +134,7 @@ class Attempt:
             return
         # Until then the streams write to the same memory: a copy would be overwritten under the digest that it was
         # checked against, and nobody would notice.
-        await self._agreement.gathered()
+        await self.agreement.gathered()
         async with self._one_copies:
             await self.copier.obtain(digest)
 
@@ -194,7 +162,7 @@ class Attempt:
     @forgetful
     async def _decide(self) -> Decision | None:
         async with (
-            beside(self._agreement.run()) as agreeing,
+            beside(self.agreement.run()) as agreeing,
             beside(self._receiver.run()) as reducing,
             beside(self._take_part()) as taking_part,
         ):
@@ -215,7 +183,7 @@ class Attempt:
             await self._end_exchange()
             self.trouble = Gathered(complaint=f"not done within {self._options.allreduce_timeout} s")
         digest = None if self.mates.auxiliary else self.holdings.digest
-        await self._agreement.report(digest, self.trouble.reason)
+        await self.agreement.report(digest, self.trouble.reason)
 
     async def _gather(self) -> Gathered:
         """Averages of what is missing from reducers; of what others hold, copies of it."""

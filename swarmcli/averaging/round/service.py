@@ -13,11 +13,11 @@ import torch
 
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import ZERO
+from swarmcli.averaging.consensus.leader import Agreement
 from swarmcli.averaging.consensus.messages import (
     MAX_WORDS,
     AbsenceNotice,
     Committed,
-    Decision,
     HoldingsAnswer,
     HoldingsQuestion,
     Noted,
@@ -64,12 +64,9 @@ class Round(Protocol):
 
     group: Group
     holdings: Holdings
+    agreement: Agreement
 
     async def take_stream(self, member: int, request: OpenExchange, stream: Stream) -> None: ...
-    def take_vote(self, member: int, vote: VoteMessage) -> None: ...
-    def take_absence(self, teller: int, member: int, reason: str) -> None: ...
-    async def tell_outcome(self, member: int) -> Decision | None: ...
-    async def prepare(self, member: int, ballot: int) -> PrepareAnswer: ...
     def holds(self, digest: bytes) -> bool: ...
     async def obtain(self, digest: bytes) -> None: ...
 
@@ -212,18 +209,18 @@ class AllreduceService:
     async def _take_vote(self, peer: PeerID, message: VoteMessage) -> None:
         """Once the round has begun here. Raises CallRefused if it does not, or is over."""
         round_, member = await self._running(peer, message.group_id)
-        round_.take_vote(member, message)
+        round_.agreement.hear(member, message)
 
     async def _absence(self, peer: PeerID, notice: AbsenceNotice) -> Noted:
         round_, teller = await self._running(peer, notice.group_id)
-        round_.take_absence(teller, notice.member, notice.reason)
+        round_.agreement.hear_absence(teller, notice)
         return Noted()
 
     async def _outcome(self, peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
         votes = await self._begun(question.group_id)
         member, round_ = votes.member(peer), self._rounds.get(question.group_id)
         if votes.decision is None and round_ is not None:
-            await round_.tell_outcome(member)
+            await round_.agreement.word(member)
         return OutcomeAnswer(votes.decision)
 
     async def _presence(self, peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
@@ -240,7 +237,7 @@ class AllreduceService:
         votes.check_proposer(peer, message.ballot)
         round_ = self._rounds.get(message.group_id)
         if round_ is not None and votes.decision is None:
-            return await round_.prepare(votes.member(peer), message.ballot)
+            return await round_.agreement.prepare(votes.member(peer), message.ballot)
         return votes.prepare(message.ballot)
 
     async def _propose(self, peer: PeerID, message: Propose) -> ProposeAnswer:

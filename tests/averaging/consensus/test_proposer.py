@@ -11,7 +11,7 @@ import pytest
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import Promise
-from swarmcli.averaging.consensus.leader import BallotZero
+from swarmcli.averaging.consensus.leader import Agreement, BallotZero
 from swarmcli.averaging.consensus.messages import (
     Committed,
     Prepare,
@@ -24,7 +24,6 @@ from swarmcli.averaging.consensus.messages import (
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
-from swarmcli.averaging.round.attempt import Attempt
 from swarmcli.averaging.round.buffers import NOTHING
 from swarmcli.errors import CallRefused
 from swarmcli.testing import virtual_time
@@ -64,13 +63,13 @@ LIES: dict[str, Lie] = {
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
 def test_a_promise_with_a_false_report_does_not_stop_another_try(lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Attempt.prepare
+    honest = Agreement.prepare
 
-    async def prepare(self: Attempt, member: int, ballot: int) -> PrepareAnswer:
+    async def prepare(self: Agreement, member: int, ballot: int) -> PrepareAnswer:
         answer = await honest(self, member, ballot)
-        return lie(answer) if self.mates.me == 2 and answer.report is not None else answer
+        return lie(answer) if self._mates.me == 2 and answer.report is not None else answer
 
-    monkeypatch.setattr(Attempt, "prepare", prepare)
+    monkeypatch.setattr(Agreement, "prepare", prepare)
 
     async def main() -> None:
         options = AllreduceOptions(part_size_bytes=512)
@@ -92,15 +91,15 @@ def test_a_promise_with_a_false_report_does_not_stop_another_try(lie: Lie, monke
 
 def test_a_member_that_claims_what_it_does_not_hold_uses_up_no_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """It claims other averages in each try, and that all others have failed, so that its word stands against theirs."""
-    honest, claims = Attempt.prepare, iter(b"123456789")
+    honest, claims = Agreement.prepare, iter(b"123456789")
 
-    async def prepare(self: Attempt, member: int, ballot: int) -> PrepareAnswer:
+    async def prepare(self: Agreement, member: int, ballot: int) -> PrepareAnswer:
         answer = await honest(self, member, ballot)
-        if self.mates.me != 1 or answer.report is None:
+        if self._mates.me != 1 or answer.report is None:
             return answer
         return lie_about(digests=bytes([next(claims)]) * len(answer.report.digests), failed=(0, 2, 3))(answer)
 
-    monkeypatch.setattr(Attempt, "prepare", prepare)
+    monkeypatch.setattr(Agreement, "prepare", prepare)
 
     async def main() -> None:
         options = AllreduceOptions(part_size_bytes=512)
