@@ -42,14 +42,17 @@ _NAMES = {
 _ALIGNMENT = 8
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor], *, hashed: bool = False) -> dict[str, bytes]:
-    """Writes the tensors (any device, any strides, sharing memory or not). With `hashed` the digest of each one.
+def write_tensors(
+    file: Path, tensors: Mapping[str, Tensor], *, hashed: bool = False, mark: str = ""
+) -> dict[str, bytes]:
+    """Writes the tensors (any device, any strides, sharing memory or not). With `hashed` the digest of each one. `mark`
+    is a word by which this file is told from others of the same name.
 
     The file appears whole or not at all. Raises OSError, and TypeError for a dtype that the format does not have.
     """
     largest_items_first = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # keeps them aligned
     ordered = dict(largest_items_first)
-    header = _header(ordered)
+    header = _header(ordered, mark)
     digests: dict[str, bytes] = {}
 
     def fill(stream: BinaryIO) -> None:
@@ -80,6 +83,7 @@ class TensorFile:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
         self._names = frozenset(self._file.keys())
+        self.mark: str = (self._file.metadata() or {}).get("mark", "")
 
     def __enter__(self) -> TensorFile:
         return self
@@ -108,8 +112,8 @@ def _digest(tensor: Tensor, data: memoryview) -> bytes:
     return found.digest()
 
 
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def _header(tensors: Mapping[str, Tensor], mark: str) -> bytes:
+    described: dict[str, Any] = {"__metadata__": {"format": "pt", "mark": mark}}
     offset = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:

@@ -134,7 +134,7 @@ class SiteShards:
         """Begins to write the copy; `_look_after` says when that has ended."""
         self._directory, self._epoch = self._place(command.directory), command.epoch
         copy, self._copy = self._copy, {}
-        self._writing = self._writer.submit(try_to_write, self._directory, self._site.rank, command.epoch, copy)
+        self._writing = self._writer.submit(try_to_write, self._directory, self._site.rank, copy)
 
     def _look_after(self) -> str | None:
         """What is wrong, "" if all ranks have written, None: not yet."""

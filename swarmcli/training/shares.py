@@ -22,8 +22,7 @@ from swarmcli.files.tensor_file import TensorFile
 from swarmcli.network import wire
 from swarmcli.sharding.files.reshard import reshard
 from swarmcli.sharding.files.save import MANIFEST as SHARDS_MANIFEST
-from swarmcli.sharding.files.save import Manifest, load_save
-from swarmcli.sharding.files.shard import seal, unseal
+from swarmcli.sharding.files.save import load_save, seal, unseal
 from swarmcli.sharding.transfer import agree
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sites.links import named
@@ -115,7 +114,7 @@ def _load(site: Site, home: Path, optimizer: ZeroRedundancyOptimizer, chosen: Ch
     meet = partial(site.meet, READ_SECONDS)
     places = [Path(chosen.path), *([home / chosen.place] if chosen.place else [])]
     if chosen.shards:
-        manifest = unseal(Manifest, chosen.shards, Path(chosen.path, SHARDS, SHARDS_MANIFEST))
+        manifest = unseal(chosen.shards, Path(chosen.path, SHARDS, SHARDS_MANIFEST))
         load_save([place / SHARDS for place in places], manifest, optimizer, site.pace, meet=meet)
         return
     with ExitStack() as stack:

@@ -1,9 +1,9 @@
 """A sharded optimizer state in one directory: a file per rank, and a manifest that makes it whole.
 
     rank-00000.safetensors      tensors of rank 0's share, by parameter index and name
-    rank-00000.msgpack          what they belong to, numbers and None among them, and digests
     rank-00001.safetensors ...
-    complete.msgpack            the manifest, written when all ranks' files are on their disks
+    complete.msgpack            the manifest, written when all ranks' files are on their disks: what the tensors belong
+                                to, with numbers and None among them, and a digest of each
 
 Ranks on several machines without a shared directory write into a directory of the same name each; every one of them
 then has its own ranks' files and the manifest.
@@ -11,6 +11,7 @@ then has its own ranks' files and the manifest.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,23 +23,17 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from swarmcli.errors import CheckpointError
+from swarmcli.files.durable import write_file
 from swarmcli.network import wire
 from swarmcli.sharding.files.reshard import reshard, unsupplied
-from swarmcli.sharding.files.shard import (
-    Count,
-    Shard,
-    ShardRecord,
-    read_sealed,
-    shard_file,
-    write_sealed,
-    write_shard,
-)
+from swarmcli.sharding.files.shard import Count, Shard, ShardRecord, shard_file, write_shard
 from swarmcli.sharding.transfer import agree, exchange
 from swarmcli.sharding.zero.state import State, apply_settings, copied_to_cpu, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
 FORMAT = 1
 MANIFEST = "complete.msgpack"
+MAX_BYTES = 64 * 2**20  # of a manifest
 
 
 class ParameterForm(msgspec.Struct, frozen=True):
@@ -70,11 +65,11 @@ class Report(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def try_to_write(directory: Path, rank: int, epoch: int, state: State) -> Report:
+def try_to_write(directory: Path, rank: int, state: State) -> Report:
     """This rank's part of a save; a full disk and its like are reported, not raised."""
     try:
-        return Report(write_shard(directory, rank, epoch, state))
-    except (OSError, TypeError, ValueError, SafetensorError) as error:
+        return Report(write_shard(directory, rank, state))
+    except (OSError, TypeError, SafetensorError) as error:
         return Report(None, f"rank {rank} could not write {shard_file(directory, rank)}: {error}")
 
 
@@ -108,7 +103,8 @@ def complete(
     )
     problem = ""
     try:
-        write_sealed(directory / MANIFEST, manifest)
+        data = seal(manifest)
+        write_file(directory / MANIFEST, lambda stream: stream.write(data))
     except (OSError, ValueError) as error:
         problem = f"{directory / MANIFEST} could not be written: {error}"
     problems = [wire.decode(str, data) for data in exchange(wire.encode(problem), group)]
@@ -118,10 +114,37 @@ def complete(
 
 def read_manifest(directory: Path) -> tuple[Manifest, bytes]:
     """The manifest in a directory and its SHA-256. CheckpointError when there is none, or it is damaged."""
-    manifest, digest = read_sealed(Manifest, directory / MANIFEST)
+    file = directory / MANIFEST
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{file} is damaged: it is larger than {MAX_BYTES} bytes")
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    return unseal(data, file), data[:32]
+
+
+def seal(manifest: Manifest) -> bytes:
+    """The manifest behind its SHA-256, by which a flipped bit is noticed. Raises ValueError for more than is read."""
+    encoded = wire.encode(manifest)
+    if len(encoded) > MAX_BYTES - 32:
+        raise ValueError(f"it would take {len(encoded)} bytes; at most {MAX_BYTES} are read again")
+    return hashlib.sha256(encoded).digest() + encoded
+
+
+def unseal(data: bytes, file: Path) -> Manifest:
+    """What was sealed. Raises CheckpointError, which names `file`."""
+    if hashlib.sha256(data[32:]).digest() != data[:32]:
+        raise CheckpointError(f"{file} is damaged: its content is not what was written")
+    try:
+        manifest = wire.decode(Manifest, data[32:])
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{file} is of another version of this program, or no such file: {error}") from error
     if manifest.format != FORMAT:
-        raise CheckpointError(f"{directory / MANIFEST} is of format {manifest.format}; this version reads {FORMAT}")
-    return manifest, digest
+        raise CheckpointError(f"{file} is of format {manifest.format}; this version reads {FORMAT}")
+    return manifest
 
 
 def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]:
@@ -241,11 +264,11 @@ class _Sight(msgspec.Struct, frozen=True):
 
 
 def _expected(manifest: Manifest) -> set[int]:
-    return {index for record in manifest.shards for index in record.indices}
+    return {index for record in manifest.shards for index in record.entries}
 
 
 def _describe_missing(manifest: Manifest, missing: Collection[int], problems: Sequence[str]) -> str:
-    lost = [record for record in manifest.shards if set(record.indices) & set(missing)]
+    lost = [record for record in manifest.shards if record.entries.keys() & set(missing)]
     files = ", ".join(f"{shard_file(Path(), record.rank)} (written on {record.host})" for record in lost)
     why = f": {'; '.join(dict.fromkeys(problems))}" if problems else ""
     return (

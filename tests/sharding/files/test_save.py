@@ -13,8 +13,16 @@ import torch.distributed as dist
 
 from swarmcli.errors import CheckpointError
 from swarmcli.sharding import ZeroRedundancyOptimizer
-from swarmcli.sharding.files.save import MANIFEST, Manifest, complete, load_save, read_manifest, try_to_write
-from swarmcli.sharding.files.shard import seal, unseal
+from swarmcli.sharding.files import save as saves
+from swarmcli.sharding.files.save import (
+    MANIFEST,
+    complete,
+    load_save,
+    read_manifest,
+    seal,
+    try_to_write,
+    unseal,
+)
 from swarmcli.sharding.transfer import exchange
 from tests.sharding.files.jobs import differing, parameters, plain, reference, sharded, train, whole
 from tests.sharding.processes import Worlds
@@ -24,7 +32,7 @@ pytestmark = pytest.mark.e2e
 
 def write(directory: Path, optimizer: ZeroRedundancyOptimizer, epoch: int) -> bytes:
     """The digest of the manifest that this rank sees then."""
-    report = try_to_write(directory, optimizer.rank, epoch, optimizer.local_state())
+    report = try_to_write(directory, optimizer.rank, optimizer.local_state())
     complete(directory, epoch, report, optimizer, optimizer.process_group)
     return read_manifest(directory)[1]
 
@@ -32,7 +40,7 @@ def write(directory: Path, optimizer: ZeroRedundancyOptimizer, epoch: int) -> by
 def read(directory: Path, optimizer: ZeroRedundancyOptimizer) -> int:
     """As a site does it: by the manifest that rank 0 sees. Its epoch."""
     own = seal(read_manifest(directory)[0]) if optimizer.rank == 0 else b""
-    manifest = unseal(Manifest, exchange(own, optimizer.process_group)[0], directory / MANIFEST)
+    manifest = unseal(exchange(own, optimizer.process_group)[0], directory / MANIFEST)
     load_save([directory], manifest, optimizer, optimizer.process_group)
     return manifest.epoch
 
@@ -87,7 +95,7 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(
     assert len(set(worlds(before).run(save, str(tmp_path)))) == 1  # the same manifest everywhere
     written = sorted(file.name for file in tmp_path.glob("*.safetensors"))
     assert written == [f"rank-{rank:05d}.safetensors" for rank in range(before)]
-    assert len(list(tmp_path.iterdir())) == 2 * before + 1
+    assert len(list(tmp_path.iterdir())) == before + 1
     check_loaded(worlds(after).run(load, str(tmp_path)))
 
 
@@ -99,7 +107,7 @@ def test_other_shares(worlds: Worlds, tmp_path: Path) -> None:
 def test_machines_without_a_shared_directory_send_each_other_what_they_see(worlds: Worlds, tmp_path: Path) -> None:
     worlds(2).run(save, str(tmp_path), 2, True)
     assert (tmp_path / "machine-1/complete.msgpack").exists()
-    assert not (tmp_path / "machine-1/rank-00000.msgpack").exists()
+    assert not (tmp_path / "machine-1/rank-00000.safetensors").exists()
     check_loaded(worlds(4).run(load, str(tmp_path), True))  # two of them see nothing
 
 
@@ -125,12 +133,11 @@ def truncate(file: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [damage, truncate, Path.unlink], ids=["corrupted", "truncated", "missing"])
-@pytest.mark.parametrize("name", ["rank-00000.safetensors", "rank-00001.msgpack"])
-def test_a_harmed_file_is_named_at_all_ranks(worlds: Worlds, tmp_path: Path, harm: Any, name: str) -> None:
+def test_a_harmed_file_is_named_at_all_ranks(worlds: Worlds, tmp_path: Path, harm: Any) -> None:
     worlds(2).run(save, str(tmp_path))
-    harm(tmp_path / name)
+    harm(tmp_path / "rank-00001.safetensors")
     for text in worlds(2).run(refuse, str(tmp_path)):
-        assert str(tmp_path / name) in text
+        assert str(tmp_path / "rank-00001.safetensors") in text
 
 
 @pytest.mark.parametrize("harm", [damage, truncate, Path.unlink], ids=["corrupted", "truncated", "missing"])
@@ -141,14 +148,26 @@ def test_a_harmed_manifest_is_named(worlds: Worlds, tmp_path: Path, harm: Any) -
         read_manifest(tmp_path)
 
 
+def save_too_much(directory: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saves, "MAX_BYTES", 100)
+        with pytest.raises(CheckpointError) as caught:
+            save(directory)
+    return str(caught.value)
+
+
+def test_a_manifest_longer_than_is_read_is_not_written(worlds: Worlds, tmp_path: Path) -> None:
+    assert "at most 100 are read again" in worlds(1).run(save_too_much, str(tmp_path))[0]
+    assert not (tmp_path / MANIFEST).exists()
+
+
 def test_files_of_another_epoch_are_not_mixed_in(worlds: Worlds, tmp_path: Path) -> None:
     for steps in (2, 3):
         worlds(2).run(save, str(tmp_path / str(steps)), steps)
-    for suffix in ("msgpack", "safetensors"):
-        name = f"rank-00001.{suffix}"
-        (tmp_path / "3" / name).write_bytes((tmp_path / "2" / name).read_bytes())
+    name = "rank-00001.safetensors"
+    (tmp_path / "3" / name).write_bytes((tmp_path / "2" / name).read_bytes())
     for text in worlds(2).run(refuse, str(tmp_path / "3")):
-        assert "rank-00001.msgpack belongs to another save, of epoch 2" in text
+        assert f"{name} belongs to another save" in text
 
 
 def save_with_small_disk(directory: str) -> str:

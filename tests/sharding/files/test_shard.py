@@ -14,17 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from swarmcli.errors import CheckpointError
-from swarmcli.sharding.files import shard as shards
-from swarmcli.sharding.files.shard import (
-    Shard,
-    description_file,
-    read_sealed,
-    seal,
-    shard_file,
-    unseal,
-    write_sealed,
-    write_shard,
-)
+from swarmcli.sharding.files.shard import Shard, shard_file, write_shard
 from tests.sharding.files.jobs import differing
 
 STATE: dict[int, dict[str, Any]] = {
@@ -39,8 +29,8 @@ STATE: dict[int, dict[str, Any]] = {
 
 
 def test_state_of_every_kind_comes_back(tmp_path: Path) -> None:
-    record = write_shard(tmp_path, 2, 5, STATE)
-    assert (record.rank, record.indices) == (2, [3, 10, 11])
+    record = write_shard(tmp_path, 2, STATE)
+    assert (record.rank, sorted(record.entries)) == (2, [3, 10, 11])
     assert sorted(load_file(shard_file(tmp_path, 2))) == [
         "10/momentum_buffer", "10/prev/0", "10/prev/1/0", "3/exp_avg", "3/step",
     ]  # fmt: skip
@@ -57,7 +47,7 @@ def test_state_of_every_kind_comes_back(tmp_path: Path) -> None:
 
 def test_names_that_look_like_others_are_kept_apart(tmp_path: Path) -> None:
     state = {1: {"a": [torch.zeros(1)], "a/0": torch.ones(1), "a/": [torch.full((1,), 2.0)], "a//0": torch.tensor(3.0)}}
-    record = write_shard(tmp_path, 0, 0, state)
+    record = write_shard(tmp_path, 0, state)
     with Shard(tmp_path, record) as shard:
         found = shard.state[1]
         assert [float(found["a"][0]), float(found["a/0"]), float(found["a/"][0]), float(found["a//0"])] == [0, 1, 2, 3]
@@ -65,16 +55,16 @@ def test_names_that_look_like_others_are_kept_apart(tmp_path: Path) -> None:
 
 def test_a_value_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="0/hook is a builtin"):
-        write_shard(tmp_path, 0, 0, {0: {"hook": print}})
+        write_shard(tmp_path, 0, {0: {"hook": print}})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_each_flipped_bit_of_the_tensors_is_noticed_where_it_lies(tmp_path: Path) -> None:
-    record = write_shard(tmp_path, 0, 0, STATE)
+    record = write_shard(tmp_path, 0, STATE)
     file = shard_file(tmp_path, 0)
     tensors = load_file(file)
     tensors["3/exp_avg"].view(-1)[7] += 1
-    save_file(tensors, file)
+    save_file(tensors, file, {"mark": record.mark})
     record = msgspec.structs.replace(record, nbytes=file.stat().st_size)
     with Shard(tmp_path, record) as shard:
         shard.check_content([10, 11])
@@ -83,26 +73,26 @@ def test_each_flipped_bit_of_the_tensors_is_noticed_where_it_lies(tmp_path: Path
 
 
 def test_tensors_of_other_forms_than_described_are_refused(tmp_path: Path) -> None:
-    record = write_shard(tmp_path, 0, 0, STATE)
+    record = write_shard(tmp_path, 0, STATE)
     file = shard_file(tmp_path, 0)
     tensors = load_file(file)
-    save_file({**tensors, "3/exp_avg": tensors["3/exp_avg"].reshape(5, 4)}, file)
+    save_file({**tensors, "3/exp_avg": tensors["3/exp_avg"].reshape(5, 4)}, file, {"mark": record.mark})
     reshaped = Shard(tmp_path, msgspec.structs.replace(record, nbytes=file.stat().st_size))
     with reshaped, pytest.raises(CheckpointError, match="3/exp_avg is not what was written"):
         reshaped.check_content([3])
-    save_file({name: tensor for name, tensor in tensors.items() if name != "3/step"}, file)
+    save_file({name: tensor for name, tensor in tensors.items() if name != "3/step"}, file, {"mark": record.mark})
     with pytest.raises(CheckpointError, match="has no tensor 3/step"):
         Shard(tmp_path, msgspec.structs.replace(record, nbytes=file.stat().st_size))
 
 
 def test_a_file_of_another_length_than_recorded_is_refused(tmp_path: Path) -> None:
-    record = write_shard(tmp_path, 0, 0, STATE)
+    record = write_shard(tmp_path, 0, STATE)
     with pytest.raises(CheckpointError, match="is not of the 1 bytes that were written"):
         Shard(tmp_path, msgspec.structs.replace(record, nbytes=1))
 
 
 def test_state_of_parameters_that_are_not_there_is_refused(tmp_path: Path) -> None:
-    record = write_shard(tmp_path, 0, 0, STATE)
+    record = write_shard(tmp_path, 0, STATE)
     with Shard(tmp_path, record) as shard, pytest.raises(CheckpointError, match="state of parameter 3 of only 2"):
         shard.check_fit(2)
 
@@ -110,50 +100,20 @@ def test_state_of_parameters_that_are_not_there_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize("odd", [2**64, "\ud800", np.float64(2.0)], ids=["int", "text", "numpy"])
 def test_what_could_not_be_read_again_is_named_and_leaves_nothing(tmp_path: Path, odd: Any) -> None:
     with pytest.raises(TypeError, match="7/seed cannot be written"):
-        write_shard(tmp_path, 0, 0, {7: {"seed": [odd]}})
+        write_shard(tmp_path, 0, {7: {"seed": [odd]}})
     with pytest.raises(TypeError, match=r"state\[7\] has the key 5, a int: only texts"):
-        write_shard(tmp_path, 0, 0, {7: {5: 1.0}})  # type: ignore[dict-item]
+        write_shard(tmp_path, 0, {7: {5: 1.0}})  # type: ignore[dict-item]
     within_itself: list[Any] = []
     within_itself.append(within_itself)
     with pytest.raises(TypeError, match="7/seed cannot be written: it is nested too deeply"):
-        write_shard(tmp_path, 0, 0, {7: {"seed": within_itself}})
+        write_shard(tmp_path, 0, {7: {"seed": within_itself}})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_description_longer_than_may_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "MAX_BYTES", 100)
-    with pytest.raises(ValueError, match=r"rank-00000.msgpack would take \d+ bytes; at most 100"):
-        write_shard(tmp_path, 0, 0, STATE)
-
-
-class Words(msgspec.Struct, frozen=True):
-    text: str
-
-
-def test_every_flipped_bit_of_a_sealed_file_is_noticed(tmp_path: Path) -> None:
-    data = seal(Words("hello"))
-    assert unseal(Words, data, tmp_path) == Words("hello")
-    for place in range(len(data)):
-        harmed = bytearray(data)
-        harmed[place] ^= 1
-        with pytest.raises(CheckpointError, match="is damaged"):
-            unseal(Words, bytes(harmed), tmp_path)
-
-
-def test_a_sealed_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    write_sealed(tmp_path / "x", ["a list"])
-    with pytest.raises(CheckpointError, match=f"{tmp_path / 'x'} is of another version"):
-        read_sealed(Words, tmp_path / "x")
-
-
-def test_a_description_that_is_missing_or_a_directory_is_named(tmp_path: Path) -> None:
-    record = write_shard(tmp_path, 0, 0, STATE)
-    file = description_file(tmp_path, 0)
-    file.unlink()
-    with pytest.raises(CheckpointError, match=f"{file} is missing"):
-        Shard(tmp_path, record)
-    file.mkdir()
-    with pytest.raises(CheckpointError, match=f"{file} cannot be read"):
+def test_the_file_of_another_save_is_refused(tmp_path: Path) -> None:
+    record = write_shard(tmp_path, 0, STATE)
+    write_shard(tmp_path, 0, STATE)
+    with pytest.raises(CheckpointError, match=f"{shard_file(tmp_path, 0)} belongs to another save"):
         Shard(tmp_path, record)
 
 
@@ -180,7 +140,7 @@ def parts(value: Any) -> Any:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STATES)
 def test_any_state_comes_back_bit_for_bit(tmp_path: Path, state: dict[int, dict[str, Any]]) -> None:
-    record = write_shard(tmp_path, 0, 0, state)
+    record = write_shard(tmp_path, 0, state)
     with Shard(tmp_path, record) as shard:
         shard.check_content(shard.state)
         assert differing(parts(dict(shard.state)), parts(state)) == []
