@@ -30,16 +30,6 @@ _UNSETTABLE = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 @dataclass(frozen=True, slots=True)
-class ClockStatistics:
-    """All in seconds."""
-
-    offset: float  # what is added to the raw clock now
-    target: float  # the median, which `offset` moves to
-    peers: int  # whose clocks have been measured
-    spread: float  # between the outermost of them, oneself included
-
-
-@dataclass(frozen=True, slots=True)
 class _Sample:
     offset: float
     delay: float
@@ -108,21 +98,9 @@ class Clock:
         if now - self._first_sample <= SETTLING:
             self._step(now)
 
-    def forget(self, peer: bytes) -> None:
-        """Drops what this peer reported."""
-        if self._samples.pop(peer, None) is not None:
-            self._changed = True
-
-    def statistics(self) -> ClockStatistics:
-        offsets = self._offsets()
-        return ClockStatistics(self.offset, self._target, len(offsets) - 1, max(offsets) - min(offsets))
-
-    def _offsets(self) -> list[float]:
-        return [0.0, *(sample.offset for sample in self._samples.values())]
-
     def _look(self, monotonic: float, period: float = UPDATE_PERIOD) -> None:
         if self._changed and monotonic - self._looked >= period:
-            self._target = statistics.median(self._offsets())
+            self._target = statistics.median([0.0, *(sample.offset for sample in self._samples.values())])
             self._looked, self._changed = monotonic, False
 
     def _step(self, monotonic: float) -> None:
@@ -157,12 +135,8 @@ def _monotonic() -> float:
 _default: Clock = Clock()
 
 
-def default_clock() -> Clock:
-    """The clock that this process's peers share; without any peer, the machine's own."""
-    return _default
-
-
 def set_default_clock(clock: Clock) -> None:
+    """`clock` is from now on the one that this process's peers share; until then it is the machine's own."""
     global _default
     _default = clock
 

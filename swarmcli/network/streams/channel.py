@@ -51,6 +51,7 @@ class StreamChannel:
         self.peer_id = connection.peer_id
         self.role = role
         self.stream: Stream | None = None
+        self.holds_slot = False  # one of the streams that may be open to this peer
         self.error: ConnectionLost | None = None
         self._context = context
         self._offered, self._idle, self._lost = offered, idle, lost

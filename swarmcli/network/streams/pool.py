@@ -26,15 +26,10 @@ class _PeerStreams:
     def __init__(self, limits: Limits) -> None:
         self.channels: dict[StreamChannel, None] = {}
         self.idle: list[StreamChannel] = []  # of those that streams are opened on here
-        self.using: dict[StreamChannel, None] = {}  # each holds one of `slots`
-        self.slots = asyncio.Semaphore(limits.max_streams_per_peer)
+        self.slots = asyncio.Semaphore(limits.max_streams_per_peer)  # one for each stream that is opened here
         self.opening = 0  # streams that wait for a slot or a connection
         self.requests: dict[int, asyncio.Future[StreamChannel]] = {}  # token → the connection that the peer dials
         self.dialing = 0  # connections that the peer has asked for
-
-    @property
-    def empty(self) -> bool:
-        return not (self.channels or self.opening or self.requests or self.dialing)
 
 
 class StreamPool:
@@ -77,7 +72,7 @@ class StreamPool:
             except BaseException:  # a cancellation too: no channel is there yet whose end would release the slot
                 streams.slots.release()
                 raise
-            streams.using[channel] = None  # from here on the slot is the channel's: its end releases it
+            channel.holds_slot = True  # from here on the slot is the channel's: its end releases it
             try:
                 return channel, await channel.open(method, request)
             except BaseException:  # a cancellation too, or the slot would be taken until the peer hangs up
@@ -241,17 +236,16 @@ class StreamPool:
         self._context.tasks.spawn(channel.connection.close("idle"))
 
     def _release(self, streams: _PeerStreams, channel: StreamChannel) -> None:
-        if channel in streams.using:
-            del streams.using[channel]
+        if channel.holds_slot:
+            channel.holds_slot = False
             streams.slots.release()
 
     def _streams(self, peer: PeerID) -> _PeerStreams:
-        streams = self._peers.get(peer)
-        if streams is None:
-            streams = self._peers[peer] = _PeerStreams(self._limits)
-        return streams
+        if peer not in self._peers:
+            self._peers[peer] = _PeerStreams(self._limits)
+        return self._peers[peer]
 
     def _drop_if_empty(self, peer: PeerID) -> None:
         streams = self._peers.get(peer)
-        if streams is not None and streams.empty:
+        if streams is not None and not (streams.channels or streams.opening or streams.requests or streams.dialing):
             del self._peers[peer]
