@@ -118,17 +118,13 @@ def _split_host(text: str, place: str) -> tuple[str, int]:
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port_text) or not 0 < int(port_text) < 65536:
         raise AddressError(f"{text!r} has no port from 1 to 65535: {_EXPECTED}")
     if host.startswith("[") and host.endswith("]"):
-        host = _ipv6(text, host[1:-1])
+        try:
+            host = str(ipaddress.IPv6Address(host[1:-1]))
+        except ValueError as error:
+            raise AddressError(f"{text!r} has no IPv6 address in its brackets: {_EXPECTED}") from error
     elif not _HOST_NAME.fullmatch(host):
         raise AddressError(f"{text!r} has no host name or IP address: {_EXPECTED}")
     return host, int(port_text)
-
-
-def _ipv6(text: str, host: str) -> str:
-    try:
-        return str(ipaddress.IPv6Address(host))
-    except ValueError as error:
-        raise AddressError(f"{text!r} has no IPv6 address in its brackets: {_EXPECTED}") from error
 
 
 def _bounded(addresses: tuple[str, ...]) -> tuple[str, ...]:

@@ -148,13 +148,12 @@ class LoopThread:
         # Closing the runner cancels and awaits every task, then ends asynchronous generators and the executor.
         with asyncio.Runner(loop_factory=_Loop) as runner:
             self.loop = runner.get_loop()
-            self.loop.set_default_executor(_make_executor())
+            workers = min(16, (os.cpu_count() or 1) + 2)  # torch has threads of its own inside each job
+            executor = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="swarm-work")
+            self.loop.set_default_executor(executor)
             self._stop = asyncio.Event()
             started.set()
-            runner.run(self._stop_requested())
-
-    async def _stop_requested(self) -> None:
-        await self._stop.wait()
+            runner.run(self._stop.wait())
 
     def _end(self, timeout: float | None) -> None:
         with self._order:
@@ -211,11 +210,6 @@ def _hand_over(task: asyncio.Task[T], future: SwarmFuture[T]) -> None:
         future.set_exception(error)
     else:
         future.set_result(task.result())
-
-
-def _make_executor() -> concurrent.futures.ThreadPoolExecutor:
-    workers = min(16, (os.cpu_count() or 1) + 2)  # torch has threads of its own inside each job
-    return concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="swarm-work")
 
 
 def _forget_in_child() -> None:

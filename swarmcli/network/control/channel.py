@@ -82,16 +82,6 @@ class ControlChannel:
         self._pong_due = False
         self._liveness = Liveness(connection, context.limits)
         self._goodbye: str | None = None
-        self._reactions: dict[type, Callable[[Any], None]] = {
-            Hello: self._hello_received,
-            IncomingRequest: self._request_received,
-            IncomingAnswer: self._answer_received,
-            Failure: self._failure_received,
-            Cancel: self._serving.cancel_received,
-            Ping: self._ping_received,
-            Pong: self._pong_received,
-            Goodbye: self._goodbye_received,
-        }
         self._shared_reactions = reactions
 
     @property
@@ -156,13 +146,34 @@ class ControlChannel:
 
     def frame_received(self, header: bytes, payload: memoryview) -> None:
         message = decode_header(ControlMessage, header)
-        kind = type(message)
-        if (kind is Hello) != (self.boot_id is None):
+        if isinstance(message, Hello) != (self.boot_id is None):
             raise ProtocolViolation("unexpected message: no greeting before it, or a second one")
-        if kind in self._reactions:
-            self._reactions[kind](message)
-        else:
-            self._shared_reactions[kind](self, message)
+        match message:
+            case IncomingRequest():
+                self.used_at = self._loop.time()
+                self._serving.request_received(message)
+            case IncomingAnswer():
+                self._answer_received(message)
+            case Failure():
+                call = self._replied(message.id)
+                if call is not None and not call.future.done():
+                    call.future.set_exception(raised(message.why, self.peer_id))
+            case Cancel():
+                self._serving.cancel_received(message)
+            case Ping():
+                if not self._pong_due:  # else the last answer is not even sent: one is enough for both
+                    self._pong_due = True
+                    self._context.tasks.spawn(self._send_pong(message.number, self._context.clock.raw()))
+            case Pong():
+                self._pong_received(message)
+            case Goodbye():
+                self._goodbye = message.reason
+            case Hello():
+                self.boot_id = message.boot_id
+                self._shared_reactions[Hello](self, message)
+                self._ping(self._liveness.ping())
+            case _:
+                self._shared_reactions[type(message)](self, message)
 
     def connection_lost(self, error: Exception) -> None:
         lost = error if isinstance(error, ConnectionLost) else ConnectionLost(str(error) or type(error).__name__)
@@ -177,11 +188,7 @@ class ControlChannel:
         self._serving.cancel_all()
         self._lost(self, lost)
 
-    # Calls
-
-    def _request_received(self, request: IncomingRequest) -> None:
-        self.used_at = self._loop.time()
-        self._serving.request_received(request)
+    # Inside
 
     def _answer_received(self, answer: IncomingAnswer) -> None:
         call = self._replied(answer.id)
@@ -196,11 +203,6 @@ class ControlChannel:
             call.future.set_exception(error.fresh())
             raise
 
-    def _failure_received(self, failure: Failure) -> None:
-        call = self._replied(failure.id)
-        if call is not None and not call.future.done():
-            call.future.set_exception(raised(failure.why, self.peer_id))
-
     def _replied(self, number: int) -> _Call | None:
         """The call that a reply belongs to; None if nobody waits for it any more. Raises ProtocolViolation."""
         call = self._calls.pop(number, None)
@@ -212,21 +214,9 @@ class ControlChannel:
         self._slots.release()
         return call
 
-    # The rest
-
-    def _hello_received(self, hello: Hello) -> None:
-        self.boot_id = hello.boot_id
-        self._shared_reactions[Hello](self, hello)
-        self._ping(self._liveness.ping())
-
     def _ping(self, number: int) -> None:
         self._pings.setdefault(number, (self._context.clock.raw(), self._loop.time()))
         self.post(Ping(number))
-
-    def _ping_received(self, ping: Ping) -> None:
-        if not self._pong_due:  # else the last answer is not even sent: one is enough for both
-            self._pong_due = True
-            self._context.tasks.spawn(self._send_pong(ping.number, self._context.clock.raw()))
 
     async def _send_pong(self, number: int, received: float) -> None:
         try:
@@ -249,9 +239,6 @@ class ControlChannel:
         if 0 <= replied - received <= elapsed:  # what the handler took; a lie can only make us look slow
             seconds, known = elapsed - (replied - received), self.round_trip
             self.round_trip = seconds if known is None else known + _SMOOTHING * (seconds - known)
-
-    def _goodbye_received(self, goodbye: Goodbye) -> None:
-        self._goodbye = goodbye.reason
 
     async def _send_quietly(self, data: bytes) -> None:
         with contextlib.suppress(ConnectionLost):  # `connection_lost` says it to everyone who should know

@@ -206,16 +206,13 @@ class ControlPool:
             problem = error
         finally:
             if not opening.done():
-                self._give_up(pair, opening, problem)
-
-    def _give_up(self, pair: _Pair, opening: asyncio.Future[ControlChannel], problem: Exception | None) -> None:
-        pair.opening = None
-        if not pair.channels:
-            self._pairs.pop(pair.peer, None)
-        error = PeerUnreachable(f"{pair.peer.short} cannot be reached: {problem or 'no address is known'}")
-        error.__cause__ = problem
-        opening.set_exception(error)
-        opening.exception()  # the caller may be gone
+                pair.opening = None
+                if not pair.channels:
+                    self._pairs.pop(pair.peer, None)
+                failure = PeerUnreachable(f"{pair.peer.short} cannot be reached: {problem or 'no address is known'}")
+                failure.__cause__ = problem
+                opening.set_exception(failure)
+                opening.exception()  # the caller may be gone
 
     def _make_room(self) -> None:
         """Gives up the least used connection when there are too many."""

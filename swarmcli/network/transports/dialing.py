@@ -25,9 +25,15 @@ async def dial_any(
         for number, address in enumerate(addresses)
     ]
     winner: Connection | None = None
+    errors: list[ConnectError] = []
     try:
-        winner = await _first(attempts)
-        return winner
+        for attempt in asyncio.as_completed(attempts):
+            try:
+                winner = await attempt
+                return winner
+            except ConnectError as error:
+                errors.append(error)
+        raise ConnectError("; ".join(map(str, errors)), step=errors[-1].step, address=errors[-1].address)
     finally:
         try:
             await _give_up(attempts, winner)
@@ -46,16 +52,6 @@ async def _dial(
         return await transport.dial(address, peer, purpose, timeout)
     except AddressError as error:
         raise ConnectError(str(error), address=address) from error
-
-
-async def _first(attempts: list[asyncio.Task[Connection]]) -> Connection:
-    errors: list[ConnectError] = []
-    for attempt in asyncio.as_completed(attempts):
-        try:
-            return await attempt
-        except ConnectError as error:
-            errors.append(error)
-    raise ConnectError("; ".join(str(error) for error in errors), step=errors[-1].step, address=errors[-1].address)
 
 
 async def _give_up(attempts: list[asyncio.Task[Connection]], winner: Connection | None) -> None:

@@ -94,7 +94,10 @@ class FrameReader:
         header_size, payload_size = _PREFIX.unpack_from(self._held)
         if header_size == _GOODBYE:
             return self._read_goodbye(payload_size)
-        self._check(header_size, payload_size)
+        if header_size > self._limits.max_message:
+            raise ProtocolViolation(f"oversized message: {header_size} bytes, at most {self._limits.max_message}")
+        if payload_size > self._limits.max_payload:
+            raise ProtocolViolation(f"oversized payload: {payload_size} bytes, at most {self._limits.max_payload}")
         end = _PREFIX.size + header_size
         if len(self._held) < end:
             return False
@@ -107,12 +110,6 @@ class FrameReader:
             del self._held[:early]
         self.rest = self._payload[early:]
         return True
-
-    def _check(self, header_size: int, payload_size: int) -> None:
-        if header_size > self._limits.max_message:
-            raise ProtocolViolation(f"oversized message: {header_size} bytes, at most {self._limits.max_message}")
-        if payload_size > self._limits.max_payload:
-            raise ProtocolViolation(f"oversized payload: {payload_size} bytes, at most {self._limits.max_payload}")
 
     def _read_goodbye(self, size: int) -> bool:
         if size > _MAX_GOODBYE:
