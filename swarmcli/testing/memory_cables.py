@@ -80,13 +80,13 @@ class Cables:
         self._latency = latency
         self._bandwidth = bandwidth
         self._loss = loss
-        self._uplinks: dict[PeerID, Link] = {}
-        self._downlinks: dict[PeerID, Link] = {}
+        self.uplinks: dict[PeerID, Link] = {}
+        self.downlinks: dict[PeerID, Link] = {}
         self._groups: dict[PeerID, int] = {}  # partition; who is in none is in group -1
         self._cuts: dict[tuple[PeerID, PeerID], None] = {}
-        self._to_tear: dict[tuple[PeerID, PeerID], None] = {}  # source and target
+        self.to_tear: set[tuple[PeerID, PeerID]] = set()  # source and target
         self._frozen: dict[PeerID, None] = {}
-        self._pumps: dict[object, Callable[[], None]] = {}  # of each connection's end: delivers what can be delivered
+        self.pumps: dict[object, Callable[[], None]] = {}  # of each connection's end: delivers what can be delivered
         self._changed = asyncio.Event()
 
     def partition(self, *groups: Iterable[PeerID]) -> None:
@@ -114,7 +114,7 @@ class Cables:
     def tear(self, source: PeerID, target: PeerID) -> None:
         """The next payload that arrives at `target` from `source` breaks off in the middle, and with it its connection:
         what has come of it lies in the receiver's memory."""
-        self._to_tear[source, target] = None
+        self.to_tear.add((source, target))
 
     def set_bandwidth(self, peer: PeerID, bytes_per_second: float | None) -> None:
         """Of both directions."""
@@ -122,20 +122,14 @@ class Cables:
 
     def set_bandwidths(self, peer: PeerID, *, uplink: float | None, downlink: float | None) -> None:
         """Of a link that is faster one way than the other, in bytes per second."""
-        self._uplinks[peer].bandwidth = uplink
-        self._downlinks[peer].bandwidth = downlink
+        self.uplinks[peer].bandwidth = uplink
+        self.downlinks[peer].bandwidth = downlink
 
     # For connections and transports
 
     def plug_in(self, peer: PeerID) -> None:
-        self._uplinks[peer] = Link(self._bandwidth)
-        self._downlinks[peer] = Link(self._bandwidth)
-
-    def joined(self, connection: object, pump: Callable[[], None]) -> None:
-        self._pumps[connection] = pump
-
-    def left(self, connection: object) -> None:
-        self._pumps.pop(connection, None)
+        self.uplinks[peer] = Link(self._bandwidth)
+        self.downlinks[peer] = Link(self._bandwidth)
 
     def severed(self, a: PeerID, b: PeerID) -> bool:
         return self._groups.get(a, -1) != self._groups.get(b, -1) or _pair(a, b) in self._cuts
@@ -145,12 +139,6 @@ class Cables:
 
     def flows(self, a: PeerID, b: PeerID) -> bool:
         return not self.severed(a, b) and not self.frozen(a, b)
-
-    def tears(self, source: PeerID, target: PeerID) -> bool:
-        return (source, target) in self._to_tear
-
-    def torn(self, source: PeerID, target: PeerID) -> None:
-        del self._to_tear[source, target]
 
     async def until_flowing(self, a: PeerID, b: PeerID) -> None:
         while not self.flows(a, b):
@@ -163,16 +151,10 @@ class Cables:
             seconds += _RETRANSMISSION + 2 * seconds
         return seconds
 
-    def uplink(self, peer: PeerID) -> Link:
-        return self._uplinks[peer]
-
-    def downlink(self, peer: PeerID) -> Link:
-        return self._downlinks[peer]
-
     def _flow_again(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        for pump in list(self._pumps.values()):
+        for pump in list(self.pumps.values()):
             pump()
 
 

@@ -67,7 +67,7 @@ class MemoryConnection:
         self._unacknowledged = 0  # bytes sent from here that the other end has not taken yet
         self._reader = FrameReader(limits)
         self._writer = _Writer(self, limits)
-        self._cables.joined(self, self.pump)
+        self._cables.pumps[self] = self.pump
 
     @property
     def ended(self) -> bool:
@@ -119,7 +119,7 @@ class MemoryConnection:
     # For the writer, the links and the network
 
     def transmit(self, data: bytes | memoryview) -> None:
-        uplink, downlink = self._cables.uplink(self._own_id), self._cables.downlink(self.peer_id)
+        uplink, downlink = self._cables.uplinks[self._own_id], self._cables.downlinks[self.peer_id]
         limited = uplink.bandwidth is not None or downlink.bandwidth is not None
         self._unacknowledged += len(data)
         if self._unacknowledged > _WRITE_HIGH:
@@ -167,10 +167,10 @@ class MemoryConnection:
             raise ConnectionLost(packet.reset)
         self.bytes_received += packet.size
         self.other._acknowledged(packet.size)
-        if self._cables.tears(self.peer_id, self._own_id):
+        if (self.peer_id, self._own_id) in self._cables.to_tear:
             self._take(packet.data[: packet.size // 2])
             if not self._reader.deliver_next(receiver) and self._reader.in_payload:
-                self._cables.torn(self.peer_id, self._own_id)
+                self._cables.to_tear.remove((self.peer_id, self._own_id))
                 self.die("the connection broke in the middle of a payload")
                 return False
             packet = Packet(packet.data[packet.size // 2 :])
@@ -186,7 +186,7 @@ class MemoryConnection:
         self._reader.feed(memoryview(data)[early:])
 
     def _reach_link(self) -> None:
-        self._cables.downlink(self._own_id).submit(self, self._travelling.popleft(), self._arrive)
+        self._cables.downlinks[self._own_id].submit(self, self._travelling.popleft(), self._arrive)
 
     def _arrive(self, packet: Packet) -> None:
         if self._error is None:
@@ -228,6 +228,6 @@ class MemoryConnection:
         self._error = error
         self._inbox.clear()
         self._writer.fail(error)
-        self._cables.left(self)
+        self._cables.pumps.pop(self, None)
         if self._receiver is not None:
             self._loop.call_soon(self._receiver.connection_lost, error)
