@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.testing import virtual_time
-from tests.averaging.matchmaking.test_matchmaking_churn import churn
+from tests.averaging.matchmaking.test_churn import churn
 from tests.averaging.matchmaking.test_moshpit import mix
 from tests.averaging.searchers import Searchers
 from tests.averaging.table import Table, peer_id

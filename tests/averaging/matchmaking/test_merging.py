@@ -154,7 +154,7 @@ def test_one_that_declares_searches_and_never_comes_costs_two_waits(seed: int) -
     async def main() -> None:
         async with Searchers(seed, min_matchmaking_time=3.0) as swarm:
             *peers, liar = [await swarm.add() for _ in range(4)]
-            liar.finder._declaring.cancel()
+            await liar.finder.stop()  # it answers nobody and only declares itself
             declarations, clock = Declarations(liar.node, "test"), liar.node.endpoint.clock
             waits = []
             for _ in range(8):

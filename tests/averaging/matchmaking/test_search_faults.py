@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmcli.averaging.matchmaking.messages import Candidate
-from tests.averaging.matchmaking.test_matchmaking import assert_consistent, by_rank, gather_around, latest, number_of
+from tests.averaging.matchmaking.test_search import assert_consistent, by_rank, gather_around, latest, number_of
 from tests.averaging.table import Seat, Table, peer_id
 
 
