@@ -24,9 +24,9 @@ from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, LeaderMeans, LeaderSums, MemberGradients, MemberMeans, MemberSums
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
-from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import SharedModel
 from swarmcli.training import optimizer_factory, optimizer_kind, parameter_groups
 
 Handlers = Mapping[type[Command], Callable[[Any], None]]

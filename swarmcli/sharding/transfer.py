@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from swarmcli.errors import CheckpointError
 from swarmcli.network import wire
+
+T = TypeVar("T")
 
 PIECE_BYTES = 16 * 2**20
 MAX_MESSAGE_BYTES = 64 * 2**20  # of a message that is taken
@@ -134,9 +136,14 @@ def exchange(data: bytes, group: dist.ProcessGroup) -> list[bytes]:
     return [each[:length].cpu().numpy().tobytes() for each, length in zip(received, lengths, strict=True)]
 
 
+def exchange_values(kind: type[T], value: T, group: dist.ProcessGroup) -> list[T]:
+    """The same for structs and plain values that msgpack carries. A collective call."""
+    return [wire.decode(kind, each) for each in exchange(wire.encode(value), group)]
+
+
 def agree(problem: str | None, group: dist.ProcessGroup) -> None:
     """Returns at all ranks if none has a problem, else raises CheckpointError with all their words. A collective."""
-    told = [wire.decode(str, each) for each in exchange(wire.encode(problem or ""), group)]
+    told = exchange_values(str, problem or "", group)
     if any(told):
         raise CheckpointError("; ".join(dict.fromkeys(text for text in told if text)))
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from swarmcli.errors import CheckpointError, SiteError
-from swarmcli.sharding.files.save import Report, complete, read_manifest, try_to_write
+from swarmcli.sharding.files.save import Written, complete, read_manifest, try_to_write
 from swarmcli.sharding.transfer import exchange
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sharding.zero.state import State, copied_to_cpu
@@ -73,7 +73,7 @@ class SiteShards:
         self._commands = commands
         self._copy: State = {}
         self._writer = ThreadPoolExecutor(1, "swarm-shards")
-        self._writing: Future[Report] | None = None
+        self._writing: Future[Written] | None = None
         self._directory, self._epoch = home, 0
         self._pause = threading.Event()  # never set
 

@@ -19,8 +19,8 @@ from swarmcli.optim.gradients.accumulator import GradientAccumulator, sum_type
 from swarmcli.sharding.transfer import PIECE_BYTES, runs_of
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
-from swarmcli.sites.pace import Report, Verdict
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import Report, Verdict
 
 
 class LeaderGradients(ABC):

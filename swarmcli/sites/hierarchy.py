@@ -26,9 +26,9 @@ from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptim
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, MemberGradients, sum_over_ranks
 from swarmcli.sites.links import named, receive_message, send_message
-from swarmcli.sites.pace import Report, Verdict
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import Report, Verdict
 
 
 class GatherParameters(Command, frozen=True):

@@ -17,9 +17,9 @@ from swarmcli.sharding.zero.state import apply_settings, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named, receive_tensors, send_tensors
-from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.site import Site
 from swarmcli.sites.statistics import ShareOfStatistics, SiteStatistics
+from swarmcli.sites.step_sync import SharedModel
 
 
 class StepShares(Command, frozen=True):

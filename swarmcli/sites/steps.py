@@ -16,9 +16,9 @@ from swarmcli.errors import SiteError
 from swarmcli.optim import Optimizer
 from swarmcli.sites.commands import Command, Follower, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, MemberGradients
-from swarmcli.sites.pace import Report, SharedModel, Verdict, announce, gather_reports, hear_verdict, send_report
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import FORMING_SECONDS, Site
+from swarmcli.sites.step_sync import Report, SharedModel, Verdict, announce, gather_reports, hear_verdict, send_report
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import torch
 
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.sites.commands import Follower, LeaderCommands
-from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import SharedModel
 
 
 class Counted(torch.optim.SGD):

@@ -18,9 +18,9 @@ from swarmcli.optim.config import SiteHooks
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums
-from swarmcli.sites.pace import SharedModel
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import SharedModel
 from swarmcli.sites.steps import SiteLeader, SiteMember
 from swarmcli.training import CheckpointStore
 from swarmcli.training.shares import load_newest

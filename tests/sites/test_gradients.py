@@ -19,8 +19,8 @@ from swarmcli.sites.gradients import (
     SiteAccumulator,
     sum_over_ranks,
 )
-from swarmcli.sites.pace import Report, Verdict, announce, gather_reports, hear_verdict, send_report
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import Report, Verdict, announce, gather_reports, hear_verdict, send_report
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.e2e

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from swarmcli.errors import SiteError
 from swarmcli.sites.commands import Follower, LeaderCommands
-from swarmcli.sites.pace import SharedModel, Verdict
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import SharedModel, Verdict
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.e2e

@@ -10,8 +10,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from swarmcli.network import wire
-from swarmcli.sharding.transfer import agree, exchange
+from swarmcli.sharding.transfer import agree, exchange_values
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
 from swarmcli.sharding.zero.state import State
 
@@ -84,7 +83,7 @@ def reshard(
     """
     rank = dist.get_rank(group)
     offer = _Offer({index: _nbytes(statistics) for index, statistics in held.items()}, sorted(wanted))
-    offers = [wire.decode(_Offer, data) for data in exchange(wire.encode(offer), group)]
+    offers = exchange_values(_Offer, offer, group)
     lost = unclaimed([each.held.keys() for each in offers], [each.wanted for each in offers])
     if lost:
         raise ValueError(f"there is state of parameters {lost[:10]}, which no rank of the new layout owns")

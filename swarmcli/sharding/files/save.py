@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -27,7 +27,7 @@ from swarmcli.files.durable import write_file
 from swarmcli.network import wire
 from swarmcli.sharding.files.reshard import reshard, unsupplied
 from swarmcli.sharding.files.shard import Count, Shard, ShardRecord, shard_file, write_shard
-from swarmcli.sharding.transfer import agree, exchange
+from swarmcli.sharding.transfer import agree, exchange_values
 from swarmcli.sharding.zero.state import State, apply_settings, copied_to_cpu, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
@@ -58,23 +58,19 @@ class Manifest(msgspec.Struct, frozen=True):
     settings: list[dict[str, Any]]  # of the parameter groups
 
 
-class Report(msgspec.Struct, frozen=True):
-    """How a rank fared with its file."""
-
-    record: ShardRecord | None
-    problem: str = ""
+Written: TypeAlias = ShardRecord | str  # a rank's file, or why there is none
 
 
-def try_to_write(directory: Path, rank: int, state: State) -> Report:
-    """This rank's part of a save; a full disk and its like are reported, not raised."""
+def try_to_write(directory: Path, rank: int, state: State) -> Written:
+    """This rank's part of a save; a full disk and its like are returned, not raised."""
     try:
-        return Report(write_shard(directory, rank, state))
+        return write_shard(directory, rank, state)
     except (OSError, TypeError, SafetensorError) as error:
-        return Report(None, f"rank {rank} could not write {shard_file(directory, rank)}: {error}")
+        return f"rank {rank} could not write {shard_file(directory, rank)}: {error}"
 
 
 def complete(
-    directory: Path, epoch: int, own: Report, optimizer: ZeroRedundancyOptimizer, group: dist.ProcessGroup
+    directory: Path, epoch: int, own: Written, optimizer: ZeroRedundancyOptimizer, group: dist.ProcessGroup
 ) -> None:
     """Makes what all ranks have written a whole save. A collective call.
 
@@ -86,17 +82,15 @@ def complete(
         try:
             settings = describe_settings(optimizer.param_groups)
         except TypeError as error:
-            own = Report(None, f"rank 0 could not write the settings: {error}")
-    told = [wire.decode(_Told, data) for data in exchange(wire.encode(_Told(own, settings)), group)]
-    records = [each.report.record for each in told if each.report.record is not None]
-    if len(records) < len(told):
-        problems = [each.report.problem for each in told if each.report.record is None]
+            own = f"rank 0 could not write the settings: {error}"
+    told = exchange_values(_Told, _Told(own, settings), group)
+    if problems := [each.written for each in told if isinstance(each.written, str)]:
         raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(problems)}")
     # The same everywhere: in a directory that ranks share, each writes over the others'.
     manifest = Manifest(
         FORMAT,
         epoch,
-        records,
+        [each.written for each in told if isinstance(each.written, ShardRecord)],
         [form_of(parameter) for parameter in optimizer.parameters],
         [len(group["params"]) for group in optimizer.param_groups],
         next(each.settings for each in told if each.settings is not None),
@@ -107,7 +101,7 @@ def complete(
         write_file(directory / MANIFEST, lambda stream: stream.write(data))
     except (OSError, ValueError) as error:
         problem = f"{directory / MANIFEST} could not be written: {error}"
-    problems = [wire.decode(str, data) for data in exchange(wire.encode(problem), group)]
+    problems = exchange_values(str, problem, group)
     if all(problems):  # one manifest anywhere is enough: it says what belongs to the save
         raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(problems)}")
 
@@ -247,14 +241,14 @@ def _check_complete(
     manifest: Manifest, available: Collection[int], problems: list[str], group: dist.ProcessGroup
 ) -> None:
     """CheckpointError at all ranks if nobody sees a piece. A file that one rank misses another may see."""
-    told = [wire.decode(_Sight, data) for data in exchange(wire.encode(_Sight(list(available), problems)), group)]
+    told = exchange_values(_Sight, _Sight(list(available), problems), group)
     missing = unsupplied(_expected(manifest), [each.indices for each in told])
     if missing:
         raise CheckpointError(_describe_missing(manifest, missing, [text for each in told for text in each.problems]))
 
 
 class _Told(msgspec.Struct, frozen=True):
-    report: Report
+    written: Written
     settings: list[dict[str, Any]] | None  # rank 0's: schedulers may run there alone
 
 
