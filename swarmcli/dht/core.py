@@ -106,8 +106,8 @@ class NodeCore:
         await traverse(lookups, ask, parallel=parallel, slow_after=self.limits.slow_after)
 
     def breadth(self, lookups: Sequence[Lookup]) -> int:
-        """How many contacts an answer should name: as many as there are replicas, which shows whoever is missing in
-        a neighbourhood that is known, and elsewhere some more in place of those that are dead."""
+        """How many contacts an answer should name. In a known neighbourhood as many as there are replicas, which is
+        enough to show a node that is missing here; elsewhere some more, because some will be dead."""
         return self.num_replicas + (0 if self._knows_around(lookups) else self.parallel)
 
     def _knows_around(self, lookups: Sequence[Lookup]) -> bool:
@@ -180,7 +180,7 @@ class NodeCore:
         return reply, self._neighbours(contact, reply.neighbours, contacts * len(questions))
 
     async def find_nodes(self, contact: Contact, lookups: Sequence[Lookup], count: int) -> list[Contact]:
-        """Whom this contact knows near the targets of the lookups."""
+        """The nodes that this contact knows near the targets of the lookups."""
         found: list[Contact] = []
         most = messages.MAX_TARGETS
         for start in range(0, len(lookups), most):

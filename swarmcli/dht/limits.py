@@ -23,7 +23,7 @@ class DHTLimits:
     bytes_per_second: float = 4 << 20  # of records from one peer
     bytes_burst: float = 64 << 20
     call_timeout: float = 4.0  # of one call, dialing included
-    slow_after: float = 0.5  # a lookup asks somebody else too when an answer takes longer
+    slow_after: float = 0.5  # a lookup asks another node too when an answer takes longer
     cache_entries: int = 1024
     cache_age: float = 15.0  # how long a reader may see what was read before, with latest=False
     probe_interval: float = 20.0  # between attempts to find lost contacts again

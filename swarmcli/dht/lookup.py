@@ -43,7 +43,7 @@ class Lookup:
         self._left = _MOST_ASKED
 
     def offer(self, contacts: Iterable[Contact]) -> None:
-        """More candidates, for example from somebody's answer. Known ones are ignored."""
+        """More candidates, for example from an answer. Known ones are ignored."""
         for contact in contacts:
             if contact.peer_id not in self._contacts:
                 self._contacts[contact.peer_id] = contact
@@ -66,7 +66,7 @@ class Lookup:
         return fresh[: max(0, parallel - waiting)]
 
     def wants(self, peer: PeerID) -> bool:
-        """Whether this peer will be asked anyway as things stand: then it may as well share somebody's message."""
+        """Whether this peer is to be asked anyway as things stand: then this lookup may share another one's message."""
         if self.finished or self._left <= 0:
             return False
         return self._asked.get(peer) is Asked.NOT_YET and peer in self._window()
@@ -111,8 +111,8 @@ async def traverse(lookups: Sequence[Lookup], ask: Ask, *, parallel: int, slow_a
     """Runs the lookups to their ends.
 
     `ask` sends one message for the named lookups and returns the contacts from the answer. A NetworkError or
-    DHTError from it counts as no answer. Whoever takes longer than `slow_after` seconds is waited for no more than
-    others: somebody else is asked too. Calls that are still under way when all lookups have ended are cancelled.
+    DHTError from it counts as no answer. When a node takes longer than `slow_after` seconds, another one is asked
+    beside it. Calls that are still under way when all lookups have ended are cancelled.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

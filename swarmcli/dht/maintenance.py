@@ -1,4 +1,4 @@
-"""Finding the network, and staying in it: first contacts, the doubtful, the lost, and what is unknown.
+"""Finding the network, and staying in it: first contacts, doubtful and lost contacts, and unknown parts.
 
 Because every node now and then tries its first contacts and those that it lost, two halves of a network that could
 not see each other merge again once they can.
@@ -163,7 +163,7 @@ class Maintenance:
         return [contact for contact in answers if contact is not None]
 
     async def _probe(self) -> None:
-        """Whoever of the lost is there again knows others that were lost with it."""
+        """Tries lost contacts and missing first contacts: one that is back knows others that were lost with it."""
         core = self._core
         lost = core.contacts.lost_contacts(core.loop_time(), _PROBES)
         for contact in lost:

@@ -83,7 +83,7 @@ class StoreReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SyncRequest(msgspec.Struct, frozen=True):
-    """What the asker holds under these keys; whoever holds anything else wants them sent."""
+    """What the asker holds under these keys. A node that holds anything else asks for them."""
 
     addresses: Addresses
     digests: Annotated[tuple[tuple[ID, int], ...], msgspec.Meta(max_length=MAX_RECORDS)]  # of each key's records

@@ -189,7 +189,7 @@ class DHTNode:
             await self.endpoint.close()
 
     async def _join(self, initial_peers: Sequence[str], timeout: float) -> None:
-        # Whoever is met while joining is to be answered, and noted, already.
+        # Before the first call: nodes that are met while joining ask back, and changes of contacts must be noted.
         self.core.contacts.listeners.append(self._maintenance.contact_changed)
         self._unsubscribe = self.endpoint.events.subscribe(self._maintenance.on_event)
         if not self.client_mode:

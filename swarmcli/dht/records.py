@@ -122,7 +122,7 @@ def decode_subkey(data: bytes) -> Subkey:
 
 
 def is_owned(subkey: bytes) -> bool:
-    """Whether this encoded (and checked) subkey belongs to somebody."""
+    """Whether this encoded (and checked) subkey has an owner."""
     return isinstance(decode_subkey(subkey), OwnedSubkey)
 
 
@@ -259,7 +259,7 @@ class Author:
     def surpass(self, record: Record, current: Record, now: float) -> Record | None:
         """The record again with a higher number than `current`, one of this owner's from an earlier life.
 
-        None if the record stands under a subkey of nobody that this author signs for.
+        None if this author does not sign for the owner of the record's subkey.
         """
         subkey = decode_subkey(record.subkey)
         if not isinstance(subkey, OwnedSubkey) or subkey.owner not in self._identities:

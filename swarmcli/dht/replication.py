@@ -1,8 +1,8 @@
 """Keeping every record at the nodes nearest to its key while nodes come and go.
 
-Replicas compare digests of what they hold and send what differs: at once with those who moved up when a neighbour
-died or a nearer node appeared, and now and then with everyone, which also heals what a merge of two halves of the
-network left behind.
+Replicas compare digests of what they hold and send what differs. When a neighbour dies or a nearer node appears, they
+compare at once with the nodes that have become replicas by it; now and then they compare with all, which also heals
+what a merge of two halves of the network left behind.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Replicator:
                 try:
                     await self._sync_with(contact, targets)
                 except (NetworkError, DHTError):
-                    return  # the contact has left the table by now; whoever takes its place is news
+                    return  # the contact has left the table by now, and its successor is news
 
         async with asyncio.TaskGroup() as group:
             for contact, targets in work.values():
@@ -108,7 +108,7 @@ class Replicator:
 
 
 def _lost_a_holder(target: int, holders: Sequence[Contact], lost: Iterable[Contact]) -> bool:
-    """Whether one of the lost was nearer than the last of those who hold the key now."""
+    """Whether a lost contact was nearer to the key than the farthest node that is to hold it now."""
     if not holders:
         return False
     farthest = holders[-1].node ^ target

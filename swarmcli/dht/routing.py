@@ -1,4 +1,4 @@
-"""Whom a node knows (Kademlia, section 2.2), who has stopped answering, and who wants to hear of either."""
+"""The contacts of a node (Kademlia, section 2.2), and those that have stopped answering."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Bucket:
 
 
 class RoutingTable:
-    """Whom a node knows. Without I/O: whoever pings the doubtful contacts reports back with `seen` and `failed`."""
+    """The contacts of a node, without I/O: the caller pings the doubtful ones and reports with `seen` and `failed`."""
 
     def __init__(self, own: PeerID, bucket_size: int = 20) -> None:
         self._own = own
@@ -165,7 +165,7 @@ class _Lost:
 
 
 class Contacts:
-    """The routing table with a memory for those who left it. Times are the loop's, handed in."""
+    """The routing table, with a memory of the contacts that left it. Times are the loop's, handed in."""
 
     def __init__(
         self, own: PeerID, bucket_size: int, limits: DHTLimits, learn: Callable[[PeerID, tuple[str, ...]], None]
@@ -193,7 +193,7 @@ class Contacts:
             self._tell("doubtful", doubtful)
 
     def gone(self, peer: PeerID, now: float) -> None:
-        """It does not answer: out of the table, and remembered for probes that come ever less often."""
+        """It does not answer: it leaves the table, and is remembered for probes that come ever less often."""
         lost, successor = self.table.failed(peer)
         if lost is not None:
             self._lost[peer] = _Lost(lost, now + _FIRST_PAUSE, _FIRST_PAUSE)
@@ -207,7 +207,7 @@ class Contacts:
             self._tell("appeared", successor)
 
     def ban(self, peer: PeerID, now: float) -> None:
-        """It has sent what no honest node sends: out of the table and nobody to ask for a while."""
+        """It has sent what no honest node sends: it leaves the table and is not asked for a while."""
         self.gone(peer, now)
         self._lost.pop(peer, None)
         self._banned[peer] = now + _BAN

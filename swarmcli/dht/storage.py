@@ -18,7 +18,7 @@ from swarmcli.dht.records import NO_SUBKEY, Record, is_owned, key_id
 
 
 class Verdict(IntEnum):
-    """What became of a record that somebody asked to store."""
+    """What a node did with a record that it was asked to store."""
 
     STORED = 0  # it is kept, or was there already
     STALE = 1  # a newer one is there
@@ -125,7 +125,7 @@ class Storage:
                 self._remove(number, entry, subkey)
 
     def _make_room(self, entry: KeyEntry | None, record: Record, known: Stored | None) -> bool:
-        """Whether the record fits; a record that somebody owns takes the place of one that nobody does."""
+        """Whether the record fits. A record with an owner takes the place of one without."""
         growth = record.size - (known.record.size if known is not None else 0)
         if self.size + growth > self._limits.max_storage:
             return False
@@ -170,7 +170,7 @@ class Storage:
 
 
 def _expendable(records: Iterable[Record]) -> Record | None:
-    """Of the subkeys that nobody owns, the one that expires first."""
+    """Of the subkeys without an owner, the one that expires first."""
     unowned = [record for record in records if record.subkey != NO_SUBKEY and not is_owned(record.subkey)]
     return min(unowned, key=lambda record: record.expiration, default=None)
 

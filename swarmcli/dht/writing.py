@@ -15,7 +15,7 @@ from swarmcli.dht.storage import Verdict
 from swarmcli.errors import DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 
-_MOST_ROUNDS = 8  # of finding somebody else for those who answered the search and then failed
+_MOST_ROUNDS = 8  # of replacing nodes that answered the search and then failed to store
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
     for index, record in enumerate(records):
         of_key.setdefault(key_id(record.key), []).append(index)
     lookups = {target: core.new_lookup(target, core.num_replicas) for target in of_key}
-    # Where the neighbourhood is known, storing is itself the search: the replies name whoever is nearer.
+    # Where the neighbourhood is known, storing is itself the search: the replies name nodes that are nearer.
     known = {target for target in lookups if core.contacts.table.knows_around(target)}
     tried: set[tuple[PeerID, int]] = set()  # (peer, index of record)
 
@@ -62,7 +62,7 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
             else:
                 await store_at(contact, indices)
         except (NetworkError, DHTError):
-            for index in indices:  # somebody else must be found for these
+            for index in indices:  # the next nearest node takes these
                 lookup = lookups[key_id(records[index].key)]
                 lookup.failed(contact.peer_id)
                 lookup.finished = False

@@ -3,7 +3,8 @@
     Endpoint ── ControlPool ── ControlChannel (one per peer): calls, pings
              └─ StreamPool ─── StreamChannel (several per peer): one stream at a time each
 
-Either end of a connection calls the other, whoever dialed it. See docs/protocol.md for what goes over the wire.
+Either end of a connection calls the other, no matter which one dialed it. What goes over the wire is in
+docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ class Endpoint:
         return Volume(traffic.sent - waiting, traffic.received)
 
     def statistics(self) -> EndpointStatistics:
-        """For tests, benchmarks and whoever debugs."""
+        """For tests, benchmarks and debugging."""
         controls, bulk = self._control.channels(), self._streams.channels()
         return EndpointStatistics(
             control_connections=len(controls),

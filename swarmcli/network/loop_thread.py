@@ -46,7 +46,7 @@ class _Loop(asyncio.SelectorEventLoop):
         flags: int = 0,
     ) -> list[Any]:
         found: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
-        found.set_running_or_notify_cancel()  # whoever gives up waiting does not disturb the thread
+        found.set_running_or_notify_cancel()  # a caller that gives up waiting does not disturb the thread
 
         def resolve() -> None:
             try:

@@ -1,4 +1,5 @@
-"""The control connections of an endpoint: one per peer, dialed by whoever could, found again when it is gone.
+"""The control connections of an endpoint: one per peer. The end that can dial dials it, and dials it again
+when it is needed after it has ended.
 
 When two peers dial each other at once, both connections come about. Both ends prefer the one that the peer with the
 smaller id dialed (of two by the same dialer: the newer), and begin nothing more on the other. It is closed when it has
@@ -83,7 +84,7 @@ class ControlPool:
         return pair.current or opened  # a better one may have come meanwhile
 
     async def connect(self, address: str, timeout: float) -> PeerID:
-        """Dials an address of somebody who may be unknown. Raises ConnectError, AddressError."""
+        """Dials an address whose peer may be unknown. Raises ConnectError, AddressError."""
         expected = parse_address(address).peer_id
         if expected is not None and self.current(expected) is not None:
             return expected
@@ -129,7 +130,11 @@ class ControlPool:
         return pair is not None and any(not watcher.done() for watcher in pair.watchers)
 
     def close_surplus(self) -> None:
-        """Called at each keepalive interval: closes connections besides the one that both ends prefer."""
+        """Called at each keepalive interval: closes connections besides the one that both ends prefer.
+
+        The other end has greeted on the better one, so it knows it too and begins its calls there. The pause is for a
+        call that it began just before: it may still be on its way here.
+        """
         now = asyncio.get_running_loop().time()
         for channel in self.channels():
             better = self.current(channel.peer_id)
@@ -167,8 +172,8 @@ class ControlPool:
                 opening.set_result(pair.current or channel)
 
     def _greeted(self, channel: ControlChannel, hello: Hello) -> None:
-        """A peer that started anew has forgotten its older connections: they are dead, and whoever relied on what
-        it knew must learn it."""
+        """A peer that started anew has forgotten its older connections: they are dead, and listeners hear of the loss,
+        because the peer has also forgotten everything that it was told on them."""
         pair = self._pairs[channel.peer_id]
         self._context.book.told(channel.peer_id, hello.addresses)
         outdated = [other for other in pair.channels if other.boot_id not in (None, hello.boot_id)]

@@ -75,7 +75,7 @@ class IncomingCalls:
         self._context.tasks.spawn(self._send(self._begin_reply(message)))
 
     def cancel_all(self) -> None:
-        """The connection is gone, and with it whoever asked."""
+        """The connection is gone, and with it the peer that asked."""
         tasks, self._tasks = self._tasks, {}
         for task, _ in tasks.values():
             task.cancel()
@@ -95,7 +95,7 @@ class IncomingCalls:
             body = encode_body(await handler.answer(self._peer, request), self._limits.max_message)
             reply = Answer(number, received, self._context.clock.raw(), body)
         except asyncio.CancelledError:
-            # Not by the caller's wish, which would have taken the number out: he must not wait for an answer.
+            # Not by the caller's wish, which would have taken the number out: the caller must not wait for an answer.
             if self._take(number) is not None:
                 self.reply(Failure(number, Failed("cancelled")))
             raise
@@ -110,7 +110,8 @@ class IncomingCalls:
         return task
 
     def _begin_reply(self, reply: Answer | Failure | BulkDenied) -> bytes:
-        """What to send. Who asks and does not read the answers is not read either; large ones he does not even get."""
+        """What to send. A peer that asks and does not read the answers is not read either, and large answers become
+        refusals."""
         limits, data = self._limits, encode(reply)
         if isinstance(reply, Answer) and self._unsent and self._unsent + len(data) > limits.max_replies_per_peer:
             data = encode(Failure(reply.id, Failed("refused", "busy", "too many bytes of answers that were not read")))

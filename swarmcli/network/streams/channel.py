@@ -45,7 +45,7 @@ class StreamChannel:
         idle: Callable[[StreamChannel], None],
         lost: Callable[[StreamChannel, ConnectionLost], None],
     ) -> None:
-        """`offered(channel, token)` says whether somebody here wants the connection that the other end dialed;
+        """`offered(channel, token)` says whether a stream here waits for the connection that the other end dialed;
         `idle` is called whenever a stream is over at both ends, `lost` once, when the connection is."""
         self.connection = connection
         self.peer_id = connection.peer_id

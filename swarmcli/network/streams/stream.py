@@ -141,7 +141,7 @@ class Stream:
                 self._reset("gave up a payload that was arriving", None)
 
     def _placed(self, arrived: _Arrived, message_type: type[M], into: Into | None) -> tuple[M, memoryview]:
-        """Decodes what was queued for nobody in particular, and copies its payload to where it is wanted."""
+        """Decodes a message that arrived while no `receive` waited, and copies its payload to where it is wanted."""
         if arrived.message is not None:
             return arrived.message, arrived.payload
         try:
@@ -216,7 +216,7 @@ class Stream:
         return self._error if isinstance(self._error, CallError) and not self._error_seen else None
 
     def stop_reading(self) -> None:
-        """What is queued is for nobody any more, and the way must be free for the other end's last word."""
+        """Drops what is queued: no `receive` comes any more, and the other end's last word must get through."""
         self._queue.clear()
         self._resume()
 

@@ -1,7 +1,7 @@
 """What endpoints say to each other, as typed messages. docs/protocol.md describes their order.
 
 The headers of frames on a control connection are `ControlMessage`s, those on a bulk connection `BulkMessage`s. The
-message of a user is embedded in `body` as it is and decoded only by whoever knows its type.
+message of a user is embedded in `body` as it is; the channel decodes it once it knows the type that the method takes.
 """
 
 from __future__ import annotations
