@@ -24,7 +24,7 @@ from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, NoDonorReachable
 from swarmcli.events import Event, Noticed
 from swarmcli.network.addresses import parse_address
-from swarmcli.optim.peers.report import Role
+from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer

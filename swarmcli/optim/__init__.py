@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from swarmcli.optim.auxiliary import AuxiliaryCore
-from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.config import OptimizerConfig, PeerDescription
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.grad_scaler import GradScaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.optimizer import Optimizer
-from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
+from swarmcli.optim.peers.board import LocalTrainingProgress
+from swarmcli.optim.peers.progress import GlobalTrainingProgress
 from swarmcli.optim.peers.progress_tracker import ProgressTracker
-from swarmcli.optim.peers.report import PeerDescription, PeerReport
+from swarmcli.optim.peers.report import PeerReport
 
 __all__ = [
     "AuxiliaryCore",

@@ -10,18 +10,18 @@ import torch
 
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.epoch.group import Committed, Outcome, StandingGroup, Undecided
-from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.epoch.group import PreformedGroup
+from swarmcli.optim.modes.base import Committed, Mode, Outcome, Undecided
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.peers.lineage import LINEAGE_BYTES, Claim, Standing, best
-from swarmcli.optim.peers.presence import Presence
+from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
-from swarmcli.optim.peers.tracker import ProgressTrackerCore
+from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition, best
 from swarmcli.optim.state.rounds import Occasion, StateRounds, state_config
 from swarmcli.optim.state.volumes import Slot
 
 STRAY = 5.0  # seconds for which a lineage is kept that no trainer reports: reports are some seconds late
-_NOWHERE = Standing(0, 0, bytes(LINEAGE_BYTES))  # before any trainer was heard of
+_NOWHERE = LineagePosition(0, 0, bytes(LINEAGE_BYTES))  # before any trainer was heard of
 
 
 class AuxiliaryCore:
@@ -41,17 +41,17 @@ class AuxiliaryCore:
         """`states`: what the trainers average of their states, where they do so regularly."""
         self.node = node = peer.node
         self.config = config = peer.config
-        self.standing = _NOWHERE
+        self.position = _NOWHERE
         self.metrics = PeerMetrics(node.peer_id, peer.events)
-        self.presence = Presence(node, config.run_id, self.report)
+        self.directory = PeerDirectory(node, config.run_id, self.report)
         self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
         self._tasks = TaskOwner()
-        self._confirmed = -math.inf  # when a trainer's report last agreed with the standing, or a round made it
+        self._confirmed = -math.inf  # when a trainer's report last agreed with the position, or a round made it
         self.mode = mode or Synchronous()
         # Tensors like the trainers' are made and never touched, so they are not in memory either.
         like = [torch.empty_like(p, device="cpu").requires_grad_(p.requires_grad) for p in parameters]
         self._averager = self.mode.assisting_averager(node, peer.averaging, like)
-        self._group = StandingGroup(
+        self._group = PreformedGroup(
             self._averager,
             config.target_batch_size,
             config.fingerprint,
@@ -70,7 +70,7 @@ class AuxiliaryCore:
         await self._averager.start()
         if self._states is not None:
             await self._states.start()
-        await self.presence.start()
+        await self.directory.start()
         await self.tracker.start(report=False)
         self.metrics.begin()
 
@@ -82,12 +82,12 @@ class AuxiliaryCore:
         if self._states is not None:
             await self._states.shutdown()
         await self.tracker.shutdown()
-        await self.presence.shutdown()
+        await self.directory.shutdown()
 
     def report(self) -> PeerReport:
         """What this peer says about itself under `{run_id}_peers`."""
         config = self.config
-        return describe(self.node, config.description, config.terms, self.metrics, "assisting", self.standing)
+        return describe(self.node, config.description, config.terms, self.metrics, "assisting", self.position)
 
     @property
     def is_averaging(self) -> bool:
@@ -97,8 +97,8 @@ class AuxiliaryCore:
     async def step(self) -> bool:
         """Waits (at most `idle_wait`) for a round to begin and brings it to its end; whether one was committed."""
         await self._follow_reports()
-        self.metrics.look(anyone_computes=self.presence.anyone_computes(self._group.members))
-        if self._group.standing is None:
+        self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
+        if self._group.position is None:
             await asyncio.sleep(self.config.idle_wait)
             return False
         if not await self._group.wait_until_begun(self.config.idle_wait):
@@ -112,33 +112,33 @@ class AuxiliaryCore:
         """Joins the group of the lineage that leads; where reports are ahead of it, trainers are asked directly."""
         if self._group.begun:
             return
-        if self.standing == _NOWHERE:
-            await self.presence.refresh()
-        leading = _leading(self.presence.claims())
-        if leading == self.standing:
+        if self.position == _NOWHERE:
+            await self.directory.refresh()
+        leading = _leading(self.directory.claims())
+        if leading == self.position:
             self._confirmed = _now()
-        behind = leading is not None and leading.beats(self.standing)
+        behind = leading is not None and leading.beats(self.position)
         if behind or self._group.undecided or (leading is not None and self._astray):
-            await self._ask_where_they_stand()
-        if self.standing != _NOWHERE:
-            self._group.open(self.standing)
+            await self._ask_for_positions()
+        if self.position != _NOWHERE:
+            self._group.open(self.position)
 
     @property
     def _astray(self) -> bool:
         """Whether nobody has held this lineage for a while: those who did may be gone, and others begun anew."""
         return _now() - self._confirmed > STRAY
 
-    async def _ask_where_they_stand(self) -> None:
+    async def _ask_for_positions(self) -> None:
         """A report is seconds old, which may be an epoch or more."""
-        now = _leading((await self.presence.survey()).values())
+        now = _leading((await self.directory.survey()).values())
         if self._group.begun:
             return  # the round meanwhile, of this lineage after all
         await self._group.close()
-        if now is not None and (now.beats(self.standing) or self._astray):
-            if self.standing != _NOWHERE:
+        if now is not None and (now.beats(self.position) or self._astray):
+            if self.position != _NOWHERE:
                 self.metrics.begin()  # when this epoch began is not known here
-            self.standing, self._confirmed = now, _now()
-            self.presence.announce()
+            self.position, self._confirmed = now, _now()
+            self.directory.announce()
 
     async def _follow(self, outcome: Outcome, began: float) -> None:
         if not isinstance(outcome, Committed):
@@ -146,24 +146,24 @@ class AuxiliaryCore:
             if isinstance(outcome, Undecided):
                 await self._group.close()  # the reports will tell how it ended
             return
-        self.standing = self.mode.after(self.standing, outcome, self.config.target_batch_size)
+        self.position = self.mode.after(self.position, outcome, self.config.target_batch_size)
         self._confirmed = _now()
         self.metrics.note_outcome("committed")
         self._assist_states(outcome)
         await self._group.close()
-        self._group.open(self.standing)
-        self.presence.announce()
+        self._group.open(self.position)
+        self.directory.announce()
         self.metrics.end_epoch(
-            self.standing, samples=outcome.samples, peers=len(outcome.contributors), seconds=_now() - began
+            self.position, samples=outcome.samples, peers=len(outcome.contributors), seconds=_now() - began
         )
 
     def _assist_states(self, committed: Committed) -> None:
         """Takes part in the averaging of states that follows this epoch, if one does."""
         every = self.mode.average_state_every(committed.several)
-        if self._states is not None and every and self.standing.epoch % every == 0:
-            everyone = (self.node.peer_id, *self.presence.at_work())
+        if self._states is not None and every and self.position.epoch % every == 0:
+            everyone = (self.node.peer_id, *self.directory.at_work())
             mates = everyone if committed.several else committed.members + committed.helpers
-            occasion = Occasion(self.standing.lineage, self.standing.epoch, 0.0, mates, several=committed.several)
+            occasion = Occasion(self.position.lineage, self.position.epoch, 0.0, mates, several=committed.several)
             self._tasks.spawn(self._assist(self._states, occasion))
 
     async def _assist(self, states: StateRounds, occasion: Occasion) -> None:
@@ -173,8 +173,8 @@ class AuxiliaryCore:
                     return  # trainers stop as well; why is told by the round's event
 
 
-def _leading(claims: Iterable[Claim]) -> Standing | None:
-    return best(claim.standing for claim in claims if claim.settled)
+def _leading(claims: Iterable[Claim]) -> LineagePosition | None:
+    return best(claim.position for claim in claims if claim.settled)
 
 
 def _now() -> float:

@@ -1,6 +1,6 @@
 """OptimizerCore: the collaborative optimizer on the event loop.
 
-An epoch, as `step` tells it: gradients add up; every count goes to the leader of the group that stands while the
+An epoch, as `step` tells it: gradients add up; every count goes to the leader of the group that forms while the
 epoch is computed; when the swarm has enough, the leader begins the round and each member freezes the mean of its
 gradients, weighted by its samples; all step with the average, and are at the next epoch of the next lineage.
 """
@@ -15,20 +15,19 @@ from typing import Any
 
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.config import PeerContext, SiteHooks, Trained
+from swarmcli.optim.config import PeerContext, Role
 from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, EpochEnd
-from swarmcli.optim.epoch.group import StandingGroup
-from swarmcli.optim.epoch.wait import CrowdedEpochRule, EndUnderWay, EpochRule, LastMoment, Resume, Timing
-from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.epoch.group import PreformedGroup
+from swarmcli.optim.epoch.keeper import StateKeeper
+from swarmcli.optim.epoch.wait import CrowdedEpochRule, EndUnderWay, EpochRule, LastMoment, Resume
+from swarmcli.optim.modes.base import Mode, SiteHooks, Timing, Trained
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.peers.following import STRANDED_AFTER, LineageFollower
-from swarmcli.optim.peers.lineage import Standing
-from swarmcli.optim.peers.presence import Presence
-from swarmcli.optim.peers.replaying import Replayer
-from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, Role, describe
+from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp, Replayer
+from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.progress import ProgressTrackerCore
+from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
-from swarmcli.optim.peers.tracker import ProgressTrackerCore
-from swarmcli.optim.state.keeper import StateKeeper
+from swarmcli.optim.state.lineage import LineagePosition
 
 
 class OptimizerCore:
@@ -50,7 +49,7 @@ class OptimizerCore:
         self.phase: Phase = "joining"
         self.keeps = False  # whether it writes checkpoints, see PeerReport
         self.leaving = False
-        self.presence = Presence(node, config.run_id, self.report)
+        self.directory = PeerDirectory(node, config.run_id, self.report)
         self.tracker = ProgressTrackerCore(
             node,
             config.run_id,
@@ -59,27 +58,27 @@ class OptimizerCore:
             performance_ema_alpha=config.performance_ema_alpha,
             client_mode=config.client_mode,
             status_loglevel=logging.INFO if config.verbose else logging.DEBUG,
-            latest_epoch=self.presence.latest_epoch,
+            latest_epoch=self.directory.latest_epoch,
         )
         self._tasks = TaskOwner()
         self._work = self.mode.build(peer, trained, site or SiteHooks())
         self.replica = self._work.replica
         averager = self._work.averager
         self._rule = self._make_rule()
-        self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.presence.at_work)
-        self._group = StandingGroup(
+        self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory.at_work)
+        self._group = PreformedGroup(
             averager, config.target_batch_size, config.fingerprint, self._tasks, lambda: keeper.gathered
         )
         self._exchange = StateExchange(
             node.endpoint, config.run_id, self.replica, averager.at_rest, self.mode.state.load_compression
         )
         replayer = Replayer(self._work, peer.events)
-        self._lineage = LineageFollower(peer, self.replica, self.presence, self._exchange, replayer)
+        self._lineage = CatchUp(peer, self.replica, self.directory, self._exchange, replayer)
         self._end = EpochEnd(
-            peer, self.mode.timing, self._rule, self._work, keeper, self._group, self.presence, self.metrics
+            peer, self.mode.timing, self._rule, self._work, keeper, self._group, self.directory, self.metrics
         )
         self._ending = EndUnderWay(self._tasks)
-        self._last_seen = self.standing  # at the end of the last step
+        self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
         self.global_steps = 0  # with gradients of this peer in them
 
@@ -87,12 +86,12 @@ class OptimizerCore:
         if (size := self.mode.target_group_size) is None:
             return EpochRule(self.config.target_batch_size)
         patience = self.config.matchmaking_time
-        return CrowdedEpochRule(self.tracker, size, lambda: 1 + len(self.presence.at_work()), patience)
+        return CrowdedEpochRule(self.tracker, size, lambda: 1 + len(self.directory.at_work()), patience)
 
     @property
-    def standing(self) -> Standing:
+    def position(self) -> LineagePosition:
         """Where this peer's parameters stand."""
-        return self.replica.standing
+        return self.replica.position
 
     @property
     def samples(self) -> int:
@@ -109,7 +108,7 @@ class OptimizerCore:
         await self._work.averager.start()
         await self._keeper.averaging.start()
         self._exchange.start()
-        await self.presence.start()
+        await self.directory.start()
         await self.tracker.start()
         self.metrics.begin()
 
@@ -121,7 +120,7 @@ class OptimizerCore:
         await self._keeper.averaging.shutdown()
         self._exchange.close()
         await self.tracker.shutdown()
-        await self.presence.shutdown()
+        await self.directory.shutdown()
 
     # the story of an epoch
 
@@ -141,7 +140,7 @@ class OptimizerCore:
             if batch_size:
                 await self._accumulate(batch_size, scale)
             elif not self._work.samples:
-                self.metrics.look(anyone_computes=self.presence.anyone_computes(self._group.members))
+                self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
             # After that, so that companions' steps and this one are together in what is gathered for it.
             if not self._ending and await self._keeper.averaging.apply() and self.mode.timing is Timing.AT_ONCE:
                 await self.replica.publish()
@@ -151,9 +150,9 @@ class OptimizerCore:
                     return True
             if not self._ending and await self._epoch_is_over(batch_size):
                 await self._end_epoch()
-            return self.standing != self._last_seen
+            return self.position != self._last_seen
         finally:
-            self._last_seen = self.standing
+            self._last_seen = self.position
 
     async def join(self) -> bool:
         """Sees to it that this peer is on the lineage that leads; returns whether its state changed for that.
@@ -163,7 +162,7 @@ class OptimizerCore:
         """
         await self._ending.over()
         changed = await self._join()
-        self._last_seen = self.standing
+        self._last_seen = self.position
         if not self.metrics.samples:
             self.metrics.begin()  # whoever joins before its first batch computes from here on
         return changed
@@ -185,7 +184,7 @@ class OptimizerCore:
                 self._keeper.drop()
                 self._start_over()
             await self._keeper.look()
-        self._group.open(self.standing)
+        self._group.open(self.position)
         self._group.report(self._rule.told(self._work.samples))
         return changed
 
@@ -211,7 +210,7 @@ class OptimizerCore:
             self._report_samples()
 
     def _report_samples(self) -> None:
-        self.tracker.report_local_progress(self.standing.epoch, self._work.samples)
+        self.tracker.report_local_progress(self.position.epoch, self._work.samples)
         self._group.report(self._rule.told(self._work.samples))
 
     async def _epoch_is_over(self, batch_size: int) -> bool:
@@ -234,9 +233,9 @@ class OptimizerCore:
 
     async def _replaced_meanwhile(self) -> bool:
         """Waits until the trainer may compute; whether its last gradients are of parameters that changed for that."""
-        before = self.standing
+        before = self.position
         await self._ending.may_compute()
-        replaced = self.mode.timing is Timing.AT_ONCE and self.standing != before
+        replaced = self.mode.timing is Timing.AT_ONCE and self.position != before
         if replaced:
             await self._work.drop()  # reused buffers hold those gradients already
         return replaced
@@ -252,27 +251,27 @@ class OptimizerCore:
         committed = advanced.committed
         self.global_steps += advanced.own_samples > 0
         self._begin_epoch(committed.contributors)
-        self._group.open(self.standing)
+        self._group.open(self.position)
         self.metrics.end_epoch(
-            self.standing,
+            self.position,
             samples=committed.samples,
             own_samples=advanced.own_samples,
             peers=len(committed.contributors),
             seconds=advanced.seconds,
             rate=self._rate,
         )
-        self.presence.announce()
+        self.directory.announce()
 
     def _start_over(self) -> None:
         """The parameters are others than those that the gradients belong to."""
         self.metrics.forget_losses()
         self._begin_epoch()
-        self.metrics.end_epoch(self.standing, rate=self._rate)
-        self.presence.announce(anew=True)
+        self.metrics.end_epoch(self.position, rate=self._rate)
+        self.directory.announce(anew=True)
 
     def _begin_epoch(self, mates: Sequence[PeerID] = ()) -> None:
         with self.tracker.pause_updates():
-            self.tracker.update_epoch(self.standing.epoch)
+            self.tracker.update_epoch(self.position.epoch)
             self._last_moment.begin_epoch(mates)
             self._report_samples()  # there are some already where the trainer did not wait
 
@@ -287,8 +286,8 @@ class OptimizerCore:
         if self._keeper.strayed:
             return "its parameters had drifted away from the others'"
         leading = self._lineage.leading
-        behind = leading != self.standing and not self._rule.excuses(self.standing, leading)
-        behind = behind or self.presence.may_be_led_out_of_reach()
+        behind = leading != self.position and not self._rule.excuses(self.position, leading)
+        behind = behind or self.directory.may_be_led_out_of_reach()
         return "another lineage leads" if behind or self._end.left_behind else ""
 
     # what others see, and get
@@ -301,7 +300,7 @@ class OptimizerCore:
             self.config.terms,
             self.metrics,
             self._told_phase(),
-            self.standing,
+            self.position,
             samples_per_second=self._rate,
             drift=self._keeper.monitor.drift,
             keeps=self.keeps,
@@ -332,9 +331,9 @@ class OptimizerCore:
         await self.replica.publish()
         await self._group.close()
         self.phase = "lingering"
-        self.presence.announce()
+        self.directory.announce()
         deadline = _now() + timeout
-        while await self.presence.anyone_behind(until_others_at):
+        while await self.directory.anyone_behind(until_others_at):
             if _now() >= deadline:
                 return False
             await asyncio.sleep(min(LOOK_AROUND, max(0.0, deadline - _now())))
@@ -346,7 +345,7 @@ class OptimizerCore:
         """Tells the others whether this peer writes checkpoints as the run goes on."""
         if self.keeps != offered:
             self.keeps = offered
-            self.presence.announce()
+            self.directory.announce()
 
     async def checkpoints_elsewhere(self) -> bool:
         """Whether a peer that can be reached, is no further behind than a round and comes before this one writes
@@ -359,10 +358,10 @@ class OptimizerCore:
             return role != "monitor", bytes(peer)
 
         own = rank(self.node.peer_id, self.config.description.role)
-        others = self.presence.others
-        offering = {peer: rank(peer, others[peer].role) for peer in self.presence.holders() if others[peer].keeps}
-        epoch = self.standing.epoch
-        found = await self.presence.find(
+        others = self.directory.others
+        offering = {peer: rank(peer, others[peer].role) for peer in self.directory.holders() if others[peer].keeps}
+        epoch = self.position.epoch
+        found = await self.directory.find(
             sorted((peer for peer, its in offering.items() if its < own), key=offering.__getitem__),
             lambda answer: answer.keeps and answer.stays and answer.epoch >= epoch - 1,
         )
@@ -375,17 +374,17 @@ class OptimizerCore:
         The order matters: of two that leave at once, whoever asks second is told by the first that it leaves too.
         """
         self.leaving = True
-        own = self.standing
-        found = await self.presence.find(
-            self.presence.by_convenience(self.presence.holders()),
-            lambda answer: answer.stays and not own.beats(answer.claim.standing),
+        own = self.position
+        found = await self.directory.find(
+            self.directory.by_convenience(self.directory.holders()),
+            lambda answer: answer.stays and not own.beats(answer.claim.position),
         )
         return None if found is None else (found[0], found[1].epoch)
 
     async def epoch_elsewhere(self) -> int | None:
         """The furthest epoch at which somebody who can be reached trains or hands out its state; None: nobody does."""
-        claims = (await self.presence.survey()).values()
-        return max((claim.standing.epoch for claim in claims if claim.settled), default=None)
+        claims = (await self.directory.survey()).values()
+        return max((claim.position.epoch for claim in claims if claim.settled), default=None)
 
     def state_digest(self) -> str:
         """SHA-256 over the parameters: equal for peers that hold them bit-identically."""
@@ -415,9 +414,9 @@ class OptimizerCore:
         await self._work.drop()
         self._keeper.drop()
         self._lineage.settled, self.phase = False, "joining"
-        self._last_seen = self.standing
+        self._last_seen = self.position
         self._begin_epoch()
-        self.presence.announce(anew=True)
+        self.directory.announce(anew=True)
 
 
 def _now() -> float:

@@ -15,24 +15,17 @@ from swarmcli.errors import OptimizerError
 from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import LoopThread
+from swarmcli.optim.arguments import averager_config, choose_timing, make_scheduler, place_optimizer
 from swarmcli.optim.auxiliary import AuxiliaryCore
-from swarmcli.optim.config import (
-    OptimizerConfig,
-    PeerContext,
-    SiteHooks,
-    Trained,
-    averager_config,
-    choose_timing,
-    make_scheduler,
-    place_optimizer,
-)
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, RefreshOptions
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import choose_mode
-from swarmcli.optim.modes.base import StateOptions
-from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress, RefreshOptions
-from swarmcli.optim.peers.report import PeerDescription, PeerReport
+from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
+from swarmcli.optim.peers.board import LocalTrainingProgress
+from swarmcli.optim.peers.progress import GlobalTrainingProgress
+from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 from swarmcli.optim.state.volumes import state_slots
 
@@ -284,7 +277,7 @@ class Optimizer(AroundTorch):
     @property
     def local_epoch(self) -> int:
         """Of this peer: the number of steps that its parameters have behind them, since the run began."""
-        return self._core.standing.epoch
+        return self._core.position.epoch
 
     @property
     def local_progress(self) -> LocalTrainingProgress:
@@ -323,19 +316,19 @@ class Optimizer(AroundTorch):
 
     def peers(self) -> Mapping[PeerID, PeerReport]:
         """What the other peers last said about themselves; their texts are strangers'."""
-        return dict(self._core.presence.others)
+        return dict(self._core.directory.others)
 
     def seconds_since_heard(self, peer: PeerID) -> float:
         """Of another peer, by a connection, a third peer or its report; infinite if it never was heard of."""
-        return self._core.presence.hearing.age(peer)
+        return self._core.directory.hearing.age(peer)
 
     def answers(self, peer: PeerID) -> bool:
         """Whether another peer can be taken for alive: false within five seconds where a connection tells."""
-        return self._core.presence.hearing.answers(peer)
+        return self._core.directory.hearing.answers(peer)
 
     def peers_apart(self) -> dict[PeerID, PeerReport]:
         """Who trains another model of this run than this peer, or waits since it cannot reach this one's."""
-        return self._core.presence.apart()
+        return self._core.directory.apart()
 
     def is_synchronized_with_peers(self) -> bool:
         """Whether, by what the others last reported, no other lineage leads."""

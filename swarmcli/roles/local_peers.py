@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from swarmcli.optim.peers.report import Role
+from swarmcli.optim.config import Role
 
 logger = logging.getLogger(__name__)
 

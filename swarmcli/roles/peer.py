@@ -17,7 +17,7 @@ from swarmcli.journal import Journal, RunRecord
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import Optimizer, PeerDescription
-from swarmcli.optim.peers.report import Role
+from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe, fingerprint_of
 from swarmcli.roles.admission import Admission
 from swarmcli.roles.home import Home

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from swarmcli.optim.peers.report import Role
+from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.roles.local_peers import LocalPeer, LocalPeers
 from swarmcli.threads import count_threads_by

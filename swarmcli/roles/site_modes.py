@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from swarmcli.optim.config import SiteHooks
+from swarmcli.optim.modes.base import SiteHooks
 from swarmcli.recipe import Recipe
 from swarmcli.roles.site_state import load_share
 from swarmcli.sites.checkpoint import SiteShards

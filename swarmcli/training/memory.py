@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from swarmcli.errors import RecipeError
-from swarmcli.optim.peers.report import Role
+from swarmcli.optim.config import Role
 from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.recipe import Recipe
 from swarmcli.training.device import Compute

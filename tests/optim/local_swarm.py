@@ -9,13 +9,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from swarmcli.optim.config import OptimizerConfig, PeerContext, SiteHooks, Trained, averager_config
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
 from swarmcli.optim.modes.local import LocalUpdates
-from swarmcli.optim.peers.report import PeerDescription, Role
-from swarmcli.optim.state.placement import Offloaded
-from swarmcli.optim.state.replica import Companions
+from swarmcli.optim.state.replica import Companions, Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, loss_of, make_model, momentum
 
 Entry: TypeAlias = "Gradient | Step | EpochOver | Applied"
@@ -80,7 +79,7 @@ class LocalPeer:
 
     @property
     def epoch(self) -> int:
-        return self.core.standing.epoch
+        return self.core.position.epoch
 
     async def compute(self) -> None:
         """One batch and its step."""

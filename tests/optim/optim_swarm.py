@@ -13,11 +13,11 @@ from swarmcli.dht import DHTNode
 from swarmcli.events import EpochAdvanced, Event, Events
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
+from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
-from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import Mode
-from swarmcli.optim.peers.report import PeerDescription, Role
+from swarmcli.optim.modes.base import Mode, Trained
 from swarmcli.testing.memory_network import MemoryNetwork
 
 FEATURES = 6
@@ -114,7 +114,7 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        return self.core.standing.epoch
+        return self.core.position.epoch
 
     async def compute(self, rows: int | None = None) -> None:
         """One batch and its step; takes `pace` seconds."""

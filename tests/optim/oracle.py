@@ -30,7 +30,7 @@ class Watched:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.first = self.begins = trainer.core.standing.lineage.hex()  # the latter is that of a loaded checkpoint
+        self.first = self.begins = trainer.core.position.lineage.hex()  # the latter is that of a loaded checkpoint
         self.moments: list[tuple[float, EpochAdvanced]] = []
         trainer.node.endpoint.events.subscribe(self._note)
 
@@ -71,12 +71,12 @@ class Oracle:
 
     async def load(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
         await checkpoint.load(trainer)
-        self.watched[trainer].begins = trainer.core.standing.lineage.hex()
+        self.watched[trainer].begins = trainer.core.position.lineage.hex()
 
     def chain(self, trainer: Trainer) -> tuple[str, list[tuple[str, Link]]]:
         """From the first lineage to where this trainer stands."""
         links = {lineage: link for each in self.watched.values() for lineage, link in each.links().items()}
-        lineage, chain = trainer.core.standing.lineage.hex(), []
+        lineage, chain = trainer.core.position.lineage.hex(), []
         while lineage in links:
             chain.append((lineage, links[lineage]))
             lineage = links[lineage].before
@@ -89,7 +89,7 @@ class Oracle:
         nobody's gradients but those of the peers that were on it, each exactly once."""
         together = list(trainers)
         assert len(digests(together)) == 1
-        assert len({trainer.core.standing for trainer in together}) == 1
+        assert len({trainer.core.position for trainer in together}) == 1
         first, chain = self.chain(together[0])
         assert len(chain) == together[0].epoch, "the history is complete"
         batches = [self._batch(lineage, link) for lineage, link in chain]

@@ -4,11 +4,11 @@ import pytest
 
 from swarmcli.compression import Float16Compression
 from swarmcli.events import RoundFinished
+from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
-from swarmcli.optim.config import OptimizerConfig, PeerContext, averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.modes.base import Mode, StateOptions
 from swarmcli.optim.modes.local import LocalUpdates
-from swarmcli.optim.peers.report import PeerDescription
 from swarmcli.optim.state.rounds import LONGEST_WAIT
 from swarmcli.optim.state.volumes import state_slots
 from swarmcli.testing import virtual_time
@@ -55,7 +55,7 @@ def test_an_auxiliary_reduces_states_too(mode: Mode) -> None:
             training = together(*(trainer.train(EPOCHS) for trainer in trainers))
 
             async def assist() -> None:
-                while core.standing.epoch < EPOCHS:
+                while core.position.epoch < EPOCHS:
                     await core.step()
 
             await together(training, assist())
@@ -77,7 +77,7 @@ def test_an_auxiliary_that_leaves_holds_nobody_up() -> None:
             core = await helper(swarm, mode)
 
             async def assist() -> None:
-                while core.standing.epoch < EPOCHS // 2:
+                while core.position.epoch < EPOCHS // 2:
                     await core.step()
                 await core.shutdown()
 

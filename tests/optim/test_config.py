@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from swarmcli.compression import Float16Compression
-from swarmcli.optim.config import OptimizerConfig, averager_config, choose_timing, make_scheduler, place_optimizer
-from swarmcli.optim.epoch.wait import Timing
-from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.arguments import averager_config, choose_timing, make_scheduler, place_optimizer
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.modes.base import StateOptions, Timing
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerSGD
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.placement import InPlace, Offloaded
+from swarmcli.optim.state.replica import InPlace, Offloaded
 
 
 def parameters() -> list[torch.nn.Parameter]:

@@ -73,11 +73,11 @@ def test_reports_reach_the_other_peers() -> None:
             trainers = [await swarm.trainer(seed=1) for _ in range(2)]
             await together(*(trainer.train(4) for trainer in trainers))
             await asyncio.sleep(10)
-            seen = trainers[0].core.presence.others[trainers[1].node.peer_id]
-            assert (seen.epoch, seen.lineage) == (4, trainers[1].core.standing.lineage.hex())
+            seen = trainers[0].core.directory.others[trainers[1].node.peer_id]
+            assert (seen.epoch, seen.lineage) == (4, trainers[1].core.position.lineage.hex())
             await trainers[1].core.shutdown()
             await asyncio.sleep(10)
-            assert trainers[0].core.presence.others == {}
+            assert trainers[0].core.directory.others == {}
 
     virtual_time.run(main())
 
@@ -102,7 +102,7 @@ def test_an_interrupted_step_leaves_a_whole_state(delay: float) -> None:
             await together(interrupt(), other.train(6))
             await together(*(trainer.train(10) for trainer in trainers))
             assert len(digests(trainers)) == 1
-            assert len({trainer.core.standing for trainer in trainers}) == 1
+            assert len({trainer.core.position for trainer in trainers}) == 1
 
     virtual_time.run(main(), timeout=300)
 
@@ -162,7 +162,7 @@ def test_a_run_restarted_from_a_checkpoint_goes_on_bit_identically() -> None:
             trainer = await swarm.trainer(seed=1, make=adamw, batch_size=TARGET)
             if restart_at is None:
                 await trainer.train(epochs)
-                return trainer.core.state_digest() + trainer.core.standing.lineage.hex()
+                return trainer.core.state_digest() + trainer.core.position.lineage.hex()
             await trainer.train(restart_at)
             saved, weights, data = await trainer.core.state_dict(), trainer.weights.detach().clone(), trainer.data
             await trainer.core.shutdown()
@@ -174,7 +174,7 @@ def test_a_run_restarted_from_a_checkpoint_goes_on_bit_identically() -> None:
             await trainer.core.load_state_dict(saved)
             assert trainer.epoch == restart_at
             await trainer.train(epochs)
-            return trainer.core.state_digest() + trainer.core.standing.lineage.hex()
+            return trainer.core.state_digest() + trainer.core.position.lineage.hex()
 
     assert virtual_time.run(run(8, None)) == virtual_time.run(run(8, 5))
 
@@ -184,12 +184,12 @@ def test_a_checkpoint_is_refused_without_its_parameters() -> None:
         async with Swarm() as swarm:
             saver, loader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
             saved = await saver.core.state_dict()
-            standing = loader.core.standing
+            position = loader.core.position
             with pytest.raises(ValueError, match="parameters"):
                 await loader.core.load_state_dict(saved)
             with pytest.raises(ValueError, match="swarm"):
                 await loader.core.load_state_dict({})
-            assert loader.core.standing == standing
+            assert loader.core.position == position
 
     virtual_time.run(main())
 

@@ -67,7 +67,7 @@ def test_unequal_batches_at_unequal_paces(sizes: tuple[int, ...], make) -> None:
             for trainer in swarm.trainers:
                 torch.testing.assert_close(trainer.weights.detach(), expected, **TIGHT)
             assert len(digests(swarm.trainers)) == 1
-            assert len({trainer.core.standing for trainer in swarm.trainers}) == 1
+            assert len({trainer.core.position for trainer in swarm.trainers}) == 1
             for trainer in swarm.trainers:
                 assert [event.samples for event in trainer.epochs] == [len(rows) for rows in batches]
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from swarmcli.events import RoundsReplayed
+from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
-from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
-from swarmcli.optim.peers.report import PeerDescription
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, record, together, until
 
@@ -51,10 +52,10 @@ class Fitter:
                 parameter.grad = gradient
             self.losses.append(float(loss.detach()))
         await self.core.step(count)
-        self.digests[self.core.standing.epoch] = self.core.state_digest()
+        self.digests[self.core.position.epoch] = self.core.state_digest()
 
     async def train(self, epochs: int) -> None:
-        while self.core.standing.epoch < epochs:
+        while self.core.position.epoch < epochs:
             await self.step()
 
 
@@ -69,7 +70,7 @@ def assert_in_step(fitters: Sequence[Fitter], epochs: int) -> None:
     """Wherever two were at the end of a step in one epoch, they held the same bits; and what they share is equal."""
     for epoch in range(1, epochs):
         assert len({f.digests[epoch] for f in fitters if epoch in f.digests}) <= 1, epoch
-    at_end = [f for f in fitters if f.core.standing.epoch == fitters[0].core.standing.epoch]
+    at_end = [f for f in fitters if f.core.position.epoch == fitters[0].core.position.epoch]
     for other in at_end[1:]:
         for name, tensor in shared(fitters[0]).items():
             assert torch.equal(tensor, shared(other)[name]), name
@@ -127,13 +128,13 @@ def test_one_that_was_frozen_replays_and_one_that_dies_is_done_without(mode: Low
             swarm.network.freeze(fitters[2].node.peer_id)
 
             async def thaw() -> None:
-                await until(lambda: fitters[0].core.standing.epoch >= 5)
+                await until(lambda: fitters[0].core.position.epoch >= 5)
                 swarm.network.thaw(fitters[2].node.peer_id)
                 await fitters[2].train(12)
 
             await together(*(each.train(12) for each in stayers), thaw())
             assert_in_step(fitters[:3], 13)
-            assert replayed or fitters[2].core.standing.epoch >= 12
+            assert replayed or fitters[2].core.position.epoch >= 12
 
     run(main())
 
@@ -165,7 +166,7 @@ def test_an_auxiliary_helps(mode: LowRank) -> None:
 
             async def assist() -> None:
                 nonlocal helped
-                while any(each.core.standing.epoch < 6 for each in fitters):
+                while any(each.core.position.epoch < 6 for each in fitters):
                     helped += await helper.step()
 
             await together(*(each.train(6) for each in fitters), assist())

@@ -16,7 +16,7 @@ import torch
 from swarmcli.dht import DHT
 from swarmcli.errors import OptimizerError
 from swarmcli.optim import Optimizer, PeerDescription
-from swarmcli.optim.config import make_optimizer, make_scheduler
+from swarmcli.optim.arguments import make_optimizer, make_scheduler
 from tests.optim.shells import at_once, dhts
 
 TARGET = 16

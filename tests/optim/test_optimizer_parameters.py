@@ -100,7 +100,7 @@ class Records(logging.Handler):
 
 @pytest.mark.parametrize("verbose", [True, False])
 def test_verbose_tells_the_swarms_progress_where_it_is_seen(verbose: bool, caplog: pytest.LogCaptureFixture) -> None:
-    log, records = logging.getLogger("swarmcli.optim.peers.tracker"), Records()
+    log, records = logging.getLogger("swarmcli.optim.peers.progress"), Records()
     caplog.set_level(logging.DEBUG, log.name)
     log.addHandler(records)
     net = make_model(1)

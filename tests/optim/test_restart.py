@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from swarmcli.errors import StateDownloadError
-from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.epoch.wait import Timing
-from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.modes.base import Mode, Timing, Trained
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.placement import InPlace, Offloaded
+from swarmcli.optim.state.replica import InPlace, Offloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, adamw, decay, momentum, together
 
@@ -65,8 +65,8 @@ class Peer:
         self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), trained, kind.mode)
 
     async def train(self, until: int) -> None:
-        while self.core.standing.epoch < until:
-            epoch = self.core.standing.epoch
+        while self.core.position.epoch < until:
+            epoch = self.core.position.epoch
             await asyncio.sleep(0.1 + 0.05 * self.number)
             rows = torch.randn(TARGET // 2, FEATURES, dtype=torch.float64, generator=self.data)
             if not self.kind.mode.reuse_grad_buffers:
@@ -74,7 +74,7 @@ class Peer:
                     parameter.grad = None
             ((rows @ self.parameters[0] + self.parameters[1]) ** 2).mean().backward()
             await self.core.step(len(rows))
-            while self.core.standing.epoch == epoch:
+            while self.core.position.epoch == epoch:
                 await self.core.step(0)
 
     async def leave(self) -> tuple[dict[str, Any], list[torch.Tensor], torch.Tensor]:
@@ -110,7 +110,7 @@ async def run(kind: Kind, restarted: Collection[int], *, at: int = 4, until: int
         for number in restarted:
             peers[number] = await peer(swarm, kind, number)
             await peers[number].resume(left[number])
-            assert peers[number].core.standing.epoch == at
+            assert peers[number].core.position.epoch == at
         await together(*(each.train(until) for each in peers))
         end = [(await each.core.state_dict(), each.core.state_digest()) for each in peers]
         return [(digest, _plain(state)) for state, digest in end]

@@ -17,8 +17,10 @@ from swarmcli.dht import DHTNode
 from swarmcli.errors import GradScalerError, OptimizerError
 from swarmcli.events import Noticed
 from swarmcli.optim import Optimizer
-from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import (

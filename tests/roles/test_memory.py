@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from swarmcli.optim.peers.report import Role
+from swarmcli.optim.config import Role
 from swarmcli.roles import collaboration
 from swarmcli.roles.collaboration import Collaboration
 from swarmcli.roles.home import Home

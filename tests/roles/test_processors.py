@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from swarmcli.optim.peers.report import Role
+from swarmcli.optim.config import Role
 from swarmcli.roles import processors
 from swarmcli.roles.local_peers import VARIABLE, LocalPeer, LocalPeers
 from swarmcli.roles.processors import ProcessorShare, sharing_processors

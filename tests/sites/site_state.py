@@ -95,4 +95,4 @@ def advance(state: TrainingState, steps: int, seed: int = 1) -> None:
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
         gradients = [torch.randn(parameter.shape, generator=generator) for parameter in state.trained]
-        state.step(gradients, state.standing.after(bytes([step]) * 32, 10))
+        state.step(gradients, state.position.after(bytes([step]) * 32, 10))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
-from swarmcli.optim.config import SiteHooks
+from swarmcli.optim.modes.base import SiteHooks
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums

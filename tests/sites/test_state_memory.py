@@ -16,7 +16,7 @@ import torch
 
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
-from swarmcli.optim.state.training_state import TrainingState, read_standing
+from swarmcli.optim.state.training_state import TrainingState, read_position
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.distant import loaded
 from swarmcli.state.donor import StateDonor
@@ -63,7 +63,7 @@ async def donate(site: TrainingState, spool: Path) -> DownloadedState:
     """The site's state, in a file of a peer in the same process."""
     async with peers(site) as (donor,), plain_endpoint() as endpoint:
         endpoint.learn(donor.endpoint.peer_id, donor.endpoint.addresses)
-        ids, version = [donor.endpoint.peer_id], site.standing.lineage
+        ids, version = [donor.endpoint.peer_id], site.position.lineage
         return await download_state(endpoint, "run", ids, version=version, timeout=30, spool=spool)
 
 
@@ -77,7 +77,7 @@ async def download(site: TrainingState, state: DownloadedState) -> None:
         donor = StateDonor(endpoint, "run", provide)
         donor.start()
         newcomer.endpoint.learn(endpoint.peer_id, endpoint.addresses)
-        wanted = read_standing(state.metadata)
+        wanted = read_position(state.metadata)
         await newcomer.exchange.download(wanted, [endpoint.peer_id], timeout=30, reason="for a test")
         donor.close()
 

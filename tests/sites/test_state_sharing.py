@@ -22,10 +22,9 @@ from swarmcli.events import Event, Events, Noticed, PeerRefused, StateDownloaded
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim import Optimizer
-from swarmcli.optim.peers.lineage import hash_tensors
 from swarmcli.optim.peers.state_exchange import StateExchange
-from swarmcli.optim.state.placement import InPlace
-from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.lineage import hash_tensors
+from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.sites.links import receive_tensors
 from swarmcli.sites.statistics import ReadPinned, ShareOfStatistics
@@ -66,7 +65,7 @@ class Peer:
         return await self.take_over_from(donors[0].state, [donor.endpoint.peer_id for donor in donors])
 
     async def take_over_from(self, like: TrainingState, donors: list[PeerID]) -> tuple[str, ...]:
-        await self.exchange.download(like.standing, donors, timeout=20, reason="for a test")
+        await self.exchange.download(like.position, donors, timeout=20, reason="for a test")
         return next(event.donors for event in reversed(self.events) if isinstance(event, StateDownloaded))
 
 
@@ -132,7 +131,7 @@ def while_training() -> int:
         async def main() -> int:
             async with peers(site, *newcomers) as (donor, *others):
                 advance(site, 2)
-                wanted, steps = site.standing, 0
+                wanted, steps = site.position, 0
                 for other in others:
                     other.endpoint.learn(donor.endpoint.peer_id, donor.endpoint.addresses)
                 async with asyncio.TaskGroup() as tasks:
@@ -173,7 +172,7 @@ def mixed() -> None:
             async with peers(site, twin, newcomer) as (first, second, third):
                 await third.take_over(first, second)
                 assert not any(isinstance(event, PeerRefused) for event in third.events)
-                one, other = [await peer.exchange._provide(site.standing.lineage) for peer in (first, second)]
+                one, other = [await peer.exchange._provide(site.position.lineage) for peer in (first, second)]
                 assert PinnedState(one).manifest == PinnedState(other).manifest
                 expect_equal(twin.capture(), newcomer.capture())
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from swarmcli.errors import RecipeError
-from swarmcli.optim.peers.report import Role
+from swarmcli.optim.config import Role
 from swarmcli.training import Compute, build_task, memory
 from swarmcli.training.memory import Room, activation_bytes, cgroup_limits, check_memory, format_bytes, memory_needs
 from tests.training.small_tasks import small

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from swarmcli.events import Noticed
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.epoch.group import Committed, Failed, Outcome, StandingGroup, Undecided
-from swarmcli.optim.epoch.wait import LAST_CALL, EpochRule, Resume, Timing
-from swarmcli.optim.epoch.work import EpochWork
-from swarmcli.optim.peers.lineage import solitary_round_id
-from swarmcli.optim.peers.presence import Presence
+from swarmcli.optim.epoch.group import PreformedGroup
+from swarmcli.optim.epoch.wait import LAST_CALL, EpochRule, Resume
+from swarmcli.optim.modes.base import Committed, EpochWork, Failed, Outcome, Timing, Undecided
+from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.report import PeerMetrics
+from swarmcli.optim.state.lineage import solitary_round_id
 
 if TYPE_CHECKING:
-    from swarmcli.optim.state.keeper import StateKeeper
+    from swarmcli.optim.epoch.keeper import StateKeeper
 
 LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
 
@@ -43,8 +43,8 @@ class EpochEnd:
         rule: EpochRule,
         work: EpochWork,
         keeper: StateKeeper,
-        group: StandingGroup,
-        presence: Presence,
+        group: PreformedGroup,
+        directory: PeerDirectory,
         metrics: PeerMetrics,
     ) -> None:
         self._own_id = peer.node.peer_id
@@ -56,7 +56,7 @@ class EpochEnd:
         self._work = work
         self._keeper = keeper
         self._group = group
-        self._presence = presence
+        self._directory = directory
         self._metrics = metrics
         self._weight: int | None = None  # samples frozen
         self._strayed = False  # they were kept out of the last round: they belong to other parameters than the others'
@@ -129,9 +129,9 @@ class EpochEnd:
         if not isinstance(outcome, Committed):
             self._metrics.note_outcome(outcome.word, outcome.reason)
             # If everybody else is gone, this is what a goodbye looks like. Who goes without one is told of by name.
-            if any(self._presence.hearing.answers(peer) for peer in self._presence.holders()):
-                self._warn(f"the round of epoch {self._replica.standing.epoch} gave no result: {outcome.reason}")
-            self._presence.announce()
+            if any(self._directory.hearing.answers(peer) for peer in self._directory.holders()):
+                self._warn(f"the round of epoch {self._replica.position.epoch} gave no result: {outcome.reason}")
+            self._directory.announce()
         return outcome
 
     async def _is_alone(self, patient: bool) -> bool:
@@ -139,7 +139,7 @@ class EpochEnd:
         moment later; one that stays behind for long is waited for no more."""
         if self._rule.several:
             return True
-        surroundings = await self._group.unless_begun(self._presence.surroundings(self._replica.standing))
+        surroundings = await self._group.unless_begun(self._directory.surroundings(self._replica.position))
         self.left_behind = surroundings == "behind"
         return surroundings == "alone" or (surroundings == "followed" and not patient)
 
@@ -160,7 +160,7 @@ class EpochEnd:
         await self._group.close()
         self._metrics.note_outcome("alone")
         await self._work.average_alone()
-        lineage = self._replica.standing.lineage
+        lineage = self._replica.position.lineage
         round_id = solitary_round_id(self._own_id, lineage)
         async with self._work.averager.tensors() as averages:
             await self._work.averager.archive.keep_alone(round_id, lineage, averages, samples)
@@ -168,7 +168,7 @@ class EpochEnd:
 
     def _mention_the_unreachable(self) -> None:
         """Two peers behind firewalls, above all, would otherwise train apart without a word."""
-        others = len(self._presence.claims()) if not self._rule.several else 0
+        others = len(self._directory.claims()) if not self._rule.several else 0
         if others and not self._said_alone:
             self._said_alone = True
             self._warn(

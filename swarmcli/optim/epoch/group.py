@@ -1,21 +1,19 @@
-"""The group in which a peer will end its epoch: formed while the epoch is computed, standing until it is used."""
+"""The group in which a peer will end its epoch: formed while the epoch is computed, and kept until it is used."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
-
-import msgspec
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmcli.averaging import RoundRequest
 from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
-from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.peers.lineage import MAX_COUNT, Standing
+from swarmcli.optim.modes.base import Committed, Failed, Outcome, Undecided
+from swarmcli.optim.state.drift import are_apart, are_several, read_told
+from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore, RoundResult, StepControl
@@ -26,40 +24,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """Every member of the round's lineage now steps with the average."""
-
-    round_id: bytes
-    samples: int  # in the average, by everyone
-    contributors: tuple[PeerID, ...]
-    left_out: Mapping[PeerID, str] = field(default_factory=dict)
-    members: tuple[PeerID, ...] = ()  # who has a state that stepped, or follows, with this peer; no auxiliaries
-    helpers: tuple[PeerID, ...] = ()  # the auxiliaries
-    several: bool = False  # other groups end this epoch as well: its lineage only counts epochs
-    apart: bool = False  # the members held unlike states of one standing
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Nobody steps; what was accumulated is still good for the next round of the same lineage."""
-
-    reason: str
-    word: ClassVar[Literal["failed"]] = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """The others may or may not have stepped; this peer has to look where they stand."""
-
-    reason: str
-    word: ClassVar[Literal["undecided"]] = "undecided"
-
-
-Outcome: TypeAlias = Committed | Failed | Undecided
-
-
-class StandingGroup:
+class PreformedGroup:
     """Keeps this peer in a group of its lineage. Progress goes to the group's leader, who says when to begin.
 
     A group that falls apart is formed again, with growing pauses, until a round commits, this peer loses sight of
@@ -97,9 +62,9 @@ class StandingGroup:
         self._missed: tuple[bytes, float] | None = None  # the lineage whose round began without this peer, since when
         self.undecided = ""  # why, once an outcome is not known here
         self.refused: FingerprintError | None = None  # by everyone else in the run
-        self.standing: Standing | None = None  # whose group is kept
+        self.position: LineagePosition | None = None  # whose group is kept
 
-    def open(self, standing: Standing) -> None:
+    def open(self, position: LineagePosition) -> None:
         """Begins to form a group of this lineage, unless one is kept already. The former one must be closed.
 
         Raises FingerprintError once all others have refused this peer.
@@ -108,8 +73,8 @@ class StandingGroup:
             raise self.refused
         if self._keeper is not None:
             return
-        self.standing, self.undecided, self._samples = standing, "", 0.0
-        self._keeper = self._tasks.spawn(self._keep(standing))
+        self.position, self.undecided, self._samples = position, "", 0.0
+        self._keeper = self._tasks.spawn(self._keep(position))
 
     async def close(self) -> None:
         """Leaves the group, if there is one. A round that has begun goes on without this peer."""
@@ -117,7 +82,7 @@ class StandingGroup:
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait([keeper])
-        self.standing = None
+        self.position = None
 
     def report(self, samples: float) -> None:
         """This peer has so many samples of the epoch by now; the leader learns it in the background."""
@@ -184,11 +149,11 @@ class StandingGroup:
         control.allow_allreduce()
         return await asyncio.shield(ended)
 
-    async def _keep(self, standing: Standing) -> None:
+    async def _keep(self, position: LineagePosition) -> None:
         pause = FIRST_PAUSE
         while True:
             try:
-                outcome = await self._run_one(standing)
+                outcome = await self._run_one(position)
             except FingerprintError as error:
                 self.refused = error
                 return
@@ -196,20 +161,20 @@ class StandingGroup:
                 self.undecided = outcome.reason
             if not isinstance(outcome, Failed):
                 return
-            logger.debug("the group of epoch %d fell apart: %s", standing.epoch, outcome.reason)
+            logger.debug("the group of epoch %d fell apart: %s", position.epoch, outcome.reason)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _run_one(self, standing: Standing) -> Outcome:
+    async def _run_one(self, position: LineagePosition) -> Outcome:
         request = RoundRequest(
-            tag=standing.lineage,
+            tag=position.lineage,
             gather=self._gather(),
             weight=0.0,
             require_trigger=True,
             allow_retries=False,
             target=float(self._target),
-            only_one=self._yields_to_others(standing.lineage),
-            epoch=standing.epoch,
+            only_one=self._yields_to_others(position.lineage),
+            epoch=position.epoch,
             terms=self._terms,
         )
         control = self._control = self._averager.begin_round(request)
@@ -276,38 +241,3 @@ class StandingGroup:
             several=are_several(told),
             apart=are_apart(told),
         )
-
-
-class Told(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
-    """What a member of a group tells the others of itself: a stranger's words, handed on by the group's leader.
-
-    Only what is not as usual travels.
-    """
-
-    epoch: int
-    sketch: bytes = b""  # of its parameters; empty: it tells none
-    signature: bytes = b""  # of the sketch and the lineage, by this member
-    several: bool = False  # it counts more peers than one group may hold
-    apart: bool = False  # its state is another than that of others at the same standing, see TrainingState.apart
-
-
-def read_told(gathered: Iterable[bytes]) -> Iterator[Told]:
-    """What members told, in the order of the group; who told nothing, or nothing readable, is left out."""
-    for data in gathered:
-        try:
-            yield wire.decode(Told, data)
-        except msgspec.DecodeError:
-            continue
-
-
-def are_several(told: Collection[Told]) -> bool:
-    """Whether several groups end this epoch, so that its lineage only counts epochs: by at least half of the members.
-
-    A newcomer is the first to count itself, so of two it is the one that counts more who knows better.
-    """
-    return bool(told) and 2 * sum(each.several for each in told) >= len(told)
-
-
-def are_apart(told: Collection[Told]) -> bool:
-    """Whether the members hold unlike states: by more than half of them, so that no single one can make it so."""
-    return 2 * sum(each.apart for each in told) > len(told)

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable
-from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.peers.progress import LocalTrainingProgress, seconds_until
+from swarmcli.optim.peers.board import LocalTrainingProgress
+from swarmcli.optim.peers.progress import seconds_until
 
 if TYPE_CHECKING:
     from swarmcli.clock import Clock
-    from swarmcli.optim.peers.lineage import Standing
-    from swarmcli.optim.peers.tracker import ProgressTrackerCore
+    from swarmcli.optim.peers.progress import ProgressTrackerCore
+    from swarmcli.optim.state.lineage import LineagePosition
 
 HALF = 0.5  # of a batch
 CALM = 30.0  # seconds without more peers than one group may hold, after which one group ends the epochs again
@@ -44,15 +44,15 @@ class EpochRule:
         return False
 
     def told(self, samples: int) -> float:
-        """What the leader of the standing group hears; it begins the round when its members' sum reaches the target."""
+        """What the leader of the group hears; it begins the round when its members' sum reaches the target."""
         return samples
 
     def suffices(self, samples: int) -> bool:
         """Whether this peer may end the epoch although no round begins."""
         return samples >= self.target
 
-    def excuses(self, own: Standing, leading: Standing) -> bool:
-        """Whether this peer may stay on its way although another standing leads."""
+    def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
+        """Whether this peer may stay on its way although another position leads."""
         return False
 
 
@@ -100,7 +100,7 @@ class CrowdedEpochRule(EpochRule):
         patience = min(LEFT_BEHIND, self._patience) if self._tracker.global_epoch > epoch else self._patience
         return _now() - since >= patience
 
-    def excuses(self, own: Standing, leading: Standing) -> bool:
+    def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
         """Another group has ended this epoch a moment earlier."""
         return self.several and leading == own.by_epoch(self.target)
 
@@ -114,18 +114,7 @@ class CrowdedEpochRule(EpochRule):
         return False
 
 
-class Timing(Enum):
-    """For what of an epoch's end the trainer waits; the rest goes on while it computes (arXiv 2101.06840).
-
-    Where anything is delayed, gradients of an epoch belong to the parameters of the epoch before: staleness one.
-    """
-
-    AT_ONCE = "at once"  # until this peer has stepped
-    DELAYED_STEP = "delayed step"  # until the gradients are averaged
-    DELAYED_AVERAGING = "delayed averaging"  # until the gradients are in the averager's hands
-
-
-class LastCall:
+class Backoff:
     """Reports are claims. Each time in a row that no round followed from them, they are believed more seldom.
 
     So a peer that always reports enough costs the others a wait in one epoch of `MOST_EPOCHS`, and no more.
@@ -156,7 +145,7 @@ class LastMoment:
         self._clock = clock
         self._began = clock.now()
         self._mates: frozenset[bytes] = frozenset()
-        self._reported, self._expected = LastCall(), LastCall()
+        self._reported, self._expected = Backoff(), Backoff()
         self._asked = self._reported  # for the wait under way
 
     def begin_epoch(self, mates: Iterable[bytes] = ()) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -250,6 +251,20 @@ class GradientMethod:
 
     def reset_own(self) -> None:
         """The parameters are others than those that `own` came from."""
+
+
+@contextmanager
+def lent(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside the block these are the parameters' gradients, in their types and on their devices; then the user's own
+    are back."""
+    users = [parameter.grad for parameter in parameters]
+    try:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.to(dtype=parameter.dtype, device=parameter.device)
+        yield
+    finally:
+        for parameter, own in zip(parameters, users, strict=True):
+            parameter.grad = own
 
 
 def all_finite(gradients: Iterable[torch.Tensor]) -> bool:

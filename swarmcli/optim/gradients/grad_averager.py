@@ -14,8 +14,7 @@ import torch
 
 from swarmcli.averaging import DecentralizedAverager, RoundResult, StepControl
 from swarmcli.errors import AveragingError
-from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod
-from swarmcli.optim.state.training_state import lent
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, lent
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHT

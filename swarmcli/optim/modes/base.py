@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 
@@ -13,16 +14,28 @@ from swarmcli.averaging import AveragerCore
 from swarmcli.averaging.checks import check_flags
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.events import Events, Noticed
-from swarmcli.optim.epoch.wait import Timing
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.config import PeerContext
+from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.state.replica import Companions, InPlace, ParameterPlacement, Replica
+from swarmcli.optim.state.training_state import Scheduler, TrainingState
 from swarmcli.optim.state.volumes import VOLUME_BYTES
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
-    from swarmcli.optim.config import PeerContext, SiteHooks, Trained
-    from swarmcli.optim.epoch.group import Committed
-    from swarmcli.optim.epoch.work import EpochWork
-    from swarmcli.optim.peers.lineage import Standing
+    from swarmcli.optim.state.lineage import LineagePosition
+
+
+class Timing(Enum):
+    """For what of an epoch's end the trainer waits; the rest goes on while it computes (arXiv 2101.06840).
+
+    Where anything is delayed, gradients of an epoch belong to the parameters of the epoch before: staleness one.
+    """
+
+    AT_ONCE = "at once"  # until this peer has stepped
+    DELAYED_STEP = "delayed step"  # until the gradients are averaged
+    DELAYED_AVERAGING = "delayed averaging"  # until the gradients are in the averager's hands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +59,139 @@ class StateOptions:
                 raise TypeError(f"{name}_compression={codec!r}: expected a codec such as Float16Compression()")
         if not 0 < self.tolerance < 1:
             raise ValueError(f"state_tolerance={self.tolerance!r}: expected a number between 0 and 1")
+
+
+class Trained:
+    """What a peer trains: the parameters of `placement` by `optimizer`, which steps in place."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Scheduler | None = None,
+        extra_tensors: Sequence[torch.Tensor] = (),
+        placement: ParameterPlacement | None = None,
+    ) -> None:
+        """`placement` says where the model's parameters are if the optimizer's are others."""
+        self.optimizer, self.scheduler, self.extra_tensors = optimizer, scheduler, extra_tensors
+        self.placement = placement or InPlace([p for group in optimizer.param_groups for p in group["params"]])
+
+    def state(
+        self,
+        run_id: str,
+        *,
+        shared: Mapping[str, torch.Tensor] | None = None,
+        own: Mapping[str, torch.Tensor] | None = None,
+    ) -> TrainingState:
+        """With what a mode keeps beside the parameters, see TrainingState."""
+        return TrainingState(run_id, self.optimizer, self.scheduler, self.extra_tensors, shared=shared, own=own)
+
+
+class AccumulatorFactory(Protocol):
+    """Makes what sums the gradients of the parameters that are trained: of a site, those of all its processes."""
+
+    def __call__(self, parameters: Sequence[torch.Tensor], *, reuse: bool) -> GradientAccumulator: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SiteHooks:
+    """Where the processes of a site take part in what one process does otherwise."""
+
+    make_accumulator: AccumulatorFactory = GradientAccumulator  # of what sums the gradients
+    companions: Companions | None = None  # other processes that make local updates beside this one
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Every member of the round's lineage now steps with the average."""
+
+    round_id: bytes
+    samples: int  # in the average, by everyone
+    contributors: tuple[PeerID, ...]
+    left_out: Mapping[PeerID, str] = field(default_factory=dict)
+    members: tuple[PeerID, ...] = ()  # who has a state that stepped, or follows, with this peer; no auxiliaries
+    helpers: tuple[PeerID, ...] = ()  # the auxiliaries
+    several: bool = False  # other groups end this epoch as well: its lineage only counts epochs
+    apart: bool = False  # the members held unlike states of one position
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Nobody steps; what was accumulated is still good for the next round of the same lineage."""
+
+    reason: str
+    word: ClassVar[Literal["failed"]] = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """The others may or may not have stepped; this peer has to look where they stand."""
+
+    reason: str
+    word: ClassVar[Literal["undecided"]] = "undecided"
+
+
+Outcome: TypeAlias = Committed | Failed | Undecided
+
+
+class EpochWork(Protocol):
+    """Takes in batches, brings something to the round that ends the epoch, and steps with the outcome.
+
+    Its coroutines exclude each other where they must: `accumulate` may be called while what was frozen is on its way.
+    """
+
+    replica: Replica  # what steps
+    averager: AveragerCore  # whose group ends the epoch
+    replays: bool  # whether a round that one group committed, and this peer missed, can be made up for with `replay`
+
+    @property
+    def samples(self) -> int:
+        """Accumulated for the next round; those frozen to the present one are not among them."""
+
+    @property
+    def overflows(self) -> int:
+        """How often a batch, or all that had been accumulated, was given up because gradients were not finite."""
+
+    async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
+        """The present gradients of the parameters, means over `batch_size` samples. ValueError: they do not fit.
+
+        A batch with a gradient that is not finite is dropped, and `overflows` counts it. With `scale` the losses were
+        multiplied by it; then all that this peer has accumulated for the round may be given up with it.
+        """
+
+    async def freeze(self) -> int:
+        """Fixes what the averager averages, and returns its weight, in samples.
+
+        What is accumulated from now on belongs to the next round. Called again before the outcome is known, it changes
+        nothing and returns the same.
+        """
+
+    async def restore(self) -> None:
+        """No round used what was frozen: it counts for the next one. Without effect if nothing was."""
+
+    async def average_alone(self) -> None:
+        """What was frozen becomes the average, as in a round with nobody else."""
+
+    async def advance(self, committed: Committed, counted: bool) -> None:
+        """Steps with the averager's tensors; from here on the replica is at the next epoch of the next lineage.
+
+        `counted`: this peer's part is in the average. Nothing is frozen any more.
+        """
+
+    async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
+        """Steps with a round that this peer missed; what it accumulated or froze, of former parameters, is dropped."""
+
+    async def pass_by(self, wanted: LineagePosition) -> bool:
+        """Goes to `wanted` with the parameters as they are, where lineages only count epochs.
+
+        What was accumulated or frozen, of epochs that are over, is dropped. False, and nothing changed: it leads
+        elsewhere.
+        """
+
+    async def drop(self) -> None:
+        """What was accumulated or frozen belongs to parameters that are gone."""
+
+    async def start_over(self) -> None:
+        """The state has been replaced by another peer's: drops all that belonged to the former one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +239,11 @@ class Mode(ABC):
         ended it."""
         return several or not self.averages_gradients
 
-    def after(self, standing: Standing, committed: Committed, target_batch_size: int) -> Standing:
-        """Where a round leads that was committed at `standing`."""
+    def after(self, position: LineagePosition, committed: Committed, target_batch_size: int) -> LineagePosition:
+        """Where a round leads that was committed at `position`."""
         if self.by_epoch(committed.several):
-            return standing.by_epoch(target_batch_size)
-        return standing.after(committed.round_id, committed.samples)
+            return position.by_epoch(target_batch_size)
+        return position.after(committed.round_id, committed.samples)
 
     # the averaging of states
 

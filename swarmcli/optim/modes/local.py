@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.optim.epoch.wait import Timing
-from swarmcli.optim.gradients.accumulator import all_finite
-from swarmcli.optim.modes.base import GivenUp, Mode
+from swarmcli.optim.gradients.accumulator import all_finite, lent
+from swarmcli.optim.modes.base import GivenUp, Mode, Timing
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.training_state import lent
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
-    from swarmcli.optim.config import PeerContext, SiteHooks, Trained
-    from swarmcli.optim.epoch.group import Committed
-    from swarmcli.optim.epoch.work import EpochWork
-    from swarmcli.optim.peers.lineage import Standing
+    from swarmcli.optim.config import PeerContext
+    from swarmcli.optim.modes.base import Committed, EpochWork, SiteHooks, Trained
+    from swarmcli.optim.state.lineage import LineagePosition
 
 ROUND_TENSOR = torch.zeros(1)  # what rounds average: one number stands for the gradients that nobody averages
 
@@ -125,7 +122,7 @@ class LocalWork:
 
     async def advance(self, committed: Committed, counted: bool) -> None:
         """The next epoch begins with the parameters as they are."""
-        following = self._mode.after(self.replica.standing, committed, self._target)
+        following = self._mode.after(self.replica.position, committed, self._target)
         await self.replica.change(partial(self.replica.state.end_epoch, following))
         self._handed = None
 
@@ -133,8 +130,8 @@ class LocalWork:
         """Not to be called, as `replays` says: the others' steps cannot be made up for."""
         raise RuntimeError("with local updates no round holds what the others have learned: the state is downloaded")
 
-    async def pass_by(self, wanted: Standing) -> bool:
-        passed = await self.replica.pass_by(wanted, lambda standing: standing.by_epoch(self._target))
+    async def pass_by(self, wanted: LineagePosition) -> bool:
+        passed = await self.replica.pass_by(wanted, lambda position: position.by_epoch(self._target))
         if passed:
             await self.drop()
         return passed

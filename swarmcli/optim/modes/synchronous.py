@@ -19,10 +19,9 @@ from swarmcli.threads import on_one_thread
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
-    from swarmcli.optim.config import PeerContext, SiteHooks, Trained
-    from swarmcli.optim.epoch.group import Committed
-    from swarmcli.optim.epoch.work import EpochWork
-    from swarmcli.optim.peers.lineage import Standing
+    from swarmcli.optim.config import PeerContext
+    from swarmcli.optim.modes.base import Committed, EpochWork, SiteHooks, Trained
+    from swarmcli.optim.state.lineage import LineagePosition
 
 # Bytes. The trainer waits in every step: adding so much takes 2 ms, less than a busy machine needs to hand it to
 # another thread and back.
@@ -125,7 +124,7 @@ class GradientWork:
 
     async def advance(self, committed: Committed, counted: bool) -> None:
         async with self.averager.tensors():
-            following = self._mode.after(self.replica.standing, committed, self._target)
+            following = self._mode.after(self.replica.position, committed, self._target)
             await self.replica.change(partial(self._step, following, committed.samples, counted))
             self.replica.state.apart |= committed.several
 
@@ -136,14 +135,14 @@ class GradientWork:
                 for tensor, average in zip(tensors, averages, strict=True):
                     tensor.copy_(average)
                 self._drop()
-                self._step(self.replica.standing.after(round_id, samples), samples, counted=False)
+                self._step(self.replica.position.after(round_id, samples), samples, counted=False)
 
             await self.replica.change(replay)
 
-    async def pass_by(self, wanted: Standing) -> bool:
+    async def pass_by(self, wanted: LineagePosition) -> bool:
         if self._mode.target_group_size is None:
             return False  # whoever claims such a lineage has not come to it by rounds
-        passed = await self.replica.pass_by(wanted, lambda standing: standing.by_epoch(self._target))
+        passed = await self.replica.pass_by(wanted, lambda position: position.by_epoch(self._target))
         if passed:
             self.replica.state.apart = True
             await self.drop()
@@ -158,11 +157,11 @@ class GradientWork:
         async with self.averager.tensors():
             await on_executor(self._nbytes, self.method.reset_own)
 
-    def _step(self, standing: Standing, samples: int, counted: bool) -> None:
+    def _step(self, position: LineagePosition, samples: int, counted: bool) -> None:
         self.method.finish(samples, counted)
         self._gradients.settle()
         self._handed = None
-        self.replica.state.step(self.method.averaged, standing)
+        self.replica.state.step(self.method.averaged, position)
 
     def _drop(self) -> None:
         self._gradients.reset()

@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 import pydantic
+from pydantic import BaseModel, ConfigDict, Field
 
 from swarmcli.dht import OwnedSubkey
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.optim.peers.progress import FUTURE_TOLERANCE, LocalTrainingProgress
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
 
+FUTURE_TOLERANCE = 5.0  # seconds: clocks are corrected, but not to the last second
 Kind: TypeAlias = Literal["forged", "malformed", "replayed", "stale", "future-dated"]
 Record = TypeVar("Record", bound=pydantic.BaseModel)
 logger = logging.getLogger(__name__)
@@ -80,6 +81,19 @@ class Board(Generic[Record]):
             logger.debug("dropped a record under %s: %s", self.key, error)
         self.unreadable += 1
         return None
+
+
+class LocalTrainingProgress(BaseModel):
+    """What one peer says about its own share of the epoch; the value of its subkey under `{prefix}_progress`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    peer_id: bytes = Field(min_length=32, max_length=32)
+    epoch: int = Field(ge=0, lt=1 << 48)
+    samples_accumulated: int = Field(ge=0, lt=1 << 48)
+    samples_per_second: float = Field(ge=0.0, lt=1e12, allow_inf_nan=False)
+    time: float = Field(ge=0.0, allow_inf_nan=False)
+    client_mode: bool
 
 
 class ReportBoard(Board[LocalTrainingProgress]):

@@ -5,27 +5,29 @@ All times are seconds; moments are swarm time (`Clock.now()`).
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+import pydantic
+
+from swarmcli.dht import OwnedSubkey
+from swarmcli.dht.schema import SchemaValidator
+from swarmcli.errors import SwarmError
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.config import RefreshOptions
+from swarmcli.optim.peers.board import FUTURE_TOLERANCE, Kind, LocalTrainingProgress, ReportBoard
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHTNode
+
 
 LONGEST_DRAWN = 15.0  # seconds; reports come every three while there is news, and are read every ten
-FUTURE_TOLERANCE = 5.0  # seconds: clocks are corrected, but not to the last second
-
-
-class LocalTrainingProgress(BaseModel):
-    """What one peer says about its own share of the epoch; the value of its subkey under `{prefix}_progress`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    peer_id: bytes = Field(min_length=32, max_length=32)
-    epoch: int = Field(ge=0, lt=1 << 48)
-    samples_accumulated: int = Field(ge=0, lt=1 << 48)
-    samples_per_second: float = Field(ge=0.0, lt=1e12, allow_inf_nan=False)
-    time: float = Field(ge=0.0, allow_inf_nan=False)
-    client_mode: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +41,6 @@ class GlobalTrainingProgress:
     num_clients: int  # of which cannot be dialed
     eta_next_epoch: float  # swarm time at which the samples are expected to suffice; infinite if nobody computes
     next_fetch_time: float  # swarm time at which to look again
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshOptions:
-    """How often the progress keys are read. Between the bounds, more often the sooner the epoch ends."""
-
-    min_refresh_period: float = 0.5
-    max_refresh_period: float = 10.0
-    default_refresh_period: float = 3.0  # while nobody else is there
-    expected_drift_peers: float = 3.0  # so many may join before the epoch ends
-    expected_drift_rate: float = 0.2  # or this fraction of those that are there
-    metadata_expiration: float = 60.0  # reports live so long, and are repeated at half of it
-
-    def __post_init__(self) -> None:
-        for name in ("min_refresh_period", "max_refresh_period", "default_refresh_period", "metadata_expiration"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected a positive number of seconds")
-        if self.min_refresh_period > self.max_refresh_period:
-            raise ValueError(
-                f"min_refresh_period={self.min_refresh_period} is above max_refresh_period={self.max_refresh_period}"
-            )
-        if self.expected_drift_peers < 0 or self.expected_drift_rate < 0:
-            raise ValueError("expected_drift_peers and expected_drift_rate: expected numbers that are not negative")
 
 
 def estimate_global_progress(
@@ -170,3 +149,264 @@ class PerformanceEMA:
             self._seconds_per_sample += self._alpha * ((moment - self._since) / samples - self._seconds_per_sample)
             self._weight += self._alpha * (1 - self._weight)
         self._since = moment
+
+
+logger = logging.getLogger(__name__)
+
+
+class ProgressKeys(pydantic.BaseModel):
+    """The schema of `{prefix}_progress` for the DHT's validators."""
+
+    progress: dict[OwnedSubkey, LocalTrainingProgress]
+
+
+class ProgressTrackerCore:
+    """Tells others of this peer's samples and estimates everyone's; both in the background, nothing here waits.
+
+    All methods but `start`, `refresh` and `shutdown` are plain functions of what is known at the moment. Reports go
+    out at most once per `min_refresh_period`, at least (while there is news) once per `default_refresh_period`, and are
+    repeated at half their expiration.
+    """
+
+    def __init__(
+        self,
+        node: DHTNode,
+        prefix: str,
+        target_batch_size: int,
+        *,
+        options: RefreshOptions | None = None,
+        performance_ema_alpha: float = 0.1,
+        client_mode: bool | None = None,
+        status_loglevel: int = logging.DEBUG,
+        identity: Identity | None = None,
+        latest_epoch: Callable[[], int] | None = None,
+    ) -> None:
+        """The swarm's progress goes to the log at `status_loglevel` whenever it was read.
+
+        This peer reports under `identity` (None: the node's own), of which its report's `peer_id` is the id. Who has
+        better knowledge than reports of how far the others can be gives it in `latest_epoch`.
+        """
+        if target_batch_size <= 0:
+            raise ValueError(f"target_batch_size={target_batch_size!r}: expected a positive number of samples")
+        self.options = options or RefreshOptions()
+        self.target_batch_size = target_batch_size
+        self.performance_ema = PerformanceEMA(performance_ema_alpha)
+        self.client_mode = node.client_mode if client_mode is None else client_mode
+        self._node = node
+        self._clock = node.endpoint.clock
+        self._prefix = prefix
+        self._status_loglevel = status_loglevel
+        self._latest_epoch = latest_epoch
+        self._board = ReportBoard(node, prefix, self.options.metadata_expiration, identity)
+        self._own_id = bytes(self._board.owner)
+        self._overdue = 0  # readings since the epoch should have ended
+        self._changed = asyncio.Event()  # there is something to report
+        self._urgent = asyncio.Event()  # and others act on it: another epoch, or enough samples
+        self._moved = asyncio.Event()  # the epoch is another: what was read of the others may be old
+        self._tasks = TaskOwner()
+        self._reports = False  # whether this peer does
+        self._seen_epoch = 0, self._clock.now()  # the present one, and since when
+        self._pauses = 0  # blocks of pause_updates that are open
+        self.local_progress = self._describe(epoch=0, samples=0)
+        self.global_progress = self._estimate()
+        node.add_validators([SchemaValidator(ProgressKeys, prefix=prefix)])
+
+    async def start(self, *, report: bool = True) -> None:
+        """Begins to read the others' reports and, unless `report` is off, to write this peer's."""
+        self.performance_ema.resume(asyncio.get_running_loop().time())
+        self._reports = report
+        if report:
+            self._tasks.spawn(self._keep_reporting())
+        self._tasks.spawn(self._keep_reading())
+
+    async def shutdown(self) -> None:
+        """Ends the background work and withdraws this peer's record. Idempotent."""
+        await self._tasks.close()
+        with contextlib.suppress(SwarmError):  # a record that cannot be withdrawn expires by itself
+            await self._board.withdraw()
+
+    # what this peer does
+
+    def report_local_progress(
+        self, local_epoch: int, samples_accumulated: int, update_global_samples: bool = True
+    ) -> None:
+        """This peer has so many samples towards the end of `local_epoch`; updates its rate.
+
+        With `update_global_samples` the estimate of everyone's progress takes them in at once.
+        """
+        gained = samples_accumulated - self.local_progress.samples_accumulated
+        if local_epoch == self.local_progress.epoch and gained > 0:
+            self.performance_ema.update(gained, asyncio.get_running_loop().time())
+        self.local_progress = self._describe(local_epoch, samples_accumulated)
+        if update_global_samples:
+            had_enough = self.accumulated_enough_samples
+            self.global_progress = self._estimate()
+            if self.accumulated_enough_samples and not had_enough:
+                self._urgent.set()
+        self._changed.set()
+
+    @contextlib.contextmanager
+    def pause_updates(self) -> Iterator[None]:
+        """Inside the block estimates stand still (a step is under way); its time is left out of this peer's rate."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self.performance_ema.resume(asyncio.get_running_loop().time())
+
+    def update_epoch(self, new_epoch: int | None = None) -> int:
+        """Moves on to `new_epoch` (None: the one after the present) with no samples. Only while paused."""
+        if not self._pauses:
+            raise RuntimeError("update_epoch changes what estimates are made of: call it inside pause_updates()")
+        epoch = self.local_progress.epoch + 1 if new_epoch is None else new_epoch
+        self._overdue = 0
+        self.local_progress = self._describe(epoch, 0)
+        self.global_progress = self._estimate()
+        self._changed.set()
+        self._urgent.set()
+        self._moved.set()
+        return epoch
+
+    # what is known
+
+    @property
+    def global_epoch(self) -> int:
+        return self.global_progress.epoch
+
+    @property
+    def accumulated_enough_samples(self) -> bool:
+        return self.global_progress.samples_accumulated >= self.target_batch_size
+
+    @property
+    def estimated_next_update_time(self) -> float:
+        """Swarm time at which the epoch should end; now, if this peer is behind."""
+        if self.global_epoch > self.local_progress.epoch:
+            return self._clock.now()
+        return self.global_progress.eta_next_epoch
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        """This peer is behind, the samples suffice, or by the rates they must by now."""
+        return (
+            self.global_epoch > self.local_progress.epoch
+            or self.accumulated_enough_samples
+            or self._clock.now() >= self.estimated_next_update_time
+        )
+
+    @property
+    def reports(self) -> tuple[LocalTrainingProgress, ...]:
+        """The others' reports as last read, signed and well formed."""
+        return self._board.others
+
+    def expected(self) -> dict[PeerID, tuple[float, float]]:
+        """Peer → its samples towards the end of the present epoch, as they should be at this moment, and its samples
+        per second; this peer included if it reports. For people: rounds are begun by what is counted."""
+        epoch, now = self.global_epoch, self._clock.now()
+        if self._seen_epoch[0] != epoch:
+            self._seen_epoch = epoch, now
+        reports = [*self.reports, self.local_progress] if self._reports else self.reports
+        began = self._seen_epoch[1]
+        return {
+            PeerID(report.peer_id): (
+                expected_samples(report, epoch, began, self.target_batch_size, now),
+                report.samples_per_second,
+            )
+            for report in reports
+        }
+
+    @property
+    def dropped_reports(self) -> Mapping[Kind, int]:
+        """How many of the others' reports did not count, by kind. See ReportBoard."""
+        return self._board.dropped
+
+    # how it comes to be known
+
+    async def refresh(self) -> GlobalTrainingProgress:
+        """Reads the others' reports now."""
+        await self._board.refresh()
+        if not self._pauses:
+            before, now = self.global_progress, self._clock.now()
+            # Before the estimate, which reads the next time the later the longer the end has been overdue.
+            self._overdue = self._overdue + 1 if before.eta_next_epoch <= now else 0
+            self.global_progress = self._estimate()
+            if self.global_progress.epoch != before.epoch:
+                self._overdue = 0
+            progress = self.global_progress
+            logger.log(
+                self._status_loglevel,
+                "%s: %d of %d samples for epoch %d from %d peers; ends in %.2f s, next look in %.2f s",
+                self._prefix,
+                progress.samples_accumulated,
+                progress.target_batch_size,
+                progress.epoch,
+                progress.num_peers,
+                progress.eta_next_epoch - now,
+                progress.next_fetch_time - now,
+            )
+        return self.global_progress
+
+    def _describe(self, epoch: int, samples: int) -> LocalTrainingProgress:
+        return LocalTrainingProgress(
+            peer_id=self._own_id,
+            epoch=epoch,
+            samples_accumulated=samples,
+            samples_per_second=self.performance_ema.samples_per_second,
+            time=self._clock.now(),
+            client_mode=self.client_mode,
+        )
+
+    def _estimate(self) -> GlobalTrainingProgress:
+        others = self.reports
+        return estimate_global_progress(
+            others,
+            self.local_progress,
+            target_batch_size=self.target_batch_size,
+            now=self._clock.now(),
+            options=self.options,
+            latest_epoch=self._latest_epoch() if others and self._latest_epoch is not None else None,
+            overdue=self._overdue,
+        )
+
+    async def _keep_reporting(self) -> None:
+        published: LocalTrainingProgress | None = None
+        while True:
+            # Cleared before the report is taken: what changes while it is being stored goes out with the next one.
+            self._changed.clear()
+            self._urgent.clear()
+            report = self.local_progress
+            if report is published:  # said again: it is still so. A new one is of the moment that it speaks of
+                report = report.model_copy(update={"time": self._clock.now()})
+            published = self.local_progress
+            try:
+                await self._board.publish(report)
+            except SwarmError as error:
+                logger.warning("progress was not stored: %s", error)
+            await asyncio.sleep(self.options.min_refresh_period)  # whatever comes: nobody writes more often
+            await _wait(self._urgent, self._report_period - self.options.min_refresh_period)
+            await _wait(self._changed, self.options.metadata_expiration / 2 - self._report_period)
+
+    @property
+    def _report_period(self) -> float:
+        """Readers add to each report what its rate makes of the time since, so more of them say little more until the
+        epoch ends: a report goes out as often as one would be read."""
+        left = self.global_progress.eta_next_epoch - self._clock.now()
+        period = refresh_period(left, self.global_progress.num_peers, self.options, self._overdue)
+        return min(period, max(self.options.default_refresh_period, self.options.min_refresh_period))
+
+    async def _keep_reading(self) -> None:
+        while True:
+            self._moved.clear()  # before reading: an epoch that ends meanwhile is read after once more
+            try:
+                await self.refresh()
+            except SwarmError as error:
+                logger.warning("progress was not read: %s", error)
+            await asyncio.sleep(self.options.min_refresh_period)
+            await _wait(self._moved, self.global_progress.next_fetch_time - self._clock.now())
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until the event is set, at most so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()

@@ -11,14 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmcli.averaging.shell import CoreRunner
 from swarmcli.network.identity import Identity
-from swarmcli.optim.peers.board import Kind
-from swarmcli.optim.peers.progress import (
-    GlobalTrainingProgress,
-    LocalTrainingProgress,
-    PerformanceEMA,
-    RefreshOptions,
-)
-from swarmcli.optim.peers.tracker import ProgressTrackerCore
+from swarmcli.optim.config import RefreshOptions
+from swarmcli.optim.peers.board import Kind, LocalTrainingProgress
+from swarmcli.optim.peers.progress import GlobalTrainingProgress, PerformanceEMA, ProgressTrackerCore
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHT

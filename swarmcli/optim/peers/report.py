@@ -6,7 +6,6 @@ import asyncio
 import math
 import re
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import pydantic
@@ -16,7 +15,8 @@ from swarmcli.dht import OwnedSubkey
 from swarmcli.events import EpochAdvanced, EpochReported, Events
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
-from swarmcli.optim.peers.lineage import Claim, Standing
+from swarmcli.optim.config import PeerDescription, Role
+from swarmcli.optim.state.lineage import Claim, LineagePosition
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MAX_REASON = 200  # characters
 MAX_RECENT = 16  # epochs; whoever reads reports now and then still learns of each
 LastOutcome = Literal["", "committed", "alone", "failed", "undecided"]
-Role = Literal["trainer", "auxiliary", "monitor"]
 Phase = Literal[
     "joining",  # has not decided yet which lineage to train on
     "stranded",  # waits: nobody whom it can reach holds the state of the lineage that leads
@@ -44,15 +43,6 @@ _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 def is_settled(phase: Phase) -> bool:
     """Whether a peer has decided on the lineage that it holds."""
     return phase not in _UNSETTLED
-
-
-@dataclass(frozen=True, slots=True)
-class PeerDescription:
-    """Who a peer says it is. `name` is public; longer ones are cut to 64 characters."""
-
-    role: Role = "trainer"
-    name: str = ""
-    device: str = "cpu"
 
 
 class EpochLoss(NamedTuple):
@@ -113,7 +103,7 @@ class PeerMetrics:
 
     def end_epoch(
         self,
-        standing: Standing,
+        position: LineagePosition,
         *,
         samples: int = 0,
         own_samples: int = 0,
@@ -121,20 +111,20 @@ class PeerMetrics:
         seconds: float = 0.0,
         rate: float = 0.0,
     ) -> EpochAdvanced:
-        """Closes the epoch that led this peer to `standing`, with a round of so many samples and peers that took so
+        """Closes the epoch that led this peer to `position`, with a round of so many samples and peers that took so
         many seconds, or with another peer's state. Emits the event and returns it; `rate`: of this peer, in samples
         per second."""
         loss = self._loss_sum / self._loss_samples if self._loss_samples else None
         if loss is not None:
             self.last_loss = loss
-            self.recent.append(EpochLoss(standing.epoch, loss, self.samples))
-            self._events.emit(EpochReported(self._peer_id.text, standing.epoch, loss, self.samples, rate))
+            self.recent.append(EpochLoss(position.epoch, loss, self.samples))
+            self._events.emit(EpochReported(self._peer_id.text, position.epoch, loss, self.samples, rate))
         self.forget_losses()
         began = self._epoch_began
         self.begin()
         advanced = EpochAdvanced(
-            epoch=standing.epoch,
-            lineage=standing.lineage.hex(),
+            epoch=position.epoch,
+            lineage=position.lineage.hex(),
             samples=samples,
             own_samples=own_samples,
             peers=peers,
@@ -187,8 +177,8 @@ class PeerReport(pydantic.BaseModel):
     @property
     def claim(self) -> Claim:
         """The lineage that this peer holds. Auxiliaries hold none, they only repeat what they read."""
-        standing = Standing(self.epoch, self.samples_seen, bytes.fromhex(self.lineage))
-        return Claim(standing, settled=is_settled(self.phase))
+        position = LineagePosition(self.epoch, self.samples_seen, bytes.fromhex(self.lineage))
+        return Claim(position, settled=is_settled(self.phase))
 
     @property
     def holds_state(self) -> bool:
@@ -202,7 +192,7 @@ def describe(
     terms: str,
     metrics: PeerMetrics,
     phase: Phase,
-    standing: Standing,
+    position: LineagePosition,
     samples_per_second: float = 0.0,
     drift: float | None = None,
     keeps: bool = False,
@@ -215,9 +205,9 @@ def describe(
         name=description.name[:64],
         device=description.device[:64],
         phase=phase,
-        epoch=standing.epoch,
-        lineage=standing.lineage.hex(),
-        samples_seen=standing.samples,
+        epoch=position.epoch,
+        lineage=position.lineage.hex(),
+        samples_seen=position.samples,
         samples=metrics.samples,
         samples_per_second=samples_per_second,
         client_mode=node.client_mode,

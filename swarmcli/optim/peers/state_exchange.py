@@ -10,9 +10,9 @@ from swarmcli.errors import CallRefused, SiteError, StateDownloadError
 from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.training_state import CapturedState, read_standing
+from swarmcli.optim.state.training_state import CapturedState, read_position
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import download_state
@@ -54,7 +54,7 @@ class StateExchange:
         """Takes no more requests; downloads under way go on. Idempotent."""
         self._donor.close()
 
-    async def download(self, wanted: Standing, donors: Sequence[PeerID], *, timeout: float, reason: str) -> None:
+    async def download(self, wanted: LineagePosition, donors: Sequence[PeerID], *, timeout: float, reason: str) -> None:
         """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
 
         `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then,
@@ -89,14 +89,14 @@ class StateExchange:
 
     def _check(self, outline: StateOutline) -> None:
         """Before memory is allocated for it. Raises ValueError."""
-        read_standing(outline.metadata)
+        read_position(outline.metadata)
         self._replica.state.check_tensors(outline.descriptors)
 
-    async def _restore(self, wanted: Standing, state: DownloadedState) -> None:
+    async def _restore(self, wanted: LineagePosition, state: DownloadedState) -> None:
         try:
-            standing = read_standing(state.metadata)
-            if standing != wanted:
-                raise ValueError(f"it was asked for as epoch {wanted.epoch} and says epoch {standing.epoch}")
+            position = read_position(state.metadata)
+            if position != wanted:
+                raise ValueError(f"it was asked for as epoch {wanted.epoch} and says epoch {position.epoch}")
             await self._replica.restore(CapturedState(state.metadata, state.contents))
         except ValueError as error:
             attempts = {donor.text: f"its state does not fit: {error}" for donor in state.donors}
@@ -107,7 +107,7 @@ class StateExchange:
             raise StateDownloadError(f"the state that came cannot be read here: {error}") from error
 
     async def _provide(self, version: bytes) -> Snapshot | None:
-        if version != self._replica.standing.lineage or self._replica.state.torn:
+        if version != self._replica.position.lineage or self._replica.state.torn:
             return None
         try:
             captured = await self._replica.capture()

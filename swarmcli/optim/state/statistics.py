@@ -1,10 +1,16 @@
-"""An optimizer's statistics, wherever they are: in its own memory, or shared out among the processes of a site.
+"""An optimizer's statistics, wherever they are, and its settings as plain values that travel.
 
-A statistic's *place* is `<parameter index>/<name>`, parameters being counted in the order of the optimizer's groups.
+Statistics are in the optimizer's own memory, or shared out among the processes of a site. A statistic's *place* is
+`<parameter index>/<name>`, parameters being counted in the order of the optimizer's groups.
+
+Settings of optimizers and schedulers travel as values that msgpack carries. What arrives from a donor is fitted to a
+template, the value that this peer holds in the same place: the same keys, the same kinds. So a donor can change a
+learning rate, never what kind of thing it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,7 +18,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from swarmcli.optim.state.plain_values import to_plain
 from swarmcli.state.distant import AnyTensor, loaded
 
 MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
@@ -110,3 +115,70 @@ def by_parameter(values: Mapping[str, T], parameters: Sequence[torch.Tensor]) ->
             raise ValueError(f"statistics of parameter {index}: more than {MAX_STATISTICS}")
         of_parameter[name] = value
     return statistics
+
+
+_Scalar = (bool, int, float, str)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether `to_plain` can express the value."""
+    if value is None or isinstance(value, _Scalar):
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return isinstance(value, Mapping) and all(isinstance(k, str | int) and is_plain(v) for k, v in value.items())
+
+
+def to_plain(value: Any) -> Any:
+    """The value made of dicts, lists, numbers, strings and None. Mapping entries that are not plain are left out."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items() if is_plain(item)}
+    return value
+
+
+def fit(template: Any, value: Any, where: str) -> Any:
+    """`value` in the form of `template`. Raises ValueError naming the place where they differ in kind."""
+    if isinstance(template, Mapping):
+        return _fit_mapping(template, value, where)
+    if isinstance(template, list | tuple):
+        return _fit_sequence(template, value, where)
+    if isinstance(template, torch.Tensor):
+        return torch.full_like(template, _number(value, where))
+    if template is None:
+        if value is not None and not isinstance(value, _Scalar):
+            raise ValueError(f"{where}: expected nothing or a scalar, got {type(value).__name__}")
+        return value
+    if isinstance(template, bool | str):
+        if type(value) is not type(template):
+            raise ValueError(f"{where}: expected {type(template).__name__}, got {type(value).__name__}")
+        return value
+    return _number(value, where)
+
+
+def _fit_mapping(template: Mapping[Any, Any], value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: expected a mapping, got {type(value).__name__}")
+    shared = {key for key, item in template.items() if is_plain(item)}
+    if set(value) != shared:
+        differing = sorted(map(str, set(value) ^ shared))[:5]
+        raise ValueError(f"{where}: keys differ in {', '.join(differing)}")
+    fitted = {key: fit(item, value[key], f"{where}.{key}") if key in shared else item for key, item in template.items()}
+    return fitted if type(template) is dict else type(template)(fitted)  # type: ignore[call-arg]
+
+
+def _fit_sequence(template: list[Any] | tuple[Any, ...], value: Any, where: str) -> Any:
+    if not isinstance(value, list | tuple) or len(value) != len(template):
+        raise ValueError(f"{where}: expected {len(template)} items, got {value!r:.60}")
+    return type(template)(fit(t, v, f"{where}[{i}]") for i, (t, v) in enumerate(zip(template, value, strict=True)))
+
+
+def _number(value: Any, where: str) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ValueError(f"{where}: expected a number, got {value!r:.60}")
+    return value

@@ -1,20 +1,19 @@
-"""Everything that a newcomer must hold to go on as the others do: parameters, statistics, scheduler, standing."""
+"""Everything that a newcomer must hold to go on as the others do: parameters, statistics, scheduler, position."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.peers.lineage import LINEAGE_BYTES, TORN, Standing, first_lineage, hash_tensors, is_count
-from swarmcli.optim.state.plain_values import fit, to_plain
-from swarmcli.optim.state.statistics import by_parameter, read_place, statistics_of
+from swarmcli.optim.gradients.accumulator import lent
+from swarmcli.optim.state.lineage import LINEAGE_BYTES, TORN, LineagePosition, first_lineage, hash_tensors, is_count
+from swarmcli.optim.state.statistics import by_parameter, fit, read_place, statistics_of, to_plain
 from swarmcli.state.distant import AnyTensor, fill
 from swarmcli.state.snapshot import copied
 
@@ -60,7 +59,7 @@ class CapturedState:
 
 
 class TrainingState:
-    """Parameters, their optimizer and scheduler, extra tensors, and the standing of their lineage.
+    """Parameters, their optimizer and scheduler, extra tensors, and the position of their lineage.
 
     The names of the tensors are `parameter/<index>`, `statistic/<index>/<name>` and `extra/<index>`, in the order of
     the optimizer's parameter groups, and `gradient/<name>` for what a method of averaging gradients shares.
@@ -85,38 +84,38 @@ class TrainingState:
         self.shared, self.own = dict(shared or {}), dict(own or {})
         self.parameters = tuple(p for group in optimizer.param_groups for p in group["params"])
         self.trained = tuple(parameter for parameter in self.parameters if parameter.requires_grad)
-        self.standing = Standing(0, 0, first_lineage(run_id, self.parameters))
-        # Others at this standing hold other parameters or statistics, since several groups ended an epoch on the way.
+        self.position = LineagePosition(0, 0, first_lineage(run_id, self.parameters))
+        # Others at this position hold other parameters or statistics, since several groups ended an epoch on the way.
         self.apart = False
 
     @property
     def epoch(self) -> int:
-        return self.standing.epoch
+        return self.position.epoch
 
     @property
     def torn(self) -> bool:
         """Whether the parameters are partly another state's: they are of no use but to be replaced."""
-        return self.standing == TORN
+        return self.position == TORN
 
     def digest(self) -> str:
         """SHA-256 over the parameters, in hexadecimal: equal exactly where they are bit-identical."""
         return hash_tensors(self.parameters).hex()
 
-    def step(self, gradients: Sequence[torch.Tensor], standing: Standing) -> None:
-        """One optimizer step with these gradients of the trained parameters, then the scheduler's; a new standing."""
+    def step(self, gradients: Sequence[torch.Tensor], position: LineagePosition) -> None:
+        """One optimizer step with these gradients of the trained parameters, then the scheduler's; a new position."""
         with lent(self.trained, gradients):
             self.optimizer.step()
-        self.end_epoch(standing)
+        self.end_epoch(position)
 
-    def end_epoch(self, standing: Standing) -> None:
-        """The epoch that led to `standing` is over: the scheduler's step. One that fails, at the end of its schedule
+    def end_epoch(self, position: LineagePosition) -> None:
+        """The epoch that led to `position` is over: the scheduler's step. One that fails, at the end of its schedule
         for example, leaves the learning rate as it is: the parameters have moved already."""
         if self.scheduler is not None:
             try:
                 self.scheduler.step()
             except Exception as error:
                 logger.warning("the scheduler failed, and the learning rate stays: %s: %s", type(error).__name__, error)
-        self.standing = standing
+        self.position = position
 
     def capture(self) -> CapturedState:
         """The state as it is now. Its tensors are the live ones: clone before they may change."""
@@ -126,9 +125,9 @@ class TrainingState:
         tensors: dict[str, AnyTensor] = {f"{_STATISTIC}{place}": tensor for place, tensor in statistics.items()}
         tensors.update({name: tensor.detach() for name, tensor in self._own_tensors().items()})
         metadata = {
-            "epoch": self.standing.epoch,
-            "samples_seen": self.standing.samples,
-            "lineage": self.standing.lineage,
+            "epoch": self.position.epoch,
+            "samples_seen": self.position.samples,
+            "lineage": self.position.lineage,
             "groups": [to_plain(_settings(group)) for group in groups],
             "numbers": numbers,
             "apart": self.apart,
@@ -144,7 +143,7 @@ class TrainingState:
         since there need not be memory for a second copy of them. A later call that succeeds makes it whole.
         """
         metadata = captured.metadata
-        standing = read_standing(metadata)
+        position = read_position(metadata)
         self.check_tensors(captured.tensors)
         statistics, numbers = self._statistics_in(captured)
         groups = self.optimizer.state_dict()["param_groups"]
@@ -155,21 +154,21 @@ class TrainingState:
         # changes: a donor's state is taken over wholly or not at all.
         merged = [{**group, **new} for group, new in zip(groups, fitted, strict=True)]
         with self.statistics.staged(statistics, numbers, merged) as install:
-            self.standing = TORN  # whatever interrupts this: nobody trains, donates or saves such parameters
+            self.position = TORN  # whatever interrupts this: nobody trains, donates or saves such parameters
             for name, own in self._own_tensors().items():
                 fill(own, captured.tensors[name])
             install()
         if self.scheduler is not None:
             self.scheduler.load_state_dict(schedule)
-        self.standing, self.apart = standing, metadata.get("apart") is True
+        self.position, self.apart = position, metadata.get("apart") is True
 
     def checkpoint(self) -> dict[str, Any]:
-        """The optimizer's state_dict, and under "swarm" the scheduler, the standing and a digest of the parameters."""
+        """The optimizer's state_dict, and under "swarm" the scheduler, the position and a digest of the parameters."""
         self._check_whole()
         swarm = {
-            "epoch": self.standing.epoch,
-            "samples_seen": self.standing.samples,
-            "lineage": self.standing.lineage.hex(),
+            "epoch": self.position.epoch,
+            "samples_seen": self.position.samples,
+            "lineage": self.position.lineage.hex(),
             "apart": self.apart,
             "parameters": self.digest(),
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
@@ -190,7 +189,7 @@ class TrainingState:
             lineage = bytes.fromhex(swarm.get("lineage", ""))
         except (TypeError, ValueError) as error:
             raise ValueError(f"lineage: expected hexadecimal digits, got {swarm.get('lineage')!r:.80}") from error
-        standing = read_standing({**swarm, "lineage": lineage})
+        position = read_position({**swarm, "lineage": lineage})
         if (self.scheduler is None) != (swarm.get("scheduler") is None):
             raise ValueError("either the checkpoint or this optimizer has no scheduler")
         saved, kept = swarm.get("gradients", {}), self.shared | self.own  # by the method of averaging them
@@ -201,7 +200,7 @@ class TrainingState:
             self.scheduler.load_state_dict(swarm["scheduler"])
         for name, tensor in kept.items():
             tensor.copy_(saved[name])
-        self.standing, self.apart = standing, swarm.get("apart") is True
+        self.position, self.apart = position, swarm.get("apart") is True
 
     def _check_whole(self) -> None:
         if self.torn:
@@ -249,28 +248,14 @@ class TrainingState:
         return dict(fit(self.scheduler.state_dict(), received, "scheduler"))
 
 
-@contextmanager
-def lent(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside the block these are the parameters' gradients, in their types and on their devices; then the user's own
-    are back."""
-    users = [parameter.grad for parameter in parameters]
-    try:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.to(dtype=parameter.dtype, device=parameter.device)
-        yield
-    finally:
-        for parameter, own in zip(parameters, users, strict=True):
-            parameter.grad = own
-
-
-def read_standing(metadata: Mapping[str, Any]) -> Standing:
-    """The standing that a state's metadata names. Raises ValueError if it names none."""
+def read_position(metadata: Mapping[str, Any]) -> LineagePosition:
+    """The position that a state's metadata names. Raises ValueError if it names none."""
     epoch, samples, lineage = (metadata.get(key) for key in ("epoch", "samples_seen", "lineage"))
     if not isinstance(epoch, int) or not isinstance(samples, int) or not is_count(epoch, samples):
         raise ValueError(f"epoch and samples_seen: expected counts, got {epoch!r:.40} and {samples!r:.40}")
     if not isinstance(lineage, bytes) or len(lineage) != LINEAGE_BYTES:
         raise ValueError(f"lineage: expected {LINEAGE_BYTES} bytes, got {lineage!r:.80}")
-    return Standing(epoch, samples, lineage)
+    return LineagePosition(epoch, samples, lineage)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,12 @@ import torch
 
 from swarmcli.dht import DHTNode
 from swarmcli.events import EpochAdvanced
-from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.epoch.wait import Timing
+from swarmcli.optim.modes.base import Timing, Trained
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.placement import Offloaded
+from swarmcli.optim.state.replica import Offloaded
 from tests.optim.optim_swarm import FEATURES, TARGET, Swarm, decay, loss_of, make_model, momentum, record
 
 
@@ -50,7 +51,7 @@ class DelayedTrainer:
 
     @property
     def epoch(self) -> int:
-        return self.core.standing.epoch
+        return self.core.position.epoch
 
     @property
     def host_weights(self) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swarmcli.optim.epoch.wait import Timing
+from swarmcli.optim.modes.base import Timing
 from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, one_round_late
 from tests.optim.optim_swarm import TARGET, adamw, digests, momentum, reference, together

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed
-from swarmcli.optim.epoch.wait import Timing
+from swarmcli.optim.modes.base import Timing
 from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer, one_round_late
 from tests.optim.optim_swarm import TARGET, digests, record, reference, together, until
@@ -58,7 +58,7 @@ def test_a_peer_cut_off_in_a_delayed_round_is_in_step_again_later(timing: Timing
 
             await together(freeze(), *(trainer.train(30) for trainer in trainers))
             await together(*(trainer.core.join() for trainer in trainers))
-            assert len({trainer.core.standing.lineage for trainer in trainers}) == 1
+            assert len({trainer.core.position.lineage for trainer in trainers}) == 1
             assert len(digests(trainers)) == 1
 
     virtual_time.run(main(), timeout=600)

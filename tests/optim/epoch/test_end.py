@@ -14,10 +14,10 @@ from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.end import EpochEnd
-from swarmcli.optim.epoch.group import Committed, Failed, Outcome, Undecided
-from swarmcli.optim.epoch.wait import EpochRule, Timing
-from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.epoch.wait import EpochRule
+from swarmcli.optim.modes.base import Committed, Failed, Outcome, Timing, Undecided
 from swarmcli.optim.peers.report import PeerMetrics
+from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 
 OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)
@@ -26,11 +26,11 @@ WITHOUT_ME = Committed(bytes(32), 12, (OTHER,), {OWN: "silent"})
 
 
 class Story:
-    """Stands in for replica, work, group and presence, and writes down what is asked of them."""
+    """Stands in for replica, work, group and directory, and writes down what is asked of them."""
 
     replays = True
     has_strayed = False
-    standing = Standing(3, 72, bytes(32))
+    position = LineagePosition(3, 72, bytes(32))
 
     def __init__(
         self, timing: Timing, outcomes: Sequence[Outcome | Exception], samples: int = 12, **options: bool
@@ -119,7 +119,7 @@ class Story:
     async def close(self) -> None:
         self.begun = False
 
-    # presence
+    # directory
 
     unreachable = 0
 
@@ -263,7 +263,7 @@ class Unanswered(Story):
 
     around = "company"
 
-    async def surroundings(self, standing: Standing) -> str:
+    async def surroundings(self, position: LineagePosition) -> str:
         return self.around
 
     async def average_alone(self) -> None:

@@ -6,13 +6,15 @@ import torch
 
 from swarmcli.averaging import AveragerCore
 from swarmcli.network.tasks import TaskOwner
-from swarmcli.optim.config import OptimizerConfig, averager_config
-from swarmcli.optim.epoch.group import Committed, Failed, StandingGroup
-from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.epoch.group import PreformedGroup
+from swarmcli.optim.modes.base import Committed, Failed
+from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm
 
-HERE = Standing(0, 0, bytes([7]) * 32)
+HERE = LineagePosition(0, 0, bytes([7]) * 32)
 
 
 class Member:
@@ -22,7 +24,7 @@ class Member:
         self.tensor = torch.tensor([value])
         self.averager = AveragerCore([self.tensor], node, averager_config(OptimizerConfig("run", TARGET)))
         self.tasks = TaskOwner()
-        self.group = StandingGroup(self.averager, TARGET, {}, self.tasks)
+        self.group = PreformedGroup(self.averager, TARGET, {}, self.tasks)
 
     async def __aenter__(self) -> "Member":
         await self.averager.start()
@@ -57,7 +59,7 @@ def test_groups_of_other_lineages_do_not_mix() -> None:
     async def main() -> None:
         async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one, Member(await swarm.node(), 4.0) as other:
             one.group.open(HERE)
-            other.group.open(Standing(0, 0, bytes([8]) * 32))
+            other.group.open(LineagePosition(0, 0, bytes([8]) * 32))
             for member in (one, other):
                 member.group.report(TARGET)
             assert not any(await asyncio.gather(*(m.group.wait_until_begun(20) for m in (one, other))))
@@ -106,11 +108,11 @@ def test_once_closed_nothing_can_be_contributed() -> None:
         async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one:
             one.group.open(HERE)
             one.group.open(HERE)
-            assert one.group.standing == HERE
+            assert one.group.position == HERE
             await one.group.close()
             await one.group.close()
             assert isinstance(await one.group.contribute(1.0), Failed)
-            assert one.group.standing is None
+            assert one.group.position is None
 
     virtual_time.run(main())
 

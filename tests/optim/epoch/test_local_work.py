@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundFinished, StateDownloaded
-from swarmcli.optim.config import OptimizerConfig, PeerContext, Trained, averager_config
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
-from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.base import StateOptions, Trained
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, LocalPeer, in_one_process, local_peer
@@ -42,7 +43,7 @@ def test_it_is_the_same_computation_in_one_process(delay: bool, sizes: tuple[int
             await together(*(peer.train(EPOCHS) for peer in peers))
             await finish(peers)
             check(peers)
-            assert len({peer.core.standing for peer in peers}) == 1
+            assert len({peer.core.position for peer in peers}) == 1
             if not delay:
                 assert len({peer.core.state_digest() for peer in peers}) == 1
 
@@ -170,7 +171,7 @@ def test_a_newcomer_with_other_weights_and_one_that_was_frozen_are_in_step_soon(
             await peers[0].compute()
             await together(*(peer.train(15) for peer in peers))
             assert len({peer.core.state_digest() for peer in peers}) == 1
-            assert len({peer.core.standing for peer in peers}) == 1
+            assert len({peer.core.position for peer in peers}) == 1
 
     virtual_time.run(main(), timeout=300)
 
@@ -260,7 +261,7 @@ def test_batch_norm_statistics_of_a_convolutional_network() -> None:
                 swarm.trainers.append(type("Peer", (), {"core": cores[-1]}))  # type: ignore[arg-type]
 
             async def train(model: torch.nn.Module, core: OptimizerCore, size: int, level: float) -> None:
-                while core.standing.epoch < 4:
+                while core.position.epoch < 4:
                     await asyncio.sleep(0.1)
                     images = level + torch.randn(size, 1, 4, 4)
                     model.zero_grad()

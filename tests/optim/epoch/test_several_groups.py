@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
-from swarmcli.optim.epoch.group import Told, are_apart, are_several
 from swarmcli.optim.epoch.wait import CALM, LEFT_BEHIND, CrowdedEpochRule
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.state.drift import Told, are_apart, are_several
+from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
 from tests.suites import soak
@@ -222,7 +222,7 @@ def test_whoever_is_left_behind_looks_for_others_for_a_moment_only() -> None:
 def test_another_group_may_be_a_moment_ahead_but_not_on_another_lineage() -> None:
     async def main() -> None:
         rule = crowded(Reports())
-        own = Standing(3, 30, bytes(32))
+        own = LineagePosition(3, 30, bytes(32))
         assert rule.excuses(own, own.by_epoch(10))
         assert not rule.excuses(own, own.by_epoch(10).by_epoch(10))
         assert not rule.excuses(own, own.after(b"round", 10))

@@ -12,13 +12,13 @@ from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.epoch.wait import (
     LAST_CALL,
     MOST_EPOCHS,
+    Backoff,
     EndUnderWay,
-    LastCall,
     LastMoment,
     Resume,
     seconds_left_to_others,
 )
-from swarmcli.optim.peers.progress import LocalTrainingProgress
+from swarmcli.optim.peers.board import LocalTrainingProgress
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
 
@@ -118,7 +118,7 @@ def test_trainers_in_step_compute_no_batch_that_the_epoch_does_not_need(peers: i
 
 
 def test_one_wait_in_vain_ends_the_waiting_of_its_epoch_only() -> None:
-    call = LastCall()
+    call = Backoff()
     assert call.is_worth_it(7)
     call.was_answered(7, begun=False)
     assert not call.is_worth_it(7)
@@ -126,7 +126,7 @@ def test_one_wait_in_vain_ends_the_waiting_of_its_epoch_only() -> None:
 
 
 def test_a_peer_that_always_lies_is_believed_more_and_more_seldom() -> None:
-    call, waits = LastCall(), []
+    call, waits = Backoff(), []
     for epoch in range(400):
         if call.is_worth_it(epoch):
             waits.append(epoch)
@@ -136,7 +136,7 @@ def test_a_peer_that_always_lies_is_believed_more_and_more_seldom() -> None:
 
 
 def test_a_round_that_begins_restores_the_trust() -> None:
-    call = LastCall()
+    call = Backoff()
     for epoch in (0, 1, 3):
         call.was_answered(epoch, begun=False)
     call.was_answered(7, begun=True)

@@ -76,7 +76,7 @@ def test_whatever_happens_the_survivors_are_bit_identical(seed: int) -> None:
             await chaos.happen()
             await asyncio.gather(*chaos.work.values(), following)
             survivors = [*chaos.work, monitor]
-            assert len({trainer.core.standing for trainer in survivors}) == 1
+            assert len({trainer.core.position for trainer in survivors}) == 1
             assert len(digests(survivors)) == 1
 
     virtual_time.run(main(), seed=seed, timeout=600)

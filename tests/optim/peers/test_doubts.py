@@ -10,10 +10,10 @@ import pytest
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.peers import doubts
 from swarmcli.optim.peers.board import Board
+from swarmcli.optim.peers.directory import PositionReply, PositionRequest
 from swarmcli.optim.peers.doubts import FIRST, GROWTH, LONGEST, Doubts
-from swarmcli.optim.peers.lineage import Standing
-from swarmcli.optim.peers.presence import StandingReply, StandingRequest
 from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, together
 
@@ -48,16 +48,16 @@ async def run_with(claim: str) -> float:
         trainers = [await swarm.trainer() for _ in range(2)]
         await together(*(trainer.train(2) for trainer in trainers))
         began, core = asyncio.get_running_loop().time(), trainers[0].core
-        far = Standing(10**6, 10**9, b"x" * 32)
+        far = LineagePosition(10**6, 10**9, b"x" * 32)
 
-        async def answer(peer: PeerID, request: StandingRequest) -> Any:
+        async def answer(peer: PeerID, request: PositionRequest) -> Any:
             if claim == "silence":
                 await asyncio.sleep(100)
-            says = {"less": core.standing, "too much": Standing(2**62, 2**62, b"x" * 32)}.get(claim, far)
-            return StandingReply(says.epoch, says.samples, says.lineage, "training", core.report().terms)
+            says = {"less": core.position, "too much": LineagePosition(2**62, 2**62, b"x" * 32)}.get(claim, far)
+            return PositionReply(says.epoch, says.samples, says.lineage, "training", core.report().terms)
 
         if claim != "error":
-            liar.endpoint.serve("run.standing", StandingRequest, answer)
+            liar.endpoint.serve("run.position", PositionRequest, answer)
         lie = {"epoch": far.epoch, "lineage": far.lineage.hex(), "addresses": list(liar.endpoint.addresses)}
         if claim != "no lie":
             await Board(liar, "run_peers", PeerReport, 3600.0).publish(core.report().model_copy(update=lie))
@@ -71,7 +71,7 @@ async def run_with(claim: str) -> float:
     [
         pytest.param("error", 1, id="who serves no such call"),
         pytest.param("less", 1, id="who answers with less"),
-        pytest.param("too much", 1, id="who answers with what can be no standing"),
+        pytest.param("too much", 1, id="who answers with what can be no position"),
         pytest.param("silence", 2 * 3, id="who is silent: one wait each"),
         pytest.param("the same", 2 * 10, id="who insists and has no state: ten seconds of knocking each"),
     ],

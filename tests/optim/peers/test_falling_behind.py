@@ -127,11 +127,11 @@ def test_two_halves_that_trained_apart(seed: int) -> None:
             await until(lambda: trainers[0].epoch == 8)
             swarm.network.partition([swarm.contact.peer_id, *ids[:2]], ids[2:])
             await until(lambda: min(trainer.epoch for trainer in trainers) >= 16)
-            leading = max(trainers, key=lambda trainer: trainer.core.standing.order)
+            leading = max(trainers, key=lambda trainer: trainer.core.position.order)
             arrivals = [Arrivals(trainer) for trainer in trainers]
             swarm.network.heal()
             met = now()
-            await until(lambda: len({trainer.core.standing.lineage for trainer in trainers}) == 1)
+            await until(lambda: len({trainer.core.position.lineage for trainer in trainers}) == 1)
             assert now() - met < 10
             await work.done()
             oracle.check(trainers)

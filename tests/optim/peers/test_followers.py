@@ -12,7 +12,7 @@ from tests.optim.optim_swarm import TARGET, Swarm, auxiliary, digests, record, t
 
 
 async def assist(helper: AuxiliaryCore, until: int) -> None:
-    while helper.standing.epoch < until:
+    while helper.position.epoch < until:
         await helper.step()
 
 
@@ -33,7 +33,7 @@ def test_a_follower_stays_bit_identical(trainers: int) -> None:
             computing = [await swarm.trainer(seed=1) for _ in range(trainers)]
             await together(monitor.follow(10), *(trainer.train(10) for trainer in computing))
             assert len(digests(swarm.trainers)) == 1
-            assert len({trainer.core.standing for trainer in swarm.trainers}) == 1
+            assert len({trainer.core.position for trainer in swarm.trainers}) == 1
             assert monitor.used == {}
             assert monitor.core.report().phase == "following"
 
@@ -96,7 +96,7 @@ def test_an_auxiliary_that_lost_the_lineage_finds_it_again() -> None:
                 await together(*(trainer.train(8) for trainer in trainers))
                 swarm.network.thaw(helper.node.peer_id)
                 await together(assist(helper, 30), *(trainer.train(32) for trainer in trainers))
-                lineages = {trainer.core.standing.lineage for trainer in trainers}
+                lineages = {trainer.core.position.lineage for trainer in trainers}
                 assert len(lineages) == 1
 
     virtual_time.run(main(), timeout=300)
@@ -156,7 +156,7 @@ def test_an_epoch_is_as_long_as_somebody_computed(pace: float) -> None:
                     await asyncio.sleep(40)
                     trainer = await swarm.trainer(seed=1, pace=pace)
                     await trainer.train(3 * came + 3)
-                    await until(lambda: min(monitor.epoch, helper.standing.epoch) >= 3 * came + 3)  # noqa: B023
+                    await until(lambda: min(monitor.epoch, helper.position.epoch) >= 3 * came + 3)  # noqa: B023
                     await trainer.core.shutdown()
                 for watcher in watching:
                     watcher.cancel()

@@ -9,14 +9,14 @@ from swarmcli.events import PeerSeen, PeerSilent
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import Swarm, Trainer, make_node, record
+from tests.optim.peers.test_directory import Peer, ended, started
 from tests.optim.peers.test_out_of_reach import helped, now, training
-from tests.optim.peers.test_presence import Peer, ended, started
 
 
 async def ages(watcher: Trainer, peer: Trainer, seconds: float) -> list[tuple[float, float, bool]]:
     """Moment, seconds since `peer` was heard of, and whether it counts as alive; ten times a second."""
     seen = []
-    hearing = watcher.core.presence.hearing
+    hearing = watcher.core.directory.hearing
     for _ in range(round(seconds * 10)):
         seen.append((now(), hearing.age(peer.node.peer_id), hearing.answers(peer.node.peer_id)))
         await asyncio.sleep(0.1)
@@ -51,7 +51,7 @@ def test_who_was_stopped_is_known_within_five_seconds_and_so_is_its_return() -> 
         watcher, peer = Peer(nodes[0]), Peer(nodes[1])
         await started(watcher, peer)
         await asyncio.sleep(10)
-        hearing, silent = watcher.presence.hearing, record(nodes[0], PeerSilent)
+        hearing, silent = watcher.directory.hearing, record(nodes[0], PeerSilent)
         assert hearing.answers(nodes[1].peer_id)
         network.freeze(nodes[1].peer_id)
         await asyncio.sleep(5)
@@ -118,7 +118,7 @@ def test_a_loop_that_was_held_up_takes_nobody_for_silent() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             pair = [await swarm.trainer(seed=1) for _ in range(2)]
-            hearing, peer = pair[0].core.presence.hearing, pair[1].node.peer_id
+            hearing, peer = pair[0].core.directory.hearing, pair[1].node.peer_id
             async with training(*pair):
                 await asyncio.sleep(10)
                 assert hearing.answers(peer)
@@ -146,7 +146,7 @@ def test_a_pause_of_two_seconds_is_no_silence_and_one_that_lasts_is(pause: float
         for _ in range(8):
             network.freeze(nodes[1].peer_id)
             await asyncio.sleep(pause)
-            assert watcher.presence.hearing.answers(nodes[1].peer_id) == (pause < 4)
+            assert watcher.directory.hearing.answers(nodes[1].peer_id) == (pause < 4)
             network.thaw(nodes[1].peer_id)
             await asyncio.sleep(5.13)
         assert bool(silent) == (pause > 4)

@@ -117,7 +117,7 @@ def test_only_auxiliaries_are_left_and_trainers_come_back(seed: int, kept: bool)
             await work.done()
             oracle.check(back)
             assert len(helped) > 5, "the auxiliary helps them"
-            assert helper.standing == back[0].core.standing
+            assert helper.position == back[0].core.position
             helping.cancel()
             await asyncio.wait([helping])
             await helper.shutdown()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from swarmcli.dht import DHTNode
-from swarmcli.optim.peers.lineage import MAX_COUNT
-from swarmcli.optim.peers.progress import LocalTrainingProgress, RefreshOptions, estimate_global_progress
-from swarmcli.optim.peers.tracker import ProgressTrackerCore
+from swarmcli.optim.config import RefreshOptions
+from swarmcli.optim.peers.board import LocalTrainingProgress
+from swarmcli.optim.peers.progress import ProgressTrackerCore, estimate_global_progress
+from swarmcli.optim.state.lineage import MAX_COUNT
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, nodes, together
 
@@ -165,7 +166,7 @@ def test_a_member_that_claims_more_samples_than_can_be_counted_breaks_nobody(wei
 
             liar.core._work.freeze = lie
             await together(*(trainer.train(4) for trainer in (honest, liar)))
-            assert honest.core.report().samples_seen == honest.core.standing.samples == MAX_COUNT
+            assert honest.core.report().samples_seen == honest.core.position.samples == MAX_COUNT
             assert all(epoch.samples <= MAX_COUNT for epoch in honest.epochs)
 
     virtual_time.run(main(), seed=2)

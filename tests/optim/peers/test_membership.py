@@ -15,7 +15,7 @@ from tests.optim.optim_swarm import TARGET, Swarm, digests, record, together, un
 
 
 def in_one_lineage(trainers) -> bool:
-    return len(digests(trainers)) == 1 and len({trainer.core.standing for trainer in trainers}) == 1
+    return len(digests(trainers)) == 1 and len({trainer.core.position for trainer in trainers}) == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -84,7 +84,7 @@ def test_two_halves_that_trained_apart_follow_one_lineage_when_they_meet(seed: i
             await together(*(trainer.train(3) for trainer in trainers))
             swarm.network.partition([swarm.contact.peer_id, *ids[:2]], ids[2:])
             await together(*(trainer.train(8) for trainer in trainers))
-            assert len({trainer.core.standing.lineage for trainer in trainers}) == 2, "they have parted"
+            assert len({trainer.core.position.lineage for trainer in trainers}) == 2, "they have parted"
             swarm.network.heal()
             await together(*(trainer.train(60) for trainer in trainers))
             assert in_one_lineage(trainers)

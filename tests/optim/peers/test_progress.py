@@ -5,13 +5,9 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from swarmcli.optim.peers.progress import (
-    LocalTrainingProgress,
-    PerformanceEMA,
-    RefreshOptions,
-    estimate_global_progress,
-    refresh_period,
-)
+from swarmcli.optim.config import RefreshOptions
+from swarmcli.optim.peers.board import LocalTrainingProgress
+from swarmcli.optim.peers.progress import PerformanceEMA, estimate_global_progress, refresh_period
 
 NOW = 1000.0
 OPTIONS = RefreshOptions()

@@ -42,7 +42,7 @@ def test_a_peer_that_missed_one_or_two_rounds_replays_them(make: Callable[..., o
             downloads, replays = record(late.node, StateDownloaded), record(late.node, RoundsReplayed)
             await asyncio.sleep(5)
             assert await late.core.join()
-            assert late.core.standing == trainers[1].core.standing
+            assert late.core.position == trainers[1].core.position
             assert len(digests(trainers)) == 1
             assert [(event.epoch, event.rounds) for event in replays] == [(3 + rounds, rounds)]
             await together(*(trainer.train(8) for trainer in trainers))

@@ -9,8 +9,8 @@ import pytest
 
 from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.peers.lineage import Standing
 from swarmcli.optim.peers.report import MAX_RECENT, EpochLoss, PeerMetrics
+from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 
 
@@ -21,8 +21,8 @@ def metrics(seen: list[Event] | None = None) -> PeerMetrics:
     return PeerMetrics(PeerID(bytes(32)), events)
 
 
-def at(epoch: int) -> Standing:
-    return Standing(epoch, 24 * epoch, bytes(32))
+def at(epoch: int) -> LineagePosition:
+    return LineagePosition(epoch, 24 * epoch, bytes(32))
 
 
 def test_an_epochs_loss_is_the_mean_over_its_samples() -> None:

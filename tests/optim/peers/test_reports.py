@@ -11,7 +11,7 @@ import pytest
 from swarmcli.dht import DHTNode
 from swarmcli.dht.records import Record, encode_subkey, key_id
 from swarmcli.network.identity import Identity
-from swarmcli.optim.peers.tracker import ProgressTrackerCore
+from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.optim.peers.tracker import ProgressTrackerCore
+from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from swarmcli.dht import DHTNode
-from swarmcli.optim.peers.tracker import ProgressTrackerCore
+from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes, together
 

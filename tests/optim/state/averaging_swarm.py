@@ -12,8 +12,7 @@ from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOpti
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.dht import DHTNode
 from swarmcli.optim.state.averaging import StateAveraging
-from swarmcli.optim.state.placement import InPlace
-from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.rounds import Occasion
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.optim.state.volumes import VOLUME_BYTES

@@ -15,11 +15,18 @@ from hypothesis import given
 from swarmcli.events import DriftMeasured, Events, PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.optim.epoch.group import Told
-from swarmcli.optim.state.drift import MOST_DRIFT, SKETCHED_EACH_EPOCH, TELLERS, Comparison, DriftMonitor, compare
-from swarmcli.optim.state.placement import InPlace
-from swarmcli.optim.state.replica import Replica
-from swarmcli.optim.state.sketch import BUCKETS, Sketch
+from swarmcli.optim.state.drift import (
+    BUCKETS,
+    MOST_DRIFT,
+    SKETCHED_EACH_EPOCH,
+    TELLERS,
+    Comparison,
+    DriftMonitor,
+    Sketch,
+    Told,
+    compare,
+)
+from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import TrainingState
 from swarmcli.testing import virtual_time
 
@@ -116,7 +123,7 @@ class Peer:
         virtual_time.run(self.monitor.look())
 
     def next_epoch(self) -> None:
-        self.replica.state.standing = self.replica.standing.by_epoch(1)
+        self.replica.state.position = self.replica.position.by_epoch(1)
 
     def sees(self, gathered: dict[PeerID, bytes]) -> tuple[bool, bool]:
         """Whether it finds itself to be a stray, and that the members disagree."""
@@ -185,8 +192,8 @@ def alter_the_victims(liar: Peer, gathered: dict[PeerID, bytes], victim: Peer) -
 
 
 def signed(liar: Peer, sketch: bytes) -> bytes:
-    standing = liar.replica.standing
-    return wire.encode(Told(standing.epoch, sketch, liar.identity.sign("sketch", standing.lineage, sketch)))
+    position = liar.replica.position
+    return wire.encode(Told(position.epoch, sketch, liar.identity.sign("sketch", position.lineage, sketch)))
 
 
 LIES = [forge, leave_out, leave_out_and_be_broken, tell_another, mirror, alter_the_victims]

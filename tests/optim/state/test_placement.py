@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmcli.errors import OptimizerError
-from swarmcli.optim.state.placement import InPlace, Offloaded
+from swarmcli.optim.state.replica import InPlace, Offloaded
 from swarmcli.optim.state.training_state import TrainingState
 
 OPTIMIZERS = {
@@ -34,7 +34,7 @@ def train(state: TrainingState, placement: InPlace | Offloaded, model: torch.nn.
         inputs = torch.randn(16, 4, generator=generator).to(placement.model_parameters[0].dtype)
         model.zero_grad()
         model(inputs).square().mean().backward()
-        state.step([p.grad for p in placement.model_parameters], state.standing.after(bytes([step]) * 32, 16))
+        state.step([p.grad for p in placement.model_parameters], state.position.after(bytes([step]) * 32, 16))
         placement.publish()
 
 
@@ -51,7 +51,7 @@ def test_it_steps_bit_for_bit_as_in_place(
     one = TrainingState("run", optimizer, schedule)
     place = Offloaded(arrange(offloaded), make)
     other = TrainingState("run", place.optimizer, torch.optim.lr_scheduler.ExponentialLR(place.optimizer, 0.9))
-    assert one.standing == other.standing, "peers with and without offloading are of one lineage"
+    assert one.position == other.position, "peers with and without offloading are of one lineage"
     train(one, in_place, usual, 10)
     train(other, place, offloaded, 10)
     for left, right in zip(usual.parameters(), offloaded.parameters(), strict=True):
@@ -84,7 +84,7 @@ def test_the_model_changes_only_when_it_is_published() -> None:
     before = [p.detach().clone() for p in model.parameters()]
     place = Offloaded(model.parameters(), OPTIMIZERS["sgd"])
     state = TrainingState("run", place.optimizer)
-    state.step([torch.ones_like(p) for p in place.model_parameters], state.standing.after(bytes(32), 1))
+    state.step([torch.ones_like(p) for p in place.model_parameters], state.position.after(bytes(32), 1))
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
     place.publish()
     for parameter, copy, old in zip(model.parameters(), place.state_parameters, before, strict=True):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from swarmcli.optim.state.sketch import BUCKETS, SKETCH_BYTES, Sketch, Sketcher
+from swarmcli.optim.state.drift import BUCKETS, SKETCH_BYTES, Sketch, Sketcher
 
 # Of a length estimated from 64 buckets: five standard deviations of a tenth, and a little for structure.
 LOW, HIGH = 0.5, 1.6

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.optim.state.placement import InPlace
-from swarmcli.optim.state.replica import Replica
+from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, read_place, statistics_of
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.optim.state.volumes import statistic_slots

@@ -10,7 +10,7 @@ import torch
 
 from swarmcli.compression import TensorDescriptor
 from swarmcli.errors import NoDonorReachable, OptimizerError, StateDownloadError
-from swarmcli.optim.peers.lineage import TORN
+from swarmcli.optim.state.lineage import TORN
 from swarmcli.optim.state.statistics import OwnStatistics
 from swarmcli.state.distant import AnyTensor, DistantTensor
 from swarmcli.testing import virtual_time
@@ -32,12 +32,12 @@ def test_a_file_that_cannot_be_read_leaves_a_state_that_says_so() -> None:
     with pytest.raises(OSError, match="Input/output"):
         newcomer.restore(type(whole)(whole.metadata, {**whole.tensors, "parameter/1": torn}))
     assert newcomer.digest() != before, "the first parameter is the donor's"
-    assert newcomer.standing == TORN
+    assert newcomer.position == TORN
     for refused in (newcomer.capture, newcomer.checkpoint):
         with pytest.raises(OptimizerError, match="partly"):
             refused()
     newcomer.restore(whole)
-    assert newcomer.digest() == donor.digest() and newcomer.standing == donor.standing
+    assert newcomer.digest() == donor.digest() and newcomer.position == donor.position
 
 
 class OnATornDisk(OwnStatistics):
@@ -89,7 +89,7 @@ def test_a_peer_that_cannot_keep_any_state_ends_with_the_reason_and_leads_nobody
             other.core.replica.state.statistics.failures = 1000
             with pytest.raises(StateDownloadError):
                 await together_until_error(donor.train(100_000), other.core.join())
-            assert other.core.report().phase == "joining" and other.core.standing == TORN
+            assert other.core.report().phase == "joining" and other.core.position == TORN
             await swarm.kill(donor)
             await asyncio.sleep(10)
             newcomer = await swarm.trainer(seed=3, batch_size=24)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from swarmcli.optim.state.training_state import CapturedState, TrainingState, read_standing
+from swarmcli.optim.state.training_state import CapturedState, TrainingState, read_position
 
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
@@ -36,7 +36,7 @@ def advance(state: TrainingState, steps: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
         gradients = [torch.randn(parameter.shape, generator=generator) for parameter in state.parameters]
-        state.step(gradients, state.standing.after(bytes([step]) * 32, 10))
+        state.step(gradients, state.position.after(bytes([step]) * 32, 10))
 
 
 def travelled(captured: CapturedState) -> CapturedState:
@@ -52,13 +52,13 @@ def test_a_newcomer_goes_on_bit_identically(optimizer: str, scheduler: str, behi
     advance(donor, 5, seed=3)
     advance(newcomer, behind, seed=4)
     newcomer.restore(travelled(donor.capture()))
-    assert newcomer.standing == donor.standing
+    assert newcomer.position == donor.position
     assert newcomer.digest() == donor.digest()
     assert torch.equal(newcomer.extra_tensors[0], donor.extra_tensors[0])
     for state in (donor, newcomer):
         advance(state, 5, seed=6)
     assert newcomer.digest() == donor.digest()
-    assert newcomer.standing == donor.standing
+    assert newcomer.position == donor.position
     assert newcomer.optimizer.param_groups[0]["lr"] == donor.optimizer.param_groups[0]["lr"]
     settings = [{k: type(v) for k, v in s.optimizer.param_groups[0].items()} for s in (donor, newcomer)]
     assert settings[0] == settings[1]
@@ -75,10 +75,10 @@ def test_a_clone_does_not_change_with_the_donor() -> None:
 
 def test_step_moves_the_standing() -> None:
     state = make_state(1)
-    first = state.standing
+    first = state.position
     advance(state, 2, seed=1)
-    assert (state.epoch, state.standing.samples) == (2, 20)
-    assert state.standing.lineage != first.lineage
+    assert (state.epoch, state.position.samples) == (2, 20)
+    assert state.position.lineage != first.lineage
 
 
 @pytest.mark.parametrize(
@@ -110,17 +110,17 @@ def test_a_state_that_does_not_fit_changes_nothing(change) -> None:
     donor, newcomer = make_state(1), make_state(2)
     advance(donor, 3, seed=3)
     advance(newcomer, 1, seed=4)
-    before, standing = newcomer.capture().clone(), newcomer.standing
+    before, position = newcomer.capture().clone(), newcomer.position
     state = travelled(donor.capture())
     change(state.metadata, state.tensors)
     with pytest.raises(ValueError, match=r"\w"):
         newcomer.restore(state)
     after = newcomer.capture()
-    assert newcomer.standing == standing
+    assert newcomer.position == position
     assert after.metadata == before.metadata
     assert all(torch.equal(before.tensors[name], after.tensors[name]) for name in before.tensors)
 
 
 def test_read_standing_refuses_metadata_without_one() -> None:
     with pytest.raises(ValueError, match="epoch"):
-        read_standing({})
+        read_position({})

@@ -31,7 +31,7 @@ def hash_tensors(tensors: Iterable[torch.Tensor], *prefix: bytes) -> bytes:
 
 
 def is_count(*numbers: int) -> bool:
-    """Whether all can be a run's epochs or samples. What comes from others and cannot is no standing."""
+    """Whether all can be a run's epochs or samples. What comes from others and cannot is no position."""
     return all(0 <= number <= MAX_COUNT for number in numbers)
 
 
@@ -51,98 +51,98 @@ def solitary_round_id(peer_id: bytes, lineage: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LineagePosition:
     """How far a lineage has come. Members of one lineage agree on all three values."""
 
     epoch: int
     samples: int  # in all epochs so far, by everyone
     lineage: bytes
 
-    def after(self, round_id: bytes, samples: int) -> Standing:
+    def after(self, round_id: bytes, samples: int) -> LineagePosition:
         """Once the round `round_id` with so many samples was committed on it."""
         total = min(self.samples + samples, MAX_COUNT)  # a member may say that it had as many as there are numbers
-        return Standing(self.epoch + 1, total, next_lineage(self.lineage, round_id))
+        return LineagePosition(self.epoch + 1, total, next_lineage(self.lineage, round_id))
 
-    def by_epoch(self, target_batch_size: int) -> Standing:
+    def by_epoch(self, target_batch_size: int) -> LineagePosition:
         """One epoch later, where peers differ by design (local updates, several groups): no round names the lineage,
         so it says no more than from where the run started and how many epochs ago."""
         return self.after(_ANY_ROUND, target_batch_size)
 
-    def astray(self, peer_id: bytes) -> Standing:
-        """Of a peer that has come to this standing with other parameters than everyone else: all of theirs beat it."""
+    def astray(self, peer_id: bytes) -> LineagePosition:
+        """Of a peer that has come to this position with other parameters than everyone else: all of theirs beat it."""
         lineage = hashlib.sha256(b"swarm astray" + peer_id + self.lineage).digest()
-        return Standing(self.epoch, max(0, self.samples - 1), lineage)
+        return LineagePosition(self.epoch, max(0, self.samples - 1), lineage)
 
-    def beats(self, other: Standing) -> bool:
+    def beats(self, other: LineagePosition) -> bool:
         """The rule for lineages that parted: higher epoch, then more samples, then the smaller id."""
         return self.order > other.order
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Greater for the standing that beats the other."""
+        """Greater for the position that beats the other."""
         return self.epoch, self.samples, -int.from_bytes(self.lineage, "big")
 
 
 # Of parameters that are partly another state's, since a download could not be read to its end: every other beats it.
-TORN = Standing(0, 0, b"\xff" * LINEAGE_BYTES)
+TORN = LineagePosition(0, 0, b"\xff" * LINEAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A standing that a peer says it holds; `settled` once it has decided to train on it."""
+    """A position that a peer says it holds; `settled` once it has decided to train on it."""
 
-    standing: Standing
+    position: LineagePosition
     settled: bool = True
 
 
-def best(standings: Iterable[Standing]) -> Standing | None:
+def best(positions: Iterable[LineagePosition]) -> LineagePosition | None:
     """The one that beats all others; None if there is none."""
-    return max(standings, key=lambda standing: standing.order, default=None)
+    return max(positions, key=lambda position: position.order, default=None)
 
 
-def lineage_to_follow(own: Claim, others: Iterable[Claim]) -> Standing:
-    """The standing that this peer should train on, its own if no other has a better claim to it.
+def lineage_to_follow(own: Claim, others: Iterable[Claim]) -> LineagePosition:
+    """The position that this peer should train on, its own if no other has a better claim to it.
 
     A settled peer yields only to a settled lineage that beats its own. A newcomer also yields to a settled lineage
     that is just as far (its unlike initial weights lose nothing); among newcomers only, the rule for lineages decides,
     so that all of them name the same one.
     """
     claims = list(others)
-    settled = best(claim.standing for claim in claims if claim.settled)
+    settled = best(claim.position for claim in claims if claim.settled)
     if own.settled:
-        return settled if settled is not None and settled.beats(own.standing) else own.standing
+        return settled if settled is not None and settled.beats(own.position) else own.position
     if settled is not None:
-        behind = (settled.epoch, settled.samples) < (own.standing.epoch, own.standing.samples)
-        return own.standing if behind else settled
-    return best([own.standing, *(claim.standing for claim in claims)]) or own.standing
+        behind = (settled.epoch, settled.samples) < (own.position.epoch, own.position.samples)
+        return own.position if behind else settled
+    return best([own.position, *(claim.position for claim in claims)]) or own.position
 
 
 class History:
-    """The latest standings of one peer's lineage, and since when (swarm time) it had each.
+    """The latest positions of one peer's lineage, and since when (swarm time) it had each.
 
     Reports of others are seconds old, which may be some epochs: they are compared with where this peer stood then.
     """
 
     def __init__(self, most: int = 1024) -> None:
-        self._standings: deque[tuple[float, Standing]] = deque(maxlen=most)
+        self._positions: deque[tuple[float, LineagePosition]] = deque(maxlen=most)
 
-    def note(self, standing: Standing, now: float, *, anew: bool = False) -> None:
-        """This peer has come to `standing`; `anew`: from another lineage than those before."""
+    def note(self, position: LineagePosition, now: float, *, anew: bool = False) -> None:
+        """This peer has come to `position`; `anew`: from another lineage than those before."""
         if anew:
-            self._standings.clear()
-        if not self._standings or self._standings[-1][1] != standing:
-            self._standings.append((now, standing))
+            self._positions.clear()
+        if not self._positions or self._positions[-1][1] != position:
+            self._positions.append((now, position))
 
-    def at(self, moment: float) -> Standing | None:
+    def at(self, moment: float) -> LineagePosition | None:
         """Where this peer stood then, or at the earliest moment that is remembered; None: nothing is."""
-        for since, standing in reversed(self._standings):
+        for since, position in reversed(self._positions):
             if since <= moment:
-                return standing
-        return self._standings[0][1] if self._standings else None
+                return position
+        return self._positions[0][1] if self._positions else None
 
-    def __contains__(self, standing: Standing) -> bool:
-        return any(standing == each for _, each in self._standings)
+    def __contains__(self, position: LineagePosition) -> bool:
+        return any(position == each for _, each in self._positions)
 
-    def differs(self, standing: Standing) -> bool:
+    def differs(self, position: LineagePosition) -> bool:
         """Whether this peer was at the same epoch on another lineage."""
-        return any(standing.epoch == each.epoch and standing.lineage != each.lineage for _, each in self._standings)
+        return any(position.epoch == each.epoch and position.lineage != each.lineage for _, each in self._positions)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmcli.events import DriftMeasured, StateDownloaded
-from swarmcli.optim.epoch.wait import Timing
+from swarmcli.optim.modes.base import Timing
 from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer
 from tests.optim.optim_swarm import record, together
@@ -38,7 +38,7 @@ def test_a_corrupted_copy_in_host_memory_is_repaired(timing: Timing, count: int)
             await together(*(trainer.train(8) for trainer in trainers))
             for trainer in trainers:
                 await trainer.core.state_dict()
-            assert len({trainer.core.standing for trainer in trainers}) == 1
+            assert len({trainer.core.position for trainer in trainers}) == 1
             assert len({trainer.core.state_digest() for trainer in trainers}) == 1
 
     virtual_time.run(main(), timeout=300)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.optim.config import OptimizerConfig, PeerContext, SiteHooks, Trained, averager_config
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext
 from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.modes.base import SiteHooks, Trained
 from swarmcli.optim.state.rounds import Occasion
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer

@@ -12,11 +12,10 @@ import torch
 from swarmcli.events import DriftMeasured, EpochAdvanced, Event, PeerRefused, RoundFinished, StateDownloaded
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.optim.epoch.group import Told
+from swarmcli.optim.epoch.keeper import PAUSE
 from swarmcli.optim.modes.base import StateOptions
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.keeper import PAUSE
-from swarmcli.optim.state.sketch import SKETCH_BYTES, Sketcher
+from swarmcli.optim.state.drift import SKETCH_BYTES, Sketcher, Told
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
 
@@ -87,7 +86,7 @@ def test_a_corrupted_peer_among_three_downloads_within_two_epochs(change: Callab
             corrupt(stray, change)
             await together(*(trainer.train(5) for trainer in trainers))
             assert len(digests(trainers)) == 1
-            assert len({trainer.core.standing for trainer in trainers}) == 1
+            assert len({trainer.core.position for trainer in trainers}) == 1
             assert all(torch.isfinite(trainer.weights).all() for trainer in trainers)
             (download,) = watches[1].downloads
             assert download.reason == "its parameters had drifted away from the others'"
@@ -166,9 +165,9 @@ def lie(trainer: Trainer, sketch: bytes) -> None:
     class Liar(type(keeper)):  # type: ignore[misc]
         @property
         def gathered(self) -> object:
-            standing = self._replica.standing
-            signature = sign("sketch", standing.lineage, sketch)
-            return Told(standing.epoch, sketch, signature) if honest.fget(self) is not None else None
+            position = self._replica.position
+            signature = sign("sketch", position.lineage, sketch)
+            return Told(position.epoch, sketch, signature) if honest.fget(self) is not None else None
 
         def compare(self, gathered: object) -> bool:
             return False
@@ -233,7 +232,7 @@ def deceive(trainer: Trainer) -> None:
     far = Sketcher(b"run").sketch([torch.full((6,), 1e6)]).to_bytes()
 
     def deceived(gathered: Mapping[PeerID, bytes]) -> bool:
-        forged = wire.encode(Told(trainer.epoch, far, key.sign("sketch", trainer.core.standing.lineage, far)))
+        forged = wire.encode(Told(trainer.epoch, far, key.sign("sketch", trainer.core.position.lineage, far)))
         return compare({peer: told if peer == own else forged for peer, told in gathered.items()})
 
     keeper.compare = deceived  # type: ignore[method-assign]

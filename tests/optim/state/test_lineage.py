@@ -5,10 +5,10 @@ from itertools import permutations
 import pytest
 import torch
 
-from swarmcli.optim.peers.lineage import (
+from swarmcli.optim.state.lineage import (
     MAX_COUNT,
     Claim,
-    Standing,
+    LineagePosition,
     best,
     first_lineage,
     hash_tensors,
@@ -55,9 +55,9 @@ def test_a_chain_depends_on_every_round() -> None:
 @pytest.mark.parametrize(
     ("winner", "loser"),
     [
-        (Standing(2, 10, C), Standing(1, 99, A)),
-        (Standing(1, 99, C), Standing(1, 10, A)),
-        (Standing(1, 10, A), Standing(1, 10, B)),
+        (LineagePosition(2, 10, C), LineagePosition(1, 99, A)),
+        (LineagePosition(1, 99, C), LineagePosition(1, 10, A)),
+        (LineagePosition(1, 10, A), LineagePosition(1, 10, B)),
     ],
 )
 def test_epoch_then_samples_then_smaller_id(winner, loser) -> None:
@@ -67,39 +67,44 @@ def test_epoch_then_samples_then_smaller_id(winner, loser) -> None:
 
 
 def test_the_best_does_not_depend_on_the_order() -> None:
-    standings = [Standing(1, 5, C), Standing(1, 5, A), Standing(0, 9, B)]
-    assert {best(order) for order in permutations(standings)} == {Standing(1, 5, A)}
+    positions = [LineagePosition(1, 5, C), LineagePosition(1, 5, A), LineagePosition(0, 9, B)]
+    assert {best(order) for order in permutations(positions)} == {LineagePosition(1, 5, A)}
     assert best([]) is None
 
 
 def test_a_settled_peer_yields_only_to_a_settled_lineage_that_beats_it() -> None:
-    own = Claim(Standing(3, 30, B))
-    assert lineage_to_follow(own, [Claim(Standing(3, 30, C)), Claim(Standing(9, 90, A), settled=False)]) == own.standing
-    assert lineage_to_follow(own, [Claim(Standing(3, 30, A))]) == Standing(3, 30, A)
-    assert lineage_to_follow(own, []) == own.standing
+    own = Claim(LineagePosition(3, 30, B))
+    assert (
+        lineage_to_follow(own, [Claim(LineagePosition(3, 30, C)), Claim(LineagePosition(9, 90, A), settled=False)])
+        == own.position
+    )
+    assert lineage_to_follow(own, [Claim(LineagePosition(3, 30, A))]) == LineagePosition(3, 30, A)
+    assert lineage_to_follow(own, []) == own.position
 
 
 def test_a_newcomer_takes_up_a_run_that_has_not_stepped_yet() -> None:
-    newcomer = Claim(Standing(0, 0, A), settled=False)
-    assert lineage_to_follow(newcomer, [Claim(Standing(0, 0, C)), Claim(Standing(0, 0, B))]) == Standing(0, 0, B)
+    newcomer = Claim(LineagePosition(0, 0, A), settled=False)
+    assert lineage_to_follow(
+        newcomer, [Claim(LineagePosition(0, 0, C)), Claim(LineagePosition(0, 0, B))]
+    ) == LineagePosition(0, 0, B)
 
 
 def test_a_newcomer_from_a_checkpoint_keeps_what_is_further() -> None:
-    newcomer = Claim(Standing(50, 500, C), settled=False)
-    assert lineage_to_follow(newcomer, [Claim(Standing(0, 0, A))]) == newcomer.standing
-    assert lineage_to_follow(newcomer, [Claim(Standing(51, 510, A))]) == Standing(51, 510, A)
+    newcomer = Claim(LineagePosition(50, 500, C), settled=False)
+    assert lineage_to_follow(newcomer, [Claim(LineagePosition(0, 0, A))]) == newcomer.position
+    assert lineage_to_follow(newcomer, [Claim(LineagePosition(51, 510, A))]) == LineagePosition(51, 510, A)
 
 
 def test_newcomers_among_themselves_name_the_same_lineage() -> None:
-    claims = [Claim(Standing(0, 0, lineage), settled=False) for lineage in (B, A, C)]
+    claims = [Claim(LineagePosition(0, 0, lineage), settled=False) for lineage in (B, A, C)]
     named = {lineage_to_follow(own, [c for c in claims if c is not own]) for own in claims}
-    assert named == {Standing(0, 0, A)}
+    assert named == {LineagePosition(0, 0, A)}
 
 
 def test_no_round_brings_a_run_beyond_what_peers_can_report() -> None:
-    standing = Standing(3, 10, A)
+    position = LineagePosition(3, 10, A)
     for _ in range(3):
-        standing = standing.after(B, 10**18)
-    assert (standing.epoch, standing.samples) == (6, MAX_COUNT)
-    assert is_count(standing.epoch, standing.samples)
+        position = position.after(B, 10**18)
+    assert (position.epoch, position.samples) == (6, MAX_COUNT)
+    assert is_count(position.epoch, position.samples)
     assert not is_count(3, -1) and not is_count(MAX_COUNT + 1, 3)

@@ -6,45 +6,46 @@ import pytest
 from pydantic import ValidationError
 
 from swarmcli.events import EpochReported, PeerSeen
-from swarmcli.optim.peers.lineage import Standing
-from swarmcli.optim.peers.presence import Presence
-from swarmcli.optim.peers.report import PeerDescription, PeerMetrics, PeerReport, describe
+from swarmcli.optim.config import PeerDescription
+from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
+from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_network import MemoryNetwork
 from tests.optim.optim_swarm import make_node, nodes, record
 
-FIRST, SECOND, THIRD = (Standing(epoch, 10 * epoch, bytes([epoch + 1]) * 32) for epoch in range(3))
+FIRST, SECOND, THIRD = (LineagePosition(epoch, 10 * epoch, bytes([epoch + 1]) * 32) for epoch in range(3))
 
 
 class Peer:
     """A peer that only says where it stands."""
 
-    def __init__(self, node, standing=FIRST, phase="training", name="", role="trainer", terms="") -> None:
-        self.node, self.standing, self.phase, self.terms = node, standing, phase, terms
+    def __init__(self, node, position=FIRST, phase="training", name="", role="trainer", terms="") -> None:
+        self.node, self.position, self.phase, self.terms = node, position, phase, terms
         self.description = PeerDescription(role, name)
-        self.presence = Presence(node, "run", self.report)
+        self.directory = PeerDirectory(node, "run", self.report)
 
         self.metrics = PeerMetrics(node.peer_id, node.endpoint.events)
 
     def report(self) -> PeerReport:
-        return describe(self.node, self.description, self.terms, self.metrics, self.phase, self.standing)
+        return describe(self.node, self.description, self.terms, self.metrics, self.phase, self.position)
 
-    def end_epoch(self, standing: Standing, loss: float) -> None:
-        self.standing = standing
+    def end_epoch(self, position: LineagePosition, loss: float) -> None:
+        self.position = position
         self.metrics.note_loss(loss, 4)
-        self.metrics.end_epoch(standing)
+        self.metrics.end_epoch(position)
 
 
 async def started(*peers: Peer) -> None:
     for peer in peers:
-        await peer.presence.start()
+        await peer.directory.start()
     for peer in peers:
-        await peer.presence.refresh()
+        await peer.directory.refresh()
 
 
 async def ended(*peers: Peer) -> None:
     for peer in peers:
-        await peer.presence.shutdown()
+        await peer.directory.shutdown()
 
 
 def test_of_two_that_start_at_once_at_least_one_sees_the_other_at_once() -> None:
@@ -52,9 +53,9 @@ def test_of_two_that_start_at_once_at_least_one_sees_the_other_at_once() -> None
         async with nodes(3) as members:
             one, other = Peer(members[1]), Peer(members[2])
             async with asyncio.TaskGroup() as group:
-                group.create_task(one.presence.start())
-                group.create_task(other.presence.start())
-            assert one.presence.others or other.presence.others
+                group.create_task(one.directory.start())
+                group.create_task(other.directory.start())
+            assert one.directory.others or other.directory.others
             await ended(one, other)
 
     virtual_time.run(main())
@@ -66,14 +67,14 @@ def test_changes_are_seen_and_leaving_too() -> None:
             seen = record(members[0], PeerSeen)
             watcher, peer = Peer(members[0]), Peer(members[1], name="<b>Ada</b>")
             await started(watcher, peer)
-            peer.standing = SECOND
-            peer.presence.announce()
+            peer.position = SECOND
+            peer.directory.announce()
             await asyncio.sleep(10)
             await ended(peer)
             await asyncio.sleep(10)
             about = [(e.name, e.epoch, e.gone) for e in seen if e.peer == members[1].peer_id.text]
             assert about == [("<b>Ada</b>", 0, ""), ("<b>Ada</b>", 1, ""), ("<b>Ada</b>", 1, "left")]
-            assert watcher.presence.others == {}
+            assert watcher.directory.others == {}
             await ended(watcher)
 
     virtual_time.run(main())
@@ -108,8 +109,8 @@ def test_who_is_started_anew_and_loads_for_long_is_not_lost() -> None:
         await asyncio.sleep(40)
         again = Peer(await make_node(network, 1, first))
         await asyncio.sleep(60)  # in which the record of its life before expires
-        assert watcher.presence.others == {} and [event.gone for event in gone if event.gone] == []
-        await again.presence.start()
+        assert watcher.directory.others == {} and [event.gone for event in gone if event.gone] == []
+        await again.directory.start()
         await asyncio.sleep(10)
         network.kill(second.peer_id)
         await asyncio.sleep(100)
@@ -126,9 +127,9 @@ def test_asked_directly_a_peer_says_where_it_stands_now() -> None:
         async with nodes(3) as members:
             asker, moved, newcomer = Peer(members[0]), Peer(members[1]), Peer(members[2], phase="joining")
             await started(asker, moved, newcomer)
-            moved.standing = THIRD
-            answers = await asker.presence.ask([members[1].peer_id, members[2].peer_id])
-            assert answers[members[1].peer_id].claim.standing == THIRD
+            moved.position = THIRD
+            answers = await asker.directory.ask([members[1].peer_id, members[2].peer_id])
+            assert answers[members[1].peer_id].claim.position == THIRD
             assert not answers[members[2].peer_id].claim.settled
             await ended(asker, moved, newcomer)
 
@@ -143,8 +144,8 @@ def test_a_survey_counts_only_those_who_answer() -> None:
         asker, dead, alive = Peer(first), Peer(second, THIRD), Peer(third, SECOND)
         await started(asker, dead, alive)
         network.kill(second.peer_id)
-        assert set(await asker.presence.survey()) == {third.peer_id}
-        assert second.peer_id in asker.presence.others, "its record has not expired yet"
+        assert set(await asker.directory.survey()) == {third.peer_id}
+        assert second.peer_id in asker.directory.others, "its record has not expired yet"
         await ended(asker, alive, dead)
         for node in (third, second, first):
             await node.shutdown()
@@ -153,7 +154,7 @@ def test_a_survey_counts_only_those_who_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("standing", "phase", "expected"),
+    ("position", "phase", "expected"),
     [
         pytest.param(FIRST, "training", "company", id="a trainer of this lineage"),
         pytest.param(FIRST, "following", "company", id="a follower"),
@@ -164,15 +165,15 @@ def test_a_survey_counts_only_those_who_answer() -> None:
         pytest.param(SECOND, "assisting", "alone", id="an auxiliary that says it is ahead"),
         pytest.param(FIRST, "assisting", "alone", id="an auxiliary"),
         pytest.param(FIRST, "lingering", "alone", id="one that is done"),
-        pytest.param(Standing(0, 0, bytes([9]) * 32), "training", "alone", id="another lineage that will yield"),
+        pytest.param(LineagePosition(0, 0, bytes([9]) * 32), "training", "alone", id="another lineage that will yield"),
     ],
 )
-def test_surroundings(standing: Standing, phase: str, expected: str) -> None:
+def test_surroundings(position: LineagePosition, phase: str, expected: str) -> None:
     async def main() -> None:
         async with nodes(2) as members:
-            one, other = Peer(members[0]), Peer(members[1], standing, phase)
+            one, other = Peer(members[0]), Peer(members[1], position, phase)
             await started(one, other)
-            assert await one.presence.surroundings(FIRST) == expected
+            assert await one.directory.surroundings(FIRST) == expected
             await ended(one, other)
 
     virtual_time.run(main())
@@ -187,12 +188,12 @@ def test_surroundings(standing: Standing, phase: str, expected: str) -> None:
         pytest.param(THIRD, "training", "alone", id="two epochs behind it has missed a round"),
     ],
 )
-def test_a_peer_that_is_behind_may_be_so_for_a_moment_only(own: Standing, phase: str, expected: str) -> None:
+def test_a_peer_that_is_behind_may_be_so_for_a_moment_only(own: LineagePosition, phase: str, expected: str) -> None:
     async def main() -> None:
         async with nodes(2) as members:
             one, other = Peer(members[0], own), Peer(members[1], FIRST, phase)
             await started(one, other)
-            assert await one.presence.surroundings(own) == expected
+            assert await one.directory.surroundings(own) == expected
             await ended(one, other)
 
     virtual_time.run(main())
@@ -203,11 +204,11 @@ def test_a_peer_with_another_fingerprint_is_seen_but_counts_for_nothing() -> Non
         async with nodes(2) as members:
             one, stranger = Peer(members[0], terms="ours"), Peer(members[1], THIRD, terms="theirs")
             await started(one, stranger)
-            assert members[1].peer_id in one.presence.others
-            assert one.presence.claims() == []
-            assert await one.presence.survey() == {}
-            assert await one.presence.ask([members[1].peer_id]) == {}
-            assert await one.presence.surroundings(FIRST) == "alone"
+            assert members[1].peer_id in one.directory.others
+            assert one.directory.claims() == []
+            assert await one.directory.survey() == {}
+            assert await one.directory.ask([members[1].peer_id]) == {}
+            assert await one.directory.surroundings(FIRST) == "alone"
             await ended(one, stranger)
 
     virtual_time.run(main())
@@ -220,11 +221,11 @@ def test_the_dead_and_the_frozen_are_no_company() -> None:
         second, third = [await make_node(network, n, first) for n in (1, 2)]
         one, killed, frozen = Peer(first), Peer(second), Peer(third)
         await started(one, killed, frozen)
-        assert await one.presence.surroundings(FIRST) == "company"
+        assert await one.directory.surroundings(FIRST) == "company"
         network.kill(second.peer_id)
         network.freeze(third.peer_id)
         await asyncio.sleep(10)
-        assert await one.presence.surroundings(FIRST) == "alone"
+        assert await one.directory.surroundings(FIRST) == "alone"
         network.thaw(third.peer_id)
         await ended(one, frozen, killed)
         for node in (third, second, first):
@@ -238,9 +239,9 @@ def test_anyone_behind() -> None:
         async with nodes(3) as members:
             done, last, helper = Peer(members[0], THIRD), Peer(members[1], SECOND), Peer(members[2], FIRST, "assisting")
             await started(done, last, helper)
-            assert await done.presence.anyone_behind(2)
-            last.standing = THIRD
-            assert not await done.presence.anyone_behind(2)
+            assert await done.directory.anyone_behind(2)
+            last.position = THIRD
+            assert not await done.directory.anyone_behind(2)
             await ended(done, last, helper)
 
     virtual_time.run(main())

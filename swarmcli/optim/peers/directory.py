@@ -1,7 +1,7 @@
-"""Presence: what this peer tells the run about itself, and what it knows of the others.
+"""PeerDirectory: what this peer tells the run about itself, and what it knows of the others.
 
 Records under `{run_id}_peers` are seconds old. Where that matters (am I behind? am I alone?) the peers themselves
-are asked, by the call `{run_id}.standing`.
+are asked, by the call `{run_id}.position`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.doubts import Doubts
 from swarmcli.optim.peers.hearing import Hearing
-from swarmcli.optim.peers.lineage import LINEAGE_BYTES, Claim, History, Standing, is_count, lineage_to_follow
 from swarmcli.optim.peers.report import PeerKeys, PeerReport, Phase, is_settled
+from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, History, LineagePosition, is_count, lineage_to_follow
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
@@ -40,11 +40,11 @@ Surroundings = Literal[
 logger = logging.getLogger(__name__)
 
 
-class StandingRequest(msgspec.Struct, frozen=True):
+class PositionRequest(msgspec.Struct, frozen=True):
     """Which lineage do you hold, and have you decided on it?"""
 
 
-class StandingReply(msgspec.Struct, frozen=True):
+class PositionReply(msgspec.Struct, frozen=True):
     epoch: int
     samples: int
     lineage: bytes
@@ -60,10 +60,10 @@ class StandingReply(msgspec.Struct, frozen=True):
 
     @property
     def claim(self) -> Claim:
-        return Claim(Standing(self.epoch, self.samples, self.lineage), settled=is_settled(self.phase))
+        return Claim(LineagePosition(self.epoch, self.samples, self.lineage), settled=is_settled(self.phase))
 
 
-class Presence:
+class PeerDirectory:
     """Publishes this peer's report when it changes and every RENEWAL seconds; reads the others' in the background.
 
     `describe` makes the report. PeerSeen is emitted for every other peer that appears, changes or leaves.
@@ -84,7 +84,7 @@ class Presence:
         self._describe = describe
         self._refresh_period = refresh_period
         self._answer_timeout = answer_timeout
-        self._method = f"{run_id}.standing"
+        self._method = f"{run_id}.position"
         self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
         self._present = False  # the others have been told of this peer
         self._changed = asyncio.Event()
@@ -106,8 +106,8 @@ class Presence:
     async def start(self) -> None:
         """Declares this peer first and then looks who else is there: of two that start at once, one sees the other."""
         self._time = asyncio.get_running_loop().time
-        self._endpoint.serve(self._method, StandingRequest, self._answer)
-        self._note_standing()
+        self._endpoint.serve(self._method, PositionRequest, self._answer)
+        self._note_position()
         self._present = True
         await self._publish()
         await self.refresh()
@@ -126,7 +126,7 @@ class Presence:
 
     def announce(self, *, anew: bool = False) -> None:
         """The report has changed: it goes out soon. `anew`: this peer has taken over another lineage."""
-        self._note_standing(anew=anew)
+        self._note_position(anew=anew)
         self._changed.set()
 
     async def refresh(self) -> Mapping[PeerID, PeerReport]:
@@ -180,7 +180,7 @@ class Presence:
     def latest_epoch(self) -> int:
         """Of those who train, or of this peer if nobody else does. What progress reports say beyond it leads nobody
         on."""
-        epochs = [claim.standing.epoch for claim in self.claims() if claim.settled]
+        epochs = [claim.position.epoch for claim in self.claims() if claim.settled]
         return max(epochs) if epochs else self._describe().epoch
 
     def at_work(self) -> list[PeerID]:
@@ -199,15 +199,15 @@ class Presence:
             peer not in self.others and peer != self._node.peer_id for peer in members
         )
 
-    async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, StandingReply]:
+    async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, PositionReply]:
         """What these peers say right now; who does not answer is missing."""
         asked = list(peers)
         answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
         return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
 
     async def find(
-        self, peers: Iterable[PeerID], fits: Callable[[StandingReply], bool]
-    ) -> tuple[PeerID, StandingReply] | None:
+        self, peers: Iterable[PeerID], fits: Callable[[PositionReply], bool]
+    ) -> tuple[PeerID, PositionReply] | None:
         """Whoever answers first of those that fit; None if none of them does within the time that an answer may take.
 
         Only the first few are asked, all at once: of those who are gone none holds up the answer of another.
@@ -237,7 +237,7 @@ class Presence:
         await self.refresh()
         self.out_of_reach = {}
         holders = self._credible(self.holders()) or self.holders()
-        claimed = {peer: self.others[peer].claim.standing for peer in holders}
+        claimed = {peer: self.others[peer].claim.position for peer in holders}
         holders.sort(key=lambda peer: claimed[peer].order, reverse=True)
         for begin in range(0, len(holders), ASKED_AT_ONCE):
             asked = holders[begin : begin + ASKED_AT_ONCE]
@@ -247,29 +247,29 @@ class Presence:
                 living = await self.hearing.find_living(peer for peer in asked if peer not in answers)
                 self.out_of_reach = {peer: self.others[peer] for peer in living if peer in self.others}
             for peer in asked:
-                answered = peer in answers and not claimed[peer].beats(answers[peer].standing)
+                answered = peer in answers and not claimed[peer].beats(answers[peer].position)
                 if not answered and peer not in self.out_of_reach:
                     self._doubts.add(peer, asyncio.get_running_loop().time())
             if answers:
                 return answers
         return {}
 
-    async def surroundings(self, standing: Standing) -> Surroundings:
-        """Who is there for a peer at `standing` to average with.
+    async def surroundings(self, position: LineagePosition) -> Surroundings:
+        """Who is there for a peer at `position` to average with.
 
         What matters is where a peer stands now: its report may be some epochs old.
         """
         reports = {peer: self.others[peer] for peer in self.holders() if self._endpoint.is_connected(peer)}
-        if _judge(standing, [(r.claim, r.phase) for r in reports.values()]) == "company":
+        if _judge(position, [(r.claim, r.phase) for r in reports.values()]) == "company":
             return "company"
         await self.refresh()
         asked = self.by_convenience(self.holders())[:ASKED_AT_ONCE]
         answers = await self.ask(asked)
-        judged = _judge(standing, [(answer.claim, answer.phase) for answer in answers.values()])
+        judged = _judge(position, [(answer.claim, answer.phase) for answer in answers.values()])
         if judged == "alone":
             # Two peers that cannot dial each other meet at somebody whom both can, an auxiliary for example, who
             # needs a moment to find their lineage.
-            mates = [p for p in asked if p not in answers and self.others[p].claim.standing.lineage == standing.lineage]
+            mates = [p for p in asked if p not in answers and self.others[p].claim.position.lineage == position.lineage]
             return "followed" if await self.hearing.find_living(mates) else "alone"
         return judged
 
@@ -302,9 +302,9 @@ class Presence:
 
     def _is_led_by(self, report: PeerReport, own: Claim) -> bool:
         claim = report.claim
-        if not claim.settled or claim.standing in self._history:
+        if not claim.settled or claim.position in self._history:
             return False
-        then = self._history.at(report.time) or own.standing
+        then = self._history.at(report.time) or own.position
         return lineage_to_follow(Claim(then, own.settled), [claim]) != then
 
     def set_apart(self, peers: Iterable[PeerID]) -> None:
@@ -326,7 +326,7 @@ class Presence:
             and (
                 report.phase == "stranded"
                 or now - since.get(peer, now) >= APART
-                or (peer in self._set_apart and report.claim.standing not in self._history)
+                or (peer in self._set_apart and report.claim.position not in self._history)
             )
         }
 
@@ -364,8 +364,8 @@ class Presence:
 
         return sorted(peers, key=cost)
 
-    def _note_standing(self, *, anew: bool = False) -> None:
-        self._history.note(self._describe().claim.standing, self._endpoint.clock.now(), anew=anew)
+    def _note_position(self, *, anew: bool = False) -> None:
+        self._history.note(self._describe().claim.position, self._endpoint.clock.now(), anew=anew)
 
     def _note_lineages(self) -> None:
         """Since when whose reports tell of another lineage than this peer's at the same epoch."""
@@ -373,7 +373,7 @@ class Presence:
         self._apart_since = {
             peer: before.get(peer, now)
             for peer, report in self.others.items()
-            if report.holds_state and report.claim.settled and self._history.differs(report.claim.standing)
+            if report.holds_state and report.claim.settled and self._history.differs(report.claim.position)
         }
 
     def holders(self) -> list[PeerID]:
@@ -392,10 +392,10 @@ class Presence:
     def _trusts(self, lineage: bytes) -> bool:
         return self._distrusted.get(lineage, 0.0) <= asyncio.get_running_loop().time()
 
-    async def _ask(self, peer: PeerID) -> StandingReply | None:
+    async def _ask(self, peer: PeerID) -> PositionReply | None:
         try:
             reply = await self._endpoint.call(
-                peer, self._method, StandingRequest(), StandingReply, timeout=self._answer_timeout
+                peer, self._method, PositionRequest(), PositionReply, timeout=self._answer_timeout
             )
         except NetworkError as error:
             logger.debug("%s did not say where it stands: %s", peer.short, error)
@@ -405,9 +405,9 @@ class Presence:
             return None
         return reply
 
-    async def _answer(self, peer: PeerID, request: StandingRequest) -> StandingReply:
+    async def _answer(self, peer: PeerID, request: PositionRequest) -> PositionReply:
         report = self._describe()
-        return StandingReply(
+        return PositionReply(
             report.epoch,
             report.samples_seen,
             bytes.fromhex(report.lineage),
@@ -438,16 +438,16 @@ class Presence:
             await self.refresh()
 
 
-def _judge(standing: Standing, others: Sequence[tuple[Claim, Phase]]) -> Surroundings:
-    if any(claim.settled and claim.standing.beats(standing) for claim, _ in others):
+def _judge(position: LineagePosition, others: Sequence[tuple[Claim, Phase]]) -> Surroundings:
+    if any(claim.settled and claim.position.beats(position) for claim, _ in others):
         return "behind"
     # Whoever has not settled yet may take its time with that, or end up elsewhere.
     if any(
-        claim.standing.lineage == standing.lineage and phase in ("training", "following") for claim, phase in others
+        claim.position.lineage == position.lineage and phase in ("training", "following") for claim, phase in others
     ):
         return "company"
     if any(
-        claim.standing.epoch == standing.epoch - 1 and phase in ("training", "following") for claim, phase in others
+        claim.position.epoch == position.epoch - 1 and phase in ("training", "following") for claim, phase in others
     ):
         return "followed"
     return "alone"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.epoch.group import Committed, Told
 from swarmcli.optim.epoch.wait import EpochRule
+from swarmcli.optim.modes.base import Committed
 from swarmcli.optim.state.averaging import StateAveraging
-from swarmcli.optim.state.drift import Comparison, DriftMonitor
+from swarmcli.optim.state.drift import Comparison, DriftMonitor, Told
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.rounds import Occasion, state_config
 
@@ -50,7 +50,7 @@ class StateKeeper:
             node, own, replica, options.statistics, config.fingerprint, volume_bytes=options.volume_bytes
         )
         self.monitor = DriftMonitor(node, config.run_id, replica, options.tolerance)
-        self.strayed = False  # this peer's state has to be replaced by the others', and its standing says so
+        self.strayed = False  # this peer's state has to be replaced by the others', and its position says so
         self._node = node
         self._replica = replica
         self._mode = mode
@@ -91,7 +91,7 @@ class StateKeeper:
             await self._unite(committed)
         elif len(committed.members) > 1 or committed.several:
             if every is not None:
-                if self._replica.standing.epoch % every == 0:
+                if self._replica.position.epoch % every == 0:
                     await self._average(committed, samples)
             elif found is not None:
                 await self._repair(committed, found)
@@ -125,7 +125,7 @@ class StateKeeper:
             await self.averaging.apply(wait=True)
 
     async def _repair(self, committed: Committed, found: Comparison) -> None:
-        epoch = self._replica.standing.epoch
+        epoch = self._replica.position.epoch
         if self.monitor.is_stray(found):
             await self._replica.change(self._go_astray)
         elif found.disagree and epoch >= self._rests_until:
@@ -134,17 +134,17 @@ class StateKeeper:
             await self.averaging.apply(wait=True)
 
     def _go_astray(self) -> None:
-        """Under a standing that the others' beats, so that this peer follows them as any other lineage that leads."""
+        """Under a position that the others' beats, so that this peer follows them as any other lineage that leads."""
         state = self._replica.state
-        state.standing = state.standing.astray(self._node.peer_id)
+        state.position = state.position.astray(self._node.peer_id)
         self.monitor.drop()
         self.strayed = True
 
     async def _begin(
         self, committed: Committed, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
     ) -> None:
-        standing = self._replica.standing
+        position = self._replica.position
         # Of several groups nobody knows who is in the others: all who are known are expected then.
         mates = tuple(self._at_work()) if committed.several else committed.members + helpers
-        occasion = Occasion(standing.lineage, standing.epoch, weight, mates, several=committed.several)
+        occasion = Occasion(position.lineage, position.epoch, weight, mates, several=committed.several)
         await self.averaging.begin(occasion, changes=changes)

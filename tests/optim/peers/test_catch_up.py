@@ -5,20 +5,20 @@ import asyncio
 import pytest
 
 from swarmcli.events import Noticed, PeerRefused, StateDownloaded
-from swarmcli.optim.peers.lineage import Standing
+from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.optim.state.training_state import CapturedState
 from swarmcli.state.donor import state_method
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, record, together
 
-BOAST = Standing(1000, 10**6, bytes([9]) * 32)
+BOAST = LineagePosition(1000, 10**6, bytes([9]) * 32)
 
 
 async def boast(liar) -> None:
     """Claims to be far ahead, at the hash table and when asked."""
-    liar.core.replica.state.standing = BOAST
+    liar.core.replica.state.position = BOAST
     liar.core.phase = "training"
-    liar.core.presence.announce()
+    liar.core.directory.announce()
     await asyncio.sleep(10)
 
 
@@ -89,7 +89,7 @@ def test_a_dead_claimant_is_no_reason_to_wait_for_a_newcomer() -> None:
             await gone.train(3)
             swarm.network.kill(gone.node.peer_id)
             newcomer = await swarm.trainer(seed=2)
-            assert gone.node.peer_id in newcomer.core.presence.others, "its record is still there"
+            assert gone.node.peer_id in newcomer.core.directory.others, "its record is still there"
             loop = asyncio.get_running_loop()
             began = loop.time()
             await newcomer.train(1)
@@ -124,7 +124,7 @@ def test_gradients_of_the_former_parameters_are_dropped() -> None:
             assert trainer.core.samples > 0
             await boast(leader)
             assert await trainer.core.join()
-            assert trainer.core.standing == BOAST
+            assert trainer.core.position == BOAST
             assert trainer.core.samples == 0
             assert trainer.core.tracker.local_progress.samples_accumulated == 0
 

@@ -1,0 +1,161 @@
+"""What users hand to the Optimizer, checked, and made into what its parts are built with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import Parameter, signature
+from typing import Any, cast
+
+import torch
+
+from swarmcli.averaging import AllreduceOptions, AveragerConfig, MatchmakingOptions
+from swarmcli.averaging.checks import check_flags
+from swarmcli.compression import CompressionBase, NoCompression
+from swarmcli.optim.config import OptimizerConfig
+from swarmcli.optim.modes.base import Timing
+from swarmcli.optim.state.replica import InPlace, Offloaded, ParameterPlacement
+from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
+
+# What averager_opts may hold, by the component that it is for.
+_AVERAGER_OPTIONS = (
+    {"request_timeout", "preformed_grace", "min_group_size", "target_group_size"},
+    {"compression", "part_size_bytes", "sender_timeout", "reducer_timeout"},
+    {"bandwidth", "min_vector_size", "initial_group_bits"},
+)
+_OPTIMIZERS_OWN = {"state_tolerance", "proceed_alone"}
+
+
+def choose_timing(
+    optimizer: object, params: object, *, offload: bool | None, delayed_step: bool | None, delayed_averaging: bool
+) -> tuple[Timing, bool]:
+    """For what of an epoch's end the trainer waits, and whether the optimizer is offloaded; defaults are filled in.
+
+    Raises ValueError for a combination that cannot work, with the reason.
+    """
+    offload = params is not None if offload is None else offload
+    delayed_step = delayed_averaging if delayed_step is None else delayed_step
+    check_flags(delay_grad_averaging=delayed_averaging, offload_optimizer=offload, delay_optimizer_step=delayed_step)
+    ready_made = isinstance(optimizer, torch.optim.Optimizer)
+    refused = {
+        "params: only for an optimizer factory; the optimizer that was given has its own": (
+            ready_made and params is not None
+        ),
+        "delay_grad_averaging=True needs delay_optimizer_step: a step cannot come before its gradients": (
+            delayed_averaging and not delayed_step
+        ),
+        "offload_optimizer=True needs an optimizer factory and params: a ready-made optimizer keeps its "
+        "parameters where they are": offload and (ready_made or params is None),
+        "delay_optimizer_step=True and delay_grad_averaging=True need an optimizer factory and params: a "
+        "ready-made optimizer steps the model's parameters while the model computes with them": (
+            ready_made and delayed_step
+        ),
+        "delay_optimizer_step=True needs offload_optimizer: otherwise the step changes the model's parameters "
+        "while the model computes with them": delayed_step and not offload,
+    }
+    for reason, applies in refused.items():
+        if applies:
+            raise ValueError(reason)
+    if delayed_averaging:
+        return Timing.DELAYED_AVERAGING, offload
+    return (Timing.DELAYED_STEP if delayed_step else Timing.AT_ONCE), offload
+
+
+def place_optimizer(
+    optimizer: torch.optim.Optimizer | OptimizerFactory, params: Parameters | None, *, offload: bool
+) -> tuple[torch.optim.Optimizer, ParameterPlacement]:
+    """The optimizer, and where its parameters are: with `offload` in host memory, as copies of the model's `params`.
+
+    Raises ValueError or TypeError.
+    """
+    if offload and params is not None and callable(optimizer):
+        place = Offloaded(params, optimizer)
+        check_step(place.optimizer)
+        return place.optimizer, place
+    made = make_optimizer(optimizer, params)
+    return made, InPlace([p for group in made.param_groups for p in group["params"]])
+
+
+def make_optimizer(
+    optimizer: torch.optim.Optimizer | OptimizerFactory, params: Parameters | None
+) -> torch.optim.Optimizer:
+    """The optimizer itself, or what the factory makes of `params`. Raises ValueError or TypeError."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if params is not None:
+            raise ValueError("params: only for an optimizer factory; the optimizer that was given has its own")
+        return check_step(optimizer)
+    if not callable(optimizer):
+        raise TypeError(f"optimizer: expected a torch optimizer or a factory, got {type(optimizer).__name__}")
+    if params is None:
+        raise ValueError("params: an optimizer factory needs the parameters that the optimizer is for")
+    made = optimizer(params)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(f"optimizer: the factory returned {type(made).__name__}, expected a torch optimizer")
+    return check_step(made)
+
+
+def check_step(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same. Raises ValueError for one, such as LBFGS, that computes the loss anew within its step."""
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        name = type(optimizer).__name__
+        raise ValueError(f"optimizer: {name} wants a closure at every step, a swarm steps with one average gradient")
+    return optimizer
+
+
+def make_scheduler(
+    scheduler: Scheduler | SchedulerFactory | None,
+    made: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | OptimizerFactory,
+) -> Scheduler | None:
+    """The scheduler itself, or what the factory makes of the optimizer `made`. Raises ValueError or TypeError."""
+    if scheduler is None:
+        return None
+    if hasattr(scheduler, "step") and hasattr(scheduler, "state_dict"):
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ValueError("scheduler: give a factory, since the optimizer that it is for is only made here")
+        if getattr(scheduler, "optimizer", made) is not made:
+            raise ValueError("scheduler: it belongs to another optimizer than the one that was given")
+        return _check_schedule(cast(Scheduler, scheduler))
+    if not callable(scheduler):
+        raise TypeError(f"scheduler: expected a scheduler or a factory, got {type(scheduler).__name__}")
+    return _check_schedule(scheduler(made))
+
+
+def _check_schedule(scheduler: Scheduler) -> Scheduler:
+    wanted = [p.name for p in signature(scheduler.step).parameters.values() if p.default is Parameter.empty]
+    if wanted and not any(name in ("args", "kwargs") for name in wanted):
+        name = type(scheduler).__name__
+        raise ValueError(f"scheduler: {name} wants {wanted[0]!r} at every step, in which peers would differ")
+    return scheduler
+
+
+def averager_config(
+    config: OptimizerConfig,
+    *,
+    auxiliary: bool = False,
+    client_mode: bool | None = None,
+    allreduce_timeout: float | None = None,
+    next_chunk_timeout: float | None = None,
+    compression: CompressionBase | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> AveragerConfig:
+    """The averager of a run. `options` are averager_opts without the Optimizer's own; TypeError names one that there is
+    not."""
+    given = dict(options or {})
+    grouped = [{name: given.pop(name) for name in names & given.keys()} for names in _AVERAGER_OPTIONS]
+    if given:
+        known = ", ".join(sorted(_OPTIMIZERS_OWN.union(*_AVERAGER_OPTIONS)))
+        raise TypeError(f"averager_opts: there is no {min(given)!r}; there are {known}")
+    matchmaking, allreduce, others = grouped
+    defaults = {"sender_timeout": next_chunk_timeout, "compression": compression or NoCompression()}
+    return AveragerConfig(
+        prefix=f"{config.run_id}_grads",
+        matchmaking=MatchmakingOptions(min_matchmaking_time=config.matchmaking_time, **matchmaking),
+        allreduce=AllreduceOptions(
+            allreduce_timeout=config.averaging_timeout if allreduce_timeout is None else allreduce_timeout,
+            **(defaults | allreduce),
+        ),
+        auxiliary=auxiliary,
+        client_mode=client_mode,
+        **others,
+    )

@@ -1,0 +1,324 @@
+"""Staying in the run's lineage: which one that is, and how a peer that is behind comes to its state.
+
+    behind by one or two    own parameters ── averages of the missed rounds, by tag ──▶ in step
+    a newcomer              pins a state ─────────── downloads it ────────────▶ ┐
+                            later rounds, as they are committed ──▶ on disk ──▶ ┴ replays ──▶ in step
+
+A peer that only listens takes no part in the rounds that it collects, so however slow its link is, nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+
+from swarmcli.averaging.archive.archive import StoredRound
+from swarmcli.averaging.archive.kept_round import KeptRound
+from swarmcli.errors import NoDonorReachable, StateDownloadError
+from swarmcli.events import Events, Noticed, RoundsReplayed
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.config import PeerContext
+from swarmcli.optim.modes.base import EpochWork
+from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.peers.state_exchange import StateExchange
+from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition, lineage_to_follow
+from swarmcli.optim.state.replica import Replica
+from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
+from swarmcli.tasks import beside
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts to download
+PATIENCE_WITH_CLAIMS = 10.0  # seconds for which a settled peer knocks for a state that nobody hands out
+DISTRUST = 120.0  # seconds for which such a lineage is then ignored
+STRANDED_AFTER = 3.0  # seconds without anybody who could hand over the state, before that is told
+LOOK_AGAIN = 1.0  # seconds between two looks of a stranded peer
+logger = logging.getLogger(__name__)
+
+
+class CatchUp:
+    """Decides once which lineage to train on (then this peer is settled), and again whenever another one leads.
+
+    Reports tell that something may be wrong; before anything is given up for it, the peers themselves are asked. What
+    those say counts who have settled and can be reached. Where there is none, a peer that lives and leads all the same
+    (two peers in client mode, for example, cannot dial each other) is waited for: this peer is `stranded`, since going
+    on would make a second model.
+    """
+
+    def __init__(
+        self, peer: PeerContext, replica: Replica, directory: PeerDirectory, exchange: StateExchange, replayer: Replayer
+    ) -> None:
+        self._replica = replica
+        self._directory = directory
+        self._exchange = exchange
+        self._replayer = replayer
+        self._events = peer.events
+        self._load_state_timeout = peer.config.load_state_timeout
+        self._proceed_alone = peer.config.proceed_alone  # a peer that is stranded trains on, and says so
+        self.settled = False
+        self.stranded = False
+        self.gives_up: Callable[[], bool] = bool  # whether the user wants no more waiting
+
+    @property
+    def leading(self) -> LineagePosition:
+        """The lineage that leads by the others' last reports: this peer's own if none beats it."""
+        return self._leading(self._directory.claims())
+
+    async def catch_up(self, reason: str) -> bool:
+        """Settles on the lineage that leads. Returns whether this peer's state is another one for it.
+
+        Rounds that were missed are replayed where that is enough; otherwise the state is downloaded.
+
+        A newcomer that gets the state from nobody within `load_state_timeout` raises StateDownloadError, which names
+        what failed with each donor; a settled peer gives up earlier, says so, and stays on its own lineage. One that is
+        stranded for so long raises NoDonorReachable, settled or not.
+        """
+        deadline = _now() + self._load_state_timeout
+        changed, pause, began = False, FIRST_PAUSE, _now()
+        patient_until = min(deadline, began + PATIENCE_WITH_CLAIMS)
+        try:
+            while True:
+                answers = await self._directory.survey()
+                wanted = self._leading(answers.values())
+                if wanted == TORN:
+                    await self._wait_for_anyone(deadline)
+                    continue
+                if wanted == self._replica.position:
+                    leading = self._directory.leads_out_of_reach(Claim(wanted, self.settled))
+                    if self.stranded and not leading:
+                        self._note_departure()
+                    if not leading or self._goes_on_alone(leading):
+                        self.settled = True
+                        self._directory.announce()
+                        return changed
+                    await self._wait_for(leading, began, deadline)
+                    continue
+                holders = [peer for peer, claim in answers.items() if claim.position.lineage == wanted.lineage]
+                donors = self._directory.by_convenience(holders)
+                try:
+                    why = self._why(wanted, reason)
+                    await self._take_over(wanted, donors, max(0.0, deadline - _now()), why)
+                    changed, pause, self.stranded = True, FIRST_PAUSE, False
+                except StateDownloadError as error:
+                    logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
+                    if self._replica.state.torn:
+                        self.settled = False  # it holds nothing to go on with, and says so
+                        self._directory.announce(anew=True)
+                    if _now() + pause >= (patient_until if self.settled else deadline):
+                        self._give_up_on(wanted, donors, error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+        finally:
+            self.stranded = False
+
+    def _why(self, wanted: LineagePosition, reason: str) -> str:
+        """The reason, for people: a round that was missed accounts for one epoch and no more."""
+        epoch = self._replica.position.epoch
+        if not self.settled or wanted.epoch <= epoch + 1:
+            return reason
+        return f"another peer holds epoch {wanted.epoch}, and this one held {epoch}"
+
+    async def _wait_for(self, leading: Mapping[PeerID, PeerReport], began: float, deadline: float) -> None:
+        """A moment: whoever listens may just be about to be dialed by the one that cannot be."""
+        text = _out_of_reach(leading)
+        waited = _now() - began
+        certain = any(self._directory.lives_for_certain(peer, waited) for peer in leading)  # no dead peer's report
+        if not self.stranded and certain and waited >= STRANDED_AFTER:
+            self.stranded = True
+            self._directory.announce()
+            self._events.emit(Noticed("warning", f"this peer waits instead of training another model: {text}"))
+        if self.gives_up():
+            raise NoDonorReachable(f"told to stop while it waited: {text}")
+        if _now() >= deadline:
+            raise NoDonorReachable(f"after {self._load_state_timeout:.0f} s this peer gives up: {text}")
+        await asyncio.sleep(min(LOOK_AGAIN, deadline - _now()))
+
+    async def _wait_for_anyone(self, deadline: float) -> None:
+        """This peer's parameters are torn, and nobody is there who has others."""
+        if _now() >= deadline or self.gives_up():
+            raise NoDonorReachable("a download failed halfway, and nobody is left who could give this peer the state")
+        await asyncio.sleep(min(LOOK_AGAIN, deadline - _now()))
+
+    def _note_departure(self) -> None:
+        """Whoever led is gone. A newcomer has nothing to go on with: its user decides whether to begin the run anew."""
+        gone = "whoever held the state of this run is gone, and has handed it to nobody whom this peer can reach"
+        if not self.settled:
+            raise NoDonorReachable(f"{gone}; start this peer again to begin the run anew")
+        self._events.emit(Noticed("warning", f"{gone}: this peer goes on from epoch {self._replica.position.epoch}"))
+
+    def _goes_on_alone(self, leading: Mapping[PeerID, PeerReport]) -> bool:
+        if self._proceed_alone:
+            self._directory.set_apart(leading)
+            text = f"this peer trains a model of its own (proceed_alone): {_out_of_reach(leading)}"
+            self._events.emit(Noticed("error", text))
+        return self._proceed_alone
+
+    async def _take_over(self, wanted: LineagePosition, donors: Sequence[PeerID], timeout: float, reason: str) -> None:
+        """Brings this peer to `wanted`, and on from there if a download took longer than an epoch."""
+        if await self._replayer.bridge(wanted, donors, timeout=timeout, reason=reason):
+            return
+        async with self._replayer.collecting(wanted, donors) as collection:
+            await self._exchange.download(wanted, donors, timeout=timeout, reason=reason)
+            await self._replayer.start_over()
+            await self._replayer.replay(collection, "epochs ended during the download")
+
+    def _leading(self, claims: Iterable[Claim]) -> LineagePosition:
+        return lineage_to_follow(Claim(self._replica.position, self.settled), claims)
+
+    def _give_up_on(self, wanted: LineagePosition, donors: Sequence[PeerID], error: StateDownloadError) -> None:
+        if not self.settled:
+            raise error
+        self._directory.distrust(wanted.lineage, DISTRUST)
+        self._directory.doubt(donors)  # its next lineage will be no better
+        text = (
+            f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._replica.position.epoch}"
+        )
+        self._events.emit(Noticed("warning", f"{text}: {error}"))
+
+
+def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
+    """Who leads, and what helps."""
+    names = [report.name or peer.short for peer, report in leading.items()]
+    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    epoch = max(report.epoch for report in leading.values())
+    holds = "holds" if len(names) == 1 else "hold"
+    return (
+        f"{named} {holds} the state of this run (epoch {epoch}), and this peer reaches nobody who could hand it over: "
+        "start `swarm monitor` on a computer that all can dial (an auxiliary holds no state), or set "
+        "averaging.proceed_alone to train apart"
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+MOST_ROUNDS = 2  # that are replayed rather than downloaded: as many as others keep
+ASKED_AT_ONCE = 3  # of the donors, in turn, for the next round
+LOOK_FOR_NEXT = 0.25  # seconds between two questions for the next round
+LONGEST_FETCH = 120.0  # seconds for one round while a download is under way
+
+logger = logging.getLogger(__name__)
+
+
+class Replayer:
+    """Brings a replica forward by rounds that others have kept."""
+
+    def __init__(self, work: EpochWork, events: Events) -> None:
+        self._work, self._replica, self._events = work, work.replica, events
+
+    async def bridge(self, wanted: LineagePosition, donors: Sequence[PeerID], *, timeout: float, reason: str) -> bool:
+        """Steps to `wanted` if the one or two rounds that lead there can be had; False, and nothing changed, if not.
+
+        The chain of lineages proves that they are these rounds and no others. Where it only counts epochs, peers differ
+        by design and there is nothing to step with: the epochs are passed by. `timeout` is in seconds.
+        """
+        position = self._replica.position
+        if not 1 <= wanted.epoch - position.epoch <= MOST_ROUNDS:
+            return False
+        if await self._work.pass_by(wanted):
+            return True
+        if not self._work.replays:
+            return False
+        rounds: list[KeptRound] = []
+        try:
+            async with asyncio.timeout(timeout):
+                while position.epoch < wanted.epoch:
+                    rounds.append(await self._fetch(position, donors, timeout))
+                    position = _after(position, rounds[-1])
+        except (StateDownloadError, TimeoutError) as error:
+            logger.info("the rounds up to epoch %d are not to be had: %s", wanted.epoch, error)
+            return False
+        if position != wanted:
+            logger.info("the rounds that others keep lead elsewhere than to the lineage of epoch %d", wanted.epoch)
+            return False
+        await self._replay(rounds, reason)
+        return True
+
+    @asynccontextmanager
+    async def collecting(self, begin: LineagePosition, donors: Sequence[PeerID]) -> AsyncIterator[Collection]:
+        """While the block runs, rounds committed on `begin` and its followers are put by."""
+        collection = Collection(begin)
+        if not self._work.replays:
+            yield collection
+            return
+        try:
+            async with beside(self._collect(collection, donors)):
+                yield collection
+        finally:
+            collection.close()
+
+    async def start_over(self) -> None:
+        """The state has been replaced: what this peer collected belongs to another one."""
+        await self._work.start_over()
+
+    async def replay(self, collection: Collection, reason: str) -> None:
+        """Steps with all that was collected, and still is meanwhile, from the state on which the collection began.
+
+        Not where several groups end the epochs: what was collected are then rounds of one of them or the other.
+        """
+        if self._replica.state.apart:
+            return
+        while collection.rounds and self._replica.position == collection.begin:
+            await self._replay([collection.rounds[0].load()], reason)
+            collection.drop_first()
+
+    async def _collect(self, collection: Collection, donors: Sequence[PeerID]) -> None:
+        for turn in count():
+            asked = [donors[(turn + place) % len(donors)] for place in range(min(ASKED_AT_ONCE, len(donors)))]
+            try:
+                await collection.add(await self._fetch(collection.end, asked, LONGEST_FETCH))
+            except StateDownloadError as error:
+                logger.debug("no round after epoch %d yet: %s", collection.end.epoch, error)
+                await asyncio.sleep(LOOK_FOR_NEXT)
+            except OSError as error:
+                logger.warning("rounds are not collected during the download: %s", error)
+                return
+
+    async def _fetch(self, position: LineagePosition, donors: Sequence[PeerID], timeout: float) -> KeptRound:
+        averager = self._work.averager
+        return await averager.archive.fetch(donors, averager.layout, tag=position.lineage, timeout=timeout)
+
+    async def _replay(self, rounds: Sequence[KeptRound], reason: str) -> None:
+        for kept in rounds:
+            await self._work.replay(kept.averages, kept.group_id, kept.record.samples)
+        await self._replica.publish()
+        position = self._replica.position
+        self._events.emit(RoundsReplayed(position.epoch, position.lineage.hex(), len(rounds), reason))
+
+
+class Collection:
+    """Rounds that followed each other from `begin` to `end`, on disk."""
+
+    def __init__(self, begin: LineagePosition) -> None:
+        self.begin = self.end = begin
+        self.rounds: deque[StoredRound] = deque()
+
+    async def add(self, kept: KeptRound) -> None:
+        """The next round. Raises OSError if it cannot be written."""
+        file = UnnamedFile(usual_directory())
+        try:
+            stored = await StoredRound.write(kept.record, kept.averages, file)
+        except (OSError, asyncio.CancelledError):
+            file.close()
+            raise
+        self.rounds.append(stored)
+        self.end = _after(self.end, kept)
+
+    def drop_first(self) -> None:
+        """The first round has been used."""
+        first = self.rounds.popleft()
+        self.begin = self.begin.after(first.record.group_id, first.record.samples)
+        first.file.close()
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        for stored in self.rounds:
+            stored.file.close()
+
+
+def _after(position: LineagePosition, kept: KeptRound) -> LineagePosition:
+    return position.after(kept.group_id, kept.record.samples)
