@@ -16,10 +16,9 @@ from typing import Any
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import PeerContext, Role
-from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, EpochEnd
-from swarmcli.optim.epoch.group import PreformedGroup
+from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, EpochEnd, LastMoment
+from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
-from swarmcli.optim.epoch.wait import CrowdedEpochRule, EndUnderWay, EpochRule, LastMoment, Resume
 from swarmcli.optim.modes.base import Mode, SiteHooks, Timing, Trained
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp, Replayer
@@ -27,7 +26,7 @@ from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
-from swarmcli.optim.state.lineage import LineagePosition
+from swarmcli.optim.state.lineage import Claim, LineagePosition
 
 
 class OptimizerCore:
@@ -77,7 +76,7 @@ class OptimizerCore:
         self._end = EpochEnd(
             peer, self.mode.timing, self._rule, self._work, keeper, self._group, self.directory, self.metrics
         )
-        self._ending = EndUnderWay(self._tasks)
+        self._ending: asyncio.Task[None] | None = None  # until somebody has waited for its end
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
         self.global_steps = 0  # with gradients of this peer in them
@@ -142,10 +141,13 @@ class OptimizerCore:
             elif not self._work.samples:
                 self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
             # After that, so that companions' steps and this one are together in what is gathered for it.
-            if not self._ending and await self._keeper.averaging.apply() and self.mode.timing is Timing.AT_ONCE:
-                await self.replica.publish()
+            averaging = self._keeper.averaging
+            if not self._ending and averaging.passage is not None:  # states come back from their average
+                changed = await averaging.apply()
+                if changed and self.mode.timing is Timing.AT_ONCE:
+                    await self.replica.publish()
             if self._ending and (batch_size == 0 or self._end.is_ahead):
-                await self._ending.over()
+                await self._end_is_over()
                 if await self._join():
                     return True
             if not self._ending and await self._epoch_is_over(batch_size):
@@ -160,7 +162,7 @@ class OptimizerCore:
         Cheap while nothing points to the contrary. Raises StateDownloadError if a newcomer gets no state, and
         FingerprintError, which names the keys, if the others refuse this peer.
         """
-        await self._ending.over()
+        await self._end_is_over()
         changed = await self._join()
         self._last_seen = self.position
         if not self.metrics.samples:
@@ -195,7 +197,7 @@ class OptimizerCore:
     @property
     def is_averaging(self) -> bool:
         """Whether an epoch is being ended."""
-        return bool(self._ending) or self._group.begun
+        return self._ending is not None or self._group.begun
 
     async def is_synchronized(self) -> bool:
         """Whether, by what the others last reported, no other lineage leads."""
@@ -226,25 +228,46 @@ class OptimizerCore:
         return self._group.begun
 
     async def _end_epoch(self) -> None:
-        self._ending.begin(self._run_end)
-        await self._ending.may_compute()
+        self._end.released.clear()
+        self._ending = self._tasks.spawn(self._run_end())
+        await self._may_compute()
         if self._ending:  # from here on this peer computes, whatever it waited for
             self.tracker.performance_ema.resume(_now())
+
+    async def _may_compute(self) -> None:
+        """Returns when the trainer may go on: at once if no end is under way. Raises what an end that is over did."""
+        if self._ending is not None:
+            await self._end.released.wait()
+            if self._ending is not None and self._ending.done():
+                await self._end_is_over()
+
+    async def _end_is_over(self) -> None:
+        """Returns when no end is under way. Once begun it is brought to its end, whoever stops waiting for it; what it
+        raised is raised once, to whoever next waits."""
+        task = self._ending
+        if task is not None:
+            try:
+                await asyncio.shield(task)
+            finally:
+                self._ending = None if task.done() else task
 
     async def _replaced_meanwhile(self) -> bool:
         """Waits until the trainer may compute; whether its last gradients are of parameters that changed for that."""
         before = self.position
-        await self._ending.may_compute()
+        await self._may_compute()
         replaced = self.mode.timing is Timing.AT_ONCE and self.position != before
         if replaced:
             await self._work.drop()  # reused buffers hold those gradients already
         return replaced
 
-    async def _run_end(self, resume: Resume) -> None:
-        with self.tracker.pause_updates() if self.mode.timing is Timing.AT_ONCE else nullcontext():
-            if (advanced := await self._end.run(resume)) is not None:
-                self._enter_epoch(advanced)
-        self._report_samples()
+    async def _run_end(self) -> None:
+        try:
+            with self.tracker.pause_updates() if self.mode.timing is Timing.AT_ONCE else nullcontext():
+                if (advanced := await self._end.run()) is not None:
+                    self._enter_epoch(advanced)
+            self._report_samples()
+        finally:
+            self._end.released.set()
 
     def _enter_epoch(self, advanced: Advanced) -> None:
         """The parameters are those of the next epoch: its group begins to form, and the others hear of it."""
@@ -285,7 +308,7 @@ class OptimizerCore:
             return self._group.undecided
         if self._keeper.strayed:
             return "its parameters had drifted away from the others'"
-        leading = self._lineage.leading
+        leading = self.directory.leading(Claim(self.position))
         behind = leading != self.position and not self._rule.excuses(self.position, leading)
         behind = behind or self.directory.may_be_led_out_of_reach()
         return "another lineage leads" if behind or self._end.left_behind else ""
@@ -327,7 +350,7 @@ class OptimizerCore:
         For the end of training: peers that missed the last round still find its outcome, and the model gets the last
         parameters where its steps are delayed. False: time was up.
         """
-        await self._ending.over()
+        await self._end_is_over()
         await self.replica.publish()
         await self._group.close()
         self.phase = "lingering"
@@ -396,7 +419,7 @@ class OptimizerCore:
         Waits for the end of an epoch under way, and for an average of states under way; the model then computes with
         the parameters that they gave.
         """
-        await self._ending.over()
+        await self._end_is_over()
         if self.replica.may_gather:  # otherwise the average is taken in by the next step, and what is saved is older
             await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
@@ -408,7 +431,7 @@ class OptimizerCore:
         The next step joins the run anew: a run that is further leads, one that is behind follows this peer. Raises
         ValueError if the parameters are not those that the state belongs to; nothing has changed then.
         """
-        await self._ending.over()
+        await self._end_is_over()
         await self._group.close()
         await self.replica.load_checkpoint(state_dict)
         await self._work.drop()

@@ -1,24 +1,122 @@
-"""How an epoch ends: with a round, or by this peer alone where nobody else is left."""
+"""When an epoch is over, how long a step waits for that, and how it ends: with a round, or by this peer alone.
+
+A batch that the epoch does not need is computed while all others wait for it: with one batch per epoch every epoch
+would take twice as long. So a trainer that has reported its samples stays for a moment when, by their rates, the others
+will have done the rest before it would be half through with another batch (`LastMoment`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarmcli.events import Noticed
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.epoch.group import PreformedGroup
-from swarmcli.optim.epoch.wait import LAST_CALL, EpochRule, Resume
+from swarmcli.optim.epoch.group import EpochRule, PreformedGroup
 from swarmcli.optim.modes.base import Committed, EpochWork, Failed, Outcome, Timing, Undecided
+from swarmcli.optim.peers.board import LocalTrainingProgress
 from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.progress import ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.state.lineage import solitary_round_id
 
 if TYPE_CHECKING:
+    from swarmcli.clock import Clock
     from swarmcli.optim.epoch.keeper import StateKeeper
 
 LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
+HALF = 0.5  # of a batch
+LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
+MOST_EPOCHS = 64  # that pass at most until reports are believed again
+
+
+class Backoff:
+    """Reports are claims. Each time in a row that no round followed from them, they are believed more seldom.
+
+    So a peer that always reports enough costs the others a wait in one epoch of `MOST_EPOCHS`, and no more.
+    """
+
+    def __init__(self) -> None:
+        self._in_vain = 0  # waits in a row
+        self._next_epoch = 0  # from which on to wait again
+
+    def is_worth_it(self, epoch: int) -> bool:
+        """Whether to wait, in this epoch, for a round that should begin."""
+        return epoch >= self._next_epoch
+
+    def was_answered(self, epoch: int, begun: bool) -> None:
+        """That wait is over; whether the round began. If not, none follows in the same epoch."""
+        if begun:
+            self._in_vain = 0
+            return
+        self._next_epoch = epoch + min(2**self._in_vain, MOST_EPOCHS)
+        self._in_vain += 1
+
+
+class LastMoment:
+    """How long a step waits, and for which of two reasons: the reports suffice, or they soon should."""
+
+    def __init__(self, tracker: ProgressTrackerCore, clock: Clock) -> None:
+        self._tracker = tracker
+        self._clock = clock
+        self._began = clock.now()
+        self._mates: frozenset[bytes] = frozenset()
+        self._reported, self._expected = Backoff(), Backoff()
+        self._asked = self._reported  # for the wait under way
+
+    def begin_epoch(self, mates: Iterable[bytes] = ()) -> None:
+        """`mates` took part in the round before, so they begin at the same moment."""
+        self._began, self._mates = self._clock.now(), frozenset(mates)
+
+    def patience(self, batch_size: int) -> float:
+        """Seconds for which a step that has just reported its samples waits for the round to begin; 0: not at all."""
+        if self._tracker.accumulated_enough_samples:
+            self._asked, seconds = self._reported, LAST_CALL
+        else:
+            self._asked, seconds = self._expected, self._short_of_a_batch(batch_size)
+        return seconds if self._asked.is_worth_it(self._epoch) else 0.0
+
+    def was_answered(self, begun: bool) -> None:
+        """The wait is over; whether the round began."""
+        self._asked.was_answered(self._epoch, begun)
+
+    @property
+    def _epoch(self) -> int:
+        return self._tracker.local_progress.epoch
+
+    def _short_of_a_batch(self, batch_size: int) -> float:
+        tracker = self._tracker
+        rate = tracker.performance_ema.samples_per_second
+        batch = batch_size / rate if rate > 0 else 0.0
+        left = seconds_left_to_others(
+            [self._as_of_this_epoch(report) for report in tracker.reports],
+            tracker.local_progress,
+            tracker.target_batch_size,
+            self._clock.now(),
+        )
+        return min(batch, left + LAST_CALL) if left < HALF * batch else 0.0
+
+    def _as_of_this_epoch(self, report: LocalTrainingProgress) -> LocalTrainingProgress:
+        """A mate's report of an earlier epoch was read before it began with this one, or has not been read anew."""
+        if report.epoch >= self._epoch or report.peer_id not in self._mates:
+            return report
+        return report.model_copy(update={"epoch": self._epoch, "samples_accumulated": 0, "time": self._began})
+
+
+def seconds_left_to_others(
+    others: Iterable[LocalTrainingProgress], local: LocalTrainingProgress, target: int, now: float
+) -> float:
+    """After how many seconds the others at this epoch will have done, by their rates, what it still lacks; infinite if
+    no one else computes. `now` is swarm time."""
+    samples, rate = float(local.samples_accumulated), 0.0
+    for report in others:
+        if report.epoch == local.epoch:
+            rate += report.samples_per_second
+            samples += report.samples_accumulated + max(0.0, now - report.time) * report.samples_per_second
+    return seconds_until(target - samples, rate) if rate > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +129,9 @@ class Advanced:
 
 
 class EpochEnd:
-    """The end of one epoch after the other. `run` is the whole of it; for what of it the trainer waits, is `timing`.
+    """The end of one epoch after the other: a round, the step with its average, and what is due for the states.
 
+    `released` is set when the trainer may go on to compute, which `timing` says: at the latest when `run` ends.
     `left_behind` is set when, instead of mates, a peer of a lineage that leads was found; whoever acts on it clears it.
     """
 
@@ -47,21 +146,15 @@ class EpochEnd:
         directory: PeerDirectory,
         metrics: PeerMetrics,
     ) -> None:
-        self._own_id = peer.node.peer_id
-        self._config = peer.config
-        self._events = peer.events
-        self._timing = timing
-        self._rule = rule
-        self._replica = work.replica
-        self._work = work
-        self._keeper = keeper
-        self._group = group
-        self._directory = directory
-        self._metrics = metrics
+        self.released = asyncio.Event()
+        self.left_behind = False
+        self._own_id, self._config, self._events = peer.node.peer_id, peer.config, peer.events
+        self._timing, self._rule = timing, rule
+        self._work, self._replica, self._keeper = work, work.replica, keeper
+        self._group, self._directory, self._metrics = group, directory, metrics
         self._weight: int | None = None  # samples frozen
         self._strayed = False  # they were kept out of the last round: they belong to other parameters than the others'
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
-        self.left_behind = False
         self._said_alone = False  # since the last round with others
 
     @property
@@ -76,54 +169,50 @@ class EpochEnd:
         accumulated its part, as large as in the last round."""
         return self._work.samples >= self._share * self._config.target_batch_size
 
-    async def run(self, resume: Resume) -> Advanced | None:
+    async def run(self) -> Advanced | None:
         """Tries until a round commits, nobody is left to average with, or waiting longer would only cost time.
 
-        Calls `resume` when the trainer may go on to compute: at the latest when `run` ends. None: no round committed,
-        and what was accumulated stays for the next one.
+        None: no round committed, and what was accumulated stays for the next one.
         """
         began = _now()
         try:
-            committed = await self._average(began, resume)
-            return None if committed is None else await self._advance(committed, began, resume)
+            committed = await self._average(began)
+            return None if committed is None else await self._advance(committed, began)
         finally:
             self._weight = None
             await self._work.restore()
-            resume()
+            self.released.set()
 
-    async def _average(self, began: float, resume: Resume) -> Committed | None:
+    async def _average(self, began: float) -> Committed | None:
         """The round; None: there was none."""
         deadline = began + self._config.matchmaking_time
         while True:
-            outcome = await self._attempt(began, resume)
+            outcome = await self._attempt(began)
             if isinstance(outcome, Committed):
                 return outcome
             if isinstance(outcome, Undecided) or self.left_behind:
                 return None
-            if outcome is not None:
+            if outcome is not None:  # it failed: the group forms again, and has longer for that
                 deadline = began + self._config.averaging_timeout
             begun = await self._group.wait_until_begun(LOOK_AROUND if self.has_enough else LAST_CALL)
             if _now() >= deadline:
-                return await self._proceed(began, resume)
+                break
             if not (begun or self.has_enough):
                 return None
-
-    async def _proceed(self, began: float, resume: Resume) -> Committed | None:
-        """Others are there, but no round came about in time: with its own gradients, if the user wants that."""
         if not (self._config.proceed_alone and self.has_enough):
             return None
-        seconds = _now() - began
-        self._warn(f"no round came about within {seconds:.0f} s: this peer steps with its own gradients alone")
-        outcome = await self._average_alone(resume)
+        text = f"no round came about within {_now() - began:.0f} s: this peer steps with its own gradients alone"
+        self._warn(text)
+        outcome = await self._average_alone()
         return outcome if isinstance(outcome, Committed) else None
 
-    async def _attempt(self, began: float, resume: Resume) -> Outcome | None:
+    async def _attempt(self, began: float) -> Outcome | None:
         """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
         if self._group.begun:
-            outcome = await self._average_together(resume)
+            outcome = await self._average_together()
         elif self.has_enough and await self._is_alone(patient=_now() - began < self._config.matchmaking_time / 2):
             self._mention_the_unreachable()
-            outcome = await self._average_alone(resume)
+            outcome = await self._average_alone()
         else:
             return None
         if not isinstance(outcome, Committed):
@@ -143,8 +232,8 @@ class EpochEnd:
         self.left_behind = surroundings == "behind"
         return surroundings == "alone" or (surroundings == "followed" and not patient)
 
-    async def _average_together(self, resume: Resume) -> Outcome:
-        weight = await self._freeze(resume)
+    async def _average_together(self) -> Outcome:
+        weight = await self._freeze()
         self._strayed = self._keeper.compare(self._group.gathered)
         outcome = await self._group.contribute(0 if self._strayed else weight)
         if isinstance(outcome, Committed):
@@ -152,9 +241,9 @@ class EpochEnd:
             self._metrics.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
 
-    async def _average_alone(self, resume: Resume) -> Outcome:
+    async def _average_alone(self) -> Outcome:
         """Nobody else can be reached, so what this peer has is the swarm's average."""
-        samples = await self._freeze(resume)
+        samples = await self._freeze()
         if not (samples and self.has_enough):
             return Failed("this peer has no samples any more")
         await self._group.close()
@@ -181,7 +270,7 @@ class EpochEnd:
     def _warn(self, text: str) -> None:
         self._events.emit(Noticed("warning", text))
 
-    async def _freeze(self, resume: Resume) -> int:
+    async def _freeze(self) -> int:
         """What is frozen stays the same over all attempts. A delayed trainer computes its next batches with the
         parameters that the last epoch gave, from here on or once these gradients are averaged."""
         first = self._weight is None
@@ -191,13 +280,13 @@ class EpochEnd:
         if first and self._timing is not Timing.AT_ONCE:
             await self._replica.publish()
         if self._timing is Timing.DELAYED_AVERAGING:
-            resume()
+            self.released.set()
         return self._weight
 
-    async def _advance(self, committed: Committed, began: float, resume: Resume) -> Advanced:
+    async def _advance(self, committed: Committed, began: float) -> Advanced:
         """Steps with the average; from here on this peer is at the next epoch."""
         if self._timing is not Timing.AT_ONCE:
-            resume()
+            self.released.set()
         handed = self._weight or 0
         counted = self._own_id in committed.contributors
         if handed and counted:

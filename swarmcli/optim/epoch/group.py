@@ -1,9 +1,10 @@
-"""The group in which a peer will end its epoch: formed while the epoch is computed, and kept until it is used."""
+"""When an epoch is over, and the group in which a peer will end it: formed while the epoch is computed, and kept."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,11 +18,99 @@ from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore, RoundResult, StepControl
+    from swarmcli.optim.peers.progress import ProgressTrackerCore
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0  # seconds between a group that fell apart and the next try
 PATIENCE_WITH_BEGUN = 60.0  # seconds for which a lineage's round that began without this peer keeps it from another
+CALM = 30.0  # seconds without more peers than one group may hold, after which one group ends the epochs again
+LEFT_BEHIND = 1.0  # seconds for which a peer looks for others that are left over, once the rest has gone on
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+class EpochRule:
+    """When an epoch is over for one peer. `samples` are its own, towards the next round.
+
+    Here all peers of a lineage average with each other, so the leader of their group knows what all of them have.
+    """
+
+    def __init__(self, target_batch_size: int) -> None:
+        self.target = target_batch_size
+
+    @property
+    def several(self) -> bool:
+        """Whether, as far as this peer can tell, several groups end the epoch."""
+        return False
+
+    def told(self, samples: int) -> float:
+        """What the leader of the group hears; it begins the round when its members' sum reaches the target."""
+        return samples
+
+    def suffices(self, samples: int) -> bool:
+        """Whether this peer may end the epoch although no round begins."""
+        return samples >= self.target
+
+    def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
+        """Whether this peer may stay on its way although another position leads."""
+        return False
+
+
+class CrowdedEpochRule(EpochRule):
+    """The rule where one group holds at most so many peers (`target_group_size`).
+
+    While all fit into one group, it is the rule of one group. With more peers the progress reports say when the epoch
+    is over, and several groups end it, one after the other, within moments. A peer for which no group has room steps
+    with its own gradients when nobody has come for `patience` seconds; the averaging of states brings it back.
+
+    The number of peers changes while a run goes on, and each peer goes by its own count until a round begins. Where
+    counts differ that costs moments: a leader that sums up samples also begins when a member says that the reports
+    suffice. What the round means for the lineage its members decide together (`are_several`). Where two groups decide
+    differently, their lineages part, and the rule for lineages brings them together again.
+    """
+
+    def __init__(self, tracker: ProgressTrackerCore, size: int, count: Callable[[], int], patience: float) -> None:
+        """`count` gives the peers that are there, this one too."""
+        super().__init__(tracker.target_batch_size)
+        self._tracker = tracker
+        self._size = size
+        self._count = count
+        self._patience = patience
+        self._crowded_at = -math.inf  # loop time; when there were last more than fit into one group
+        self._over: tuple[int, float] | None = None  # which epoch has been seen to be over, and since when (loop time)
+
+    @property
+    def several(self) -> bool:
+        """It takes a download by everyone to be one group again, so a peer that comes and goes must not cause it."""
+        if self._count() > self._size:
+            self._crowded_at = _now()
+        return _now() - self._crowded_at < CALM
+
+    def told(self, samples: int) -> float:
+        if not self.several:
+            return super().told(samples)
+        return self.target if self._is_over() else 0.0
+
+    def suffices(self, samples: int) -> bool:
+        if not self.several:
+            return super().suffices(samples)
+        if not self._is_over() or self._over is None:
+            return False
+        epoch, since = self._over
+        patience = min(LEFT_BEHIND, self._patience) if self._tracker.global_epoch > epoch else self._patience
+        return _now() - since >= patience
+
+    def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
+        """Another group has ended this epoch a moment earlier."""
+        return self.several and leading == own.by_epoch(self.target)
+
+    def _is_over(self) -> bool:
+        epoch = self._tracker.local_progress.epoch
+        if self._over is not None and self._over[0] == epoch:
+            return True
+        if self._tracker.accumulated_enough_samples or self._tracker.global_epoch > epoch:
+            self._over = epoch, _now()
+            return True
+        return False
 
 
 class PreformedGroup:
@@ -214,7 +303,7 @@ class PreformedGroup:
         except RoundMissed as error:
             lineage = control.request.tag
             if self._missed is None or self._missed[0] != lineage:
-                self._missed = (lineage, asyncio.get_running_loop().time())
+                self._missed = (lineage, _now())
             return Undecided(str(error))
         except RoundUndecided as error:
             return Undecided(str(error))
@@ -225,7 +314,7 @@ class PreformedGroup:
         """Two rounds of one lineage would fork it. But who merely says that he has begun holds nobody up for good."""
         if self._missed is None or self._missed[0] != lineage:
             return True
-        return asyncio.get_running_loop().time() < self._missed[1] + PATIENCE_WITH_BEGUN
+        return _now() < self._missed[1] + PATIENCE_WITH_BEGUN
 
     def _committed(self, result: RoundResult) -> Committed:
         members = result.group.members
@@ -241,3 +330,7 @@ class PreformedGroup:
             several=are_several(told),
             apart=are_apart(told),
         )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

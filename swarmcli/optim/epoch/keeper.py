@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.epoch.wait import EpochRule
+from swarmcli.optim.epoch.group import EpochRule
 from swarmcli.optim.modes.base import Committed
 from swarmcli.optim.state.averaging import StateAveraging
 from swarmcli.optim.state.drift import Comparison, DriftMonitor, Told

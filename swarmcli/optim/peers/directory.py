@@ -177,6 +177,10 @@ class PeerDirectory:
             self._claims = [self.others[peer].claim for peer in self._credible(self.holders())]
         return self._claims
 
+    def leading(self, own: Claim) -> LineagePosition:
+        """The lineage that leads by the others' last reports: `own` if none beats it."""
+        return lineage_to_follow(own, self.claims())
+
     def latest_epoch(self) -> int:
         """Of those who train, or of this peer if nobody else does. What progress reports say beyond it leads nobody
         on."""

@@ -72,7 +72,7 @@ class StateAveraging:
         self._rounds = StateRounds(node, config, slots, terms, volume_bytes=volume_bytes)
         self._tasks = TaskOwner()  # of one averaging at most
         self._task: asyncio.Task[None] | None = None
-        self._passage: _Passage | None = None  # that under way, or one of whose end `apply` has not told
+        self.passage: _Passage | None = None  # that under way, or one of whose end `apply` has not told
 
     async def start(self) -> None:
         await self._rounds.start()
@@ -81,11 +81,6 @@ class StateAveraging:
         """Leaves the round under way. Idempotent; leaves no task."""
         await self._abandon()
         await self._rounds.shutdown()
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether an averaging has begun whose end `apply` has not told."""
-        return self._passage is not None
 
     async def begin(self, occasion: Occasion, *, changes: bool) -> None:
         """Averages the state as it is now with that of its mates, and of others with its tag, in the background.
@@ -98,13 +93,13 @@ class StateAveraging:
         volumes = self._rounds.volumes()
         if changes:
             await self._replica.change(lambda: [volume.pin() for volume in volumes])
-        self._passage = _Passage(occasion, changes, self._replica.generation, volumes)
-        self._task = self._tasks.spawn(self._pass(self._passage))
+        self.passage = _Passage(occasion, changes, self._replica.generation, volumes)
+        self._task = self._tasks.spawn(self._pass(self.passage))
 
     async def apply(self, *, wait: bool = False) -> bool:
         """Moves the state by the delta rule where rounds have ended; with `wait`, once all have. Whether it is another
         state for an average. Raises SiteError if a process that has a part of the state is gone."""
-        passage = self._passage
+        passage = self.passage
         if passage is None:
             return False
         if wait:
@@ -113,20 +108,20 @@ class StateAveraging:
         if passage.averaged:
             await self._replica.gather()
         # Each change waits for the replica's lock, and `drop` or another `apply` may come meanwhile.
-        while passage.averaged and passage is self._passage:
+        while passage.averaged and passage is self.passage:
             applied = True
             await self._change(passage, passage.averaged.pop(0).apply)
-        if passage is not self._passage:
+        if passage is not self.passage:
             return False  # another call has told of it, or the state was replaced
         if passage.over.is_set():
-            self._passage = None
+            self.passage = None
         if passage.error is not None:
             raise passage.error
         return applied
 
     def drop(self) -> None:
         """The state that is being averaged is of no use any more: leaves the round; the others go on."""
-        passage, self._passage = self._passage, None
+        passage, self.passage = self.passage, None
         if passage is not None:
             passage.waiting.clear()
             passage.averaged.clear()

@@ -88,7 +88,7 @@ def test_between_steps_a_checkpoint_waits_for_no_average_that_needs_them() -> No
             others = Others(0.0)
             peers = [await peer_with(swarm, others), await local_peer(swarm, seed=1)]
             await together(*(peer.train(3) for peer in peers))
-            assert peers[0].core._keeper.averaging.is_under_way
+            assert peers[0].core._keeper.averaging.passage is not None
             others.at_rest, gathered = False, len(others.log)
             await peers[0].core.state_dict()
             assert len(others.log) == gathered

@@ -92,7 +92,7 @@ def test_gradients_that_are_not_finite_are_given_up_by_the_peer_that_has_them(ti
             broken, sound = [await swarm.delayed(timing, seed=1) for _ in range(2)]
             warnings = record(broken.node, Noticed)
             await together(broken.train(2), sound.train(2))
-            await together(broken.core._ending.over(), sound.core._ending.over())
+            await together(broken.core._end_is_over(), sound.core._end_is_over())
             await broken.compute()
             assert broken.core.samples
             broken.core._work._gradients.accumulators[0].fill_(float("nan"))
@@ -112,7 +112,7 @@ def test_an_error_of_the_background_reaches_the_next_step(timing: Timing) -> Non
         async with DelayedSwarm(seed=8) as swarm:
             trainer = await swarm.delayed(timing, seed=1, batch_size=TARGET)
             await trainer.train(2)
-            await trainer.core._ending.over()
+            await trainer.core._end_is_over()
             step = trainer.place.optimizer.step
 
             def fails() -> None:
@@ -136,7 +136,7 @@ def test_who_stops_waiting_for_a_round_may_go_on_later() -> None:
         async with DelayedSwarm(seed=8, latency=0.2) as swarm:
             trainers = [await swarm.delayed(Timing.DELAYED_STEP, seed=1, batch_size=TARGET // 2) for _ in range(2)]
             await together(*(trainer.train(3) for trainer in trainers))
-            await together(*(trainer.core._ending.over() for trainer in trainers))
+            await together(*(trainer.core._end_is_over() for trainer in trainers))
             async with asyncio.TaskGroup() as group:
                 group.create_task(trainers[1].train(8))
                 interrupted = group.create_task(trainers[0].train(8))
@@ -193,7 +193,7 @@ def test_a_checkpoint_waits_for_what_is_under_way_and_continues_bit_for_bit(timi
             data = trainer.data.get_state()
             for _ in range(4):
                 await trainer.compute()
-            await trainer.core._ending.over()
+            await trainer.core._end_is_over()
             expected, reached = trainer.host_weights, trainer.epoch
             await trainer.core.shutdown()
             await trainer.node.shutdown()
@@ -205,7 +205,7 @@ def test_a_checkpoint_waits_for_what_is_under_way_and_continues_bit_for_bit(timi
             again.data.set_state(data)
             for _ in range(4):
                 await again.compute()
-            await again.core._ending.over()
+            await again.core._end_is_over()
             assert (again.epoch, reached) == (reached, saved["swarm"]["epoch"] + 4)
             assert torch.equal(again.host_weights, expected)
 

@@ -14,7 +14,7 @@ from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.end import EpochEnd
-from swarmcli.optim.epoch.wait import EpochRule
+from swarmcli.optim.epoch.group import EpochRule
 from swarmcli.optim.modes.base import Committed, Failed, Outcome, Timing, Undecided
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.state.lineage import LineagePosition
@@ -23,6 +23,19 @@ from swarmcli.testing import virtual_time
 OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)
 TOGETHER = Committed(bytes(32), 24, (OWN, OTHER))
 WITHOUT_ME = Committed(bytes(32), 12, (OTHER,), {OWN: "silent"})
+
+
+class Release(asyncio.Event):
+    """Writes down when the trainer may go on to compute; only the first time matters."""
+
+    def __init__(self, told: list[str]) -> None:
+        super().__init__()
+        self.told = told
+
+    def set(self) -> None:
+        if not self.is_set():
+            self.told.append("resume")
+        super().set()
 
 
 class Story:
@@ -52,12 +65,9 @@ class Story:
         self.end = EpochEnd(self, timing, EpochRule(24), self, self, self, self, metrics)  # type: ignore[arg-type]
 
     async def run(self) -> None:
-        if (advanced := await self.end.run(self.resume)) is not None:
+        self.end.released = Release(self.told)
+        if (advanced := await self.end.run()) is not None:
             self.told.append(f"at the next epoch with {advanced.own_samples} of {advanced.committed.samples}")
-
-    def resume(self) -> None:
-        if "resume" not in self.told:  # only the first time matters
-            self.told.append("resume")
 
     # who else is there
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
-from swarmcli.optim.epoch.wait import CALM, LEFT_BEHIND, CrowdedEpochRule
+from swarmcli.optim.epoch.group import CALM, LEFT_BEHIND, CrowdedEpochRule
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.drift import Told, are_apart, are_several
 from swarmcli.optim.state.lineage import LineagePosition

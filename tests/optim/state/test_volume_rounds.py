@@ -68,7 +68,7 @@ def test_nobody_needs_memory_for_more_than_a_volume_and_it_is_given_back(
             for peer in peers:
                 await peer.begin(peers, changes=changes)
             copies = 4 * LARGE if changes else 0  # of the moment, since the state may change
-            while any(peer.averaging.is_under_way for peer in peers):
+            while any(peer.averaging.passage is not None for peer in peers):
                 await asyncio.sleep(0.01)
                 for peer in peers:
                     await peer.averaging.apply(wait=False)
@@ -115,7 +115,7 @@ def test_a_volume_that_nobody_comes_to_ends_it_and_what_was_averaged_stays(chang
             assert peers[0].values[:3] == [2.0] * 3 and peers[0].values[-3:] == [0.0] * 3
             assert peers[0].statistics.tolist() == [0.0, 0.0]
             assert "to 6 of 6 of the states were not averaged after epoch 1, each peer keeps its own" in told[-1].text
-            assert not peers[0].averaging.is_under_way
+            assert peers[0].averaging.passage is None
             for peer in peers:  # and the next time all is well
                 await peer.begin(peers, tag=b"next", changes=changes)
             assert all([await peer.averaging.apply(wait=True) for peer in peers])
@@ -132,7 +132,7 @@ def test_volumes_are_applied_as_they_come_and_what_is_learned_is_kept() -> None:
                 await peer.begin(peers)
             parameter, averaging = peers[0].parameter, peers[0].averaging
             steps = applied = 0
-            while averaging.is_under_way:
+            while averaging.passage is not None:
                 parameter.data += 1.0
                 steps += 1
                 await asyncio.sleep(0.1)
