@@ -21,7 +21,7 @@ from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGro
 from swarmcli.optim.epoch.keeper import StateKeeper
 from swarmcli.optim.modes.base import Mode, SiteHooks, Timing, Trained
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp, Replayer
+from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, describe
@@ -71,8 +71,7 @@ class OptimizerCore:
         self._exchange = StateExchange(
             node.endpoint, config.run_id, self.replica, averager.at_rest, self.mode.state.load_compression
         )
-        replayer = Replayer(self._work, peer.events)
-        self._lineage = CatchUp(peer, self.replica, self.directory, self._exchange, replayer)
+        self._catch_up = CatchUp(peer, self._work, self.directory, self._exchange)
         self._end = EpochEnd(
             peer, self.mode.timing, self._rule, self._work, keeper, self._group, self.directory, self.metrics
         )
@@ -176,7 +175,7 @@ class OptimizerCore:
             await self._group.close()
             self._end.left_behind = False
             began = _now()
-            changed = await self._lineage.catch_up(reason)
+            changed = await self._catch_up.run(reason)
             waited = _now() - began
             self.metrics.leave_out(waited)
             if waited > STRANDED_AFTER:  # it computed nothing meanwhile
@@ -192,7 +191,7 @@ class OptimizerCore:
 
     def give_up_when(self, gives_up: Callable[[], bool]) -> None:
         """See Optimizer.give_up_when."""
-        self._lineage.gives_up = gives_up
+        self._catch_up.gives_up = gives_up
 
     @property
     def is_averaging(self) -> bool:
@@ -300,7 +299,7 @@ class OptimizerCore:
 
     def _reason_to_look(self) -> str:
         """Why this peer should find out which lineage leads; empty if it need not."""
-        if not self._lineage.settled:
+        if not self._catch_up.settled:
             return "joining the run"
         if self._group.begun:
             return ""  # the others wait for this peer's gradients
@@ -333,7 +332,7 @@ class OptimizerCore:
     def _told_phase(self) -> Phase:
         """A trainer that stopped calling `step` while a round began is nobody to wait for, once that round is over: it
         is joining, until it steps again and finds out where the run is."""
-        if self._lineage.stranded:
+        if self._catch_up.stranded:
             return "stranded"
         if self.replica.state.torn:
             return "joining"
@@ -436,7 +435,7 @@ class OptimizerCore:
         await self.replica.load_checkpoint(state_dict)
         await self._work.drop()
         self._keeper.drop()
-        self._lineage.settled, self.phase = False, "joining"
+        self._catch_up.settled, self.phase = False, "joining"
         self._last_seen = self.position
         self._begin_epoch()
         self.directory.announce(anew=True)

@@ -19,7 +19,7 @@ from itertools import count
 from swarmcli.averaging.archive.archive import StoredRound
 from swarmcli.averaging.archive.kept_round import KeptRound
 from swarmcli.errors import NoDonorReachable, StateDownloadError
-from swarmcli.events import Events, Noticed, RoundsReplayed
+from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.modes.base import EpochWork
@@ -27,7 +27,6 @@ from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition, lineage_to_follow
-from swarmcli.optim.state.replica import Replica
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.tasks import beside
 
@@ -36,6 +35,10 @@ PATIENCE_WITH_CLAIMS = 10.0  # seconds for which a settled peer knocks for a sta
 DISTRUST = 120.0  # seconds for which such a lineage is then ignored
 STRANDED_AFTER = 3.0  # seconds without anybody who could hand over the state, before that is told
 LOOK_AGAIN = 1.0  # seconds between two looks of a stranded peer
+MOST_ROUNDS = 2  # that are replayed rather than downloaded: as many as others keep
+ASKED_AT_ONCE = 3  # of the donors, in turn, for the next round
+LOOK_FOR_NEXT = 0.25  # seconds between two questions for the next round
+LONGEST_FETCH = 120.0  # seconds for one round while a download is under way
 logger = logging.getLogger(__name__)
 
 
@@ -48,13 +51,10 @@ class CatchUp:
     on would make a second model.
     """
 
-    def __init__(
-        self, peer: PeerContext, replica: Replica, directory: PeerDirectory, exchange: StateExchange, replayer: Replayer
-    ) -> None:
-        self._replica = replica
+    def __init__(self, peer: PeerContext, work: EpochWork, directory: PeerDirectory, exchange: StateExchange) -> None:
+        self._work, self._replica = work, work.replica
         self._directory = directory
         self._exchange = exchange
-        self._replayer = replayer
         self._events = peer.events
         self._load_state_timeout = peer.config.load_state_timeout
         self._proceed_alone = peer.config.proceed_alone  # a peer that is stranded trains on, and says so
@@ -62,12 +62,7 @@ class CatchUp:
         self.stranded = False
         self.gives_up: Callable[[], bool] = bool  # whether the user wants no more waiting
 
-    @property
-    def leading(self) -> LineagePosition:
-        """The lineage that leads by the others' last reports: this peer's own if none beats it."""
-        return self._leading(self._directory.claims())
-
-    async def catch_up(self, reason: str) -> bool:
+    async def run(self, reason: str) -> bool:
         """Settles on the lineage that leads. Returns whether this peer's state is another one for it.
 
         Rounds that were missed are replayed where that is enough; otherwise the state is downloaded.
@@ -158,12 +153,12 @@ class CatchUp:
 
     async def _take_over(self, wanted: LineagePosition, donors: Sequence[PeerID], timeout: float, reason: str) -> None:
         """Brings this peer to `wanted`, and on from there if a download took longer than an epoch."""
-        if await self._replayer.bridge(wanted, donors, timeout=timeout, reason=reason):
+        if await self._bridge(wanted, donors, timeout, reason):
             return
-        async with self._replayer.collecting(wanted, donors) as collection:
+        async with self._collecting(wanted, donors) as collection:
             await self._exchange.download(wanted, donors, timeout=timeout, reason=reason)
-            await self._replayer.start_over()
-            await self._replayer.replay(collection, "epochs ended during the download")
+            await self._work.start_over()
+            await self._replay_all(collection, "epochs ended during the download")
 
     def _leading(self, claims: Iterable[Claim]) -> LineagePosition:
         return lineage_to_follow(Claim(self._replica.position, self.settled), claims)
@@ -178,39 +173,9 @@ class CatchUp:
         )
         self._events.emit(Noticed("warning", f"{text}: {error}"))
 
+    # rounds that others have kept
 
-def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
-    """Who leads, and what helps."""
-    names = [report.name or peer.short for peer, report in leading.items()]
-    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    epoch = max(report.epoch for report in leading.values())
-    holds = "holds" if len(names) == 1 else "hold"
-    return (
-        f"{named} {holds} the state of this run (epoch {epoch}), and this peer reaches nobody who could hand it over: "
-        "start `swarm monitor` on a computer that all can dial (an auxiliary holds no state), or set "
-        "averaging.proceed_alone to train apart"
-    )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-MOST_ROUNDS = 2  # that are replayed rather than downloaded: as many as others keep
-ASKED_AT_ONCE = 3  # of the donors, in turn, for the next round
-LOOK_FOR_NEXT = 0.25  # seconds between two questions for the next round
-LONGEST_FETCH = 120.0  # seconds for one round while a download is under way
-
-logger = logging.getLogger(__name__)
-
-
-class Replayer:
-    """Brings a replica forward by rounds that others have kept."""
-
-    def __init__(self, work: EpochWork, events: Events) -> None:
-        self._work, self._replica, self._events = work, work.replica, events
-
-    async def bridge(self, wanted: LineagePosition, donors: Sequence[PeerID], *, timeout: float, reason: str) -> bool:
+    async def _bridge(self, wanted: LineagePosition, donors: Sequence[PeerID], timeout: float, reason: str) -> bool:
         """Steps to `wanted` if the one or two rounds that lead there can be had; False, and nothing changed, if not.
 
         The chain of lineages proves that they are these rounds and no others. Where it only counts epochs, peers differ
@@ -239,7 +204,7 @@ class Replayer:
         return True
 
     @asynccontextmanager
-    async def collecting(self, begin: LineagePosition, donors: Sequence[PeerID]) -> AsyncIterator[Collection]:
+    async def _collecting(self, begin: LineagePosition, donors: Sequence[PeerID]) -> AsyncIterator[Collection]:
         """While the block runs, rounds committed on `begin` and its followers are put by."""
         collection = Collection(begin)
         if not self._work.replays:
@@ -251,11 +216,7 @@ class Replayer:
         finally:
             collection.close()
 
-    async def start_over(self) -> None:
-        """The state has been replaced: what this peer collected belongs to another one."""
-        await self._work.start_over()
-
-    async def replay(self, collection: Collection, reason: str) -> None:
+    async def _replay_all(self, collection: Collection, reason: str) -> None:
         """Steps with all that was collected, and still is meanwhile, from the state on which the collection began.
 
         Not where several groups end the epochs: what was collected are then rounds of one of them or the other.
@@ -263,7 +224,12 @@ class Replayer:
         if self._replica.state.apart:
             return
         while collection.rounds and self._replica.position == collection.begin:
-            await self._replay([collection.rounds[0].load()], reason)
+            try:
+                kept = collection.rounds[0].load()
+            except OSError as error:  # this peer is behind then, as if it had not collected
+                logger.warning("rounds that were collected cannot be read: %s", error)
+                return
+            await self._replay([kept], reason)
             collection.drop_first()
 
     async def _collect(self, collection: Collection, donors: Sequence[PeerID]) -> None:
@@ -288,6 +254,19 @@ class Replayer:
         await self._replica.publish()
         position = self._replica.position
         self._events.emit(RoundsReplayed(position.epoch, position.lineage.hex(), len(rounds), reason))
+
+
+def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
+    """Who leads, and what helps."""
+    names = [report.name or peer.short for peer, report in leading.items()]
+    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    epoch = max(report.epoch for report in leading.values())
+    holds = "holds" if len(names) == 1 else "hold"
+    return (
+        f"{named} {holds} the state of this run (epoch {epoch}), and this peer reaches nobody who could hand it over: "
+        "start `swarm monitor` on a computer that all can dial (an auxiliary holds no state), or set "
+        "averaging.proceed_alone to train apart"
+    )
 
 
 class Collection:
@@ -322,3 +301,7 @@ class Collection:
 
 def _after(position: LineagePosition, kept: KeptRound) -> LineagePosition:
     return position.after(kept.group_id, kept.record.samples)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
