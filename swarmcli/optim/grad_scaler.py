@@ -32,19 +32,22 @@ class ScaledSteps:
         self._core = core
         self._parameters = parameters
         self._run = run
-        self._told: tuple[int, int] | None = None  # overflows and global steps that a scaler knows of
+        self.begun = False  # gradients have come with a scaler, so none may come without
+        self._told = (0, 0)  # overflows and global steps that a scaler knows of
 
     def step(self, samples: int, scaler: GradScaler | None) -> None:
         """One step of the core. GradScalerError: the gradients come without the scaler that there was so far."""
         core = self._core
         if scaler is not None and scaler.is_enabled():
             scale = scaler.scale_of(self)
+            if not self.begun:
+                self.begun, self._told = True, (core.overflows, core.global_steps)
             # Kept, so that what happens in a call that is interrupted is told after the next one.
-            overflows, steps = self._told = self._told or (core.overflows, core.global_steps)
+            overflows, steps = self._told
             self._run(core.step(samples, scale))
             self._told = core.overflows, core.global_steps
             scaler.note_step(self, overflow=core.overflows > overflows, global_step=core.global_steps > steps)
-        elif self._told is not None and samples:
+        elif self.begun and samples:
             raise GradScalerError("step: the gradients were scaled so far; call grad_scaler.step(optimizer)")
         else:
             self._run(core.step(samples))

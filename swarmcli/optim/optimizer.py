@@ -36,41 +36,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class AroundTorch(torch.optim.Optimizer):
-    """What of a torch optimizer a collaborative one still is, for schedulers, trainers and hooks.
-
-    Groups, statistics and hooks are those of the inner optimizer `opt`, which steps once per epoch.
-    """
-
-    opt: torch.optim.Optimizer
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise OptimizerError("parameters cannot be added after creation: every peer of the run holds the same ones")
-
-    def register_step_pre_hook(self, hook: Any) -> Any:
-        return self.opt.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        return self.opt.register_step_post_hook(hook)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self.opt.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.opt.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.opt.defaults
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Torch's own way would leave every Optimizer of the process broken."""
-        raise TypeError("an Optimizer belongs to its process and peer, it is not copied or pickled: use state_dict()")
-
-
-class Optimizer(AroundTorch):
+class Optimizer(torch.optim.Optimizer):
     """Wraps the user's optimizer: with default options the same as synchronous training with `target_batch_size`.
 
     An *epoch* is the interval between two synchronizations, in which all peers together process
@@ -182,29 +148,22 @@ class Optimizer(AroundTorch):
                 **of_states,
             ),
         )
-        self.dht = dht
-        self.run_id = run_id
-        self.auxiliary = auxiliary
-        self.batch_size_per_step = batch_size_per_step
-        self._shutdown_timeout = shutdown_timeout
-        self._closed = False
+        self.dht, self.run_id, self.auxiliary, self.batch_size_per_step = dht, run_id, auxiliary, batch_size_per_step
         # Of an auxiliary's parameters only shapes count.
         self.opt, placement = place_optimizer(optimizer, params, offload=offload and not auxiliary)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = placement.model_parameters
         peer = PeerContext(dht.node, config, averaging)
         self._core: OptimizerCore | AuxiliaryCore
+        self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
         if auxiliary:
             states = list(state_slots(self._parameters, self.opt, self.mode.state.statistics, extra_tensors))
             self._core = AuxiliaryCore(peer, self._parameters, self.mode, states)
         else:
             trained = Trained(self.opt, self.scheduler, extra_tensors, placement)
-            self._core = OptimizerCore(peer, trained, self.mode, site)
-        self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
-        if isinstance(self._core, OptimizerCore):
-            self.scaled_steps = ScaledSteps(
-                self._core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers
-            )
+            self._core = core = OptimizerCore(peer, trained, self.mode, site)
+            self.scaled_steps = ScaledSteps(core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers)
+        self._shutdown_timeout, self._closed = shutdown_timeout, False
         self._stepping = threading.Lock()
         self._thread = LoopThread.acquire()
         try:
@@ -238,7 +197,8 @@ class Optimizer(AroundTorch):
             self._stepping.release()
 
     def _step(self, closure: Callable[[], Any] | None, batch_size: int | None, grad_scaler: Any) -> Any:
-        check_grad_scaler(grad_scaler)
+        if grad_scaler is not None:
+            check_grad_scaler(grad_scaler)
         if isinstance(self._core, AuxiliaryCore):
             if closure is not None or batch_size is not None or grad_scaler is not None:
                 raise OptimizerError("an auxiliary only assists: its step takes no closure, batch size or scaler")
@@ -255,7 +215,10 @@ class Optimizer(AroundTorch):
             if loss is not None and samples:  # torch's own take closures that return nothing; Lightning gives such
                 self._core.metrics.note_loss(float(torch.as_tensor(loss).detach()), samples)
         assert self.scaled_steps is not None
-        self.scaled_steps.step(samples, grad_scaler)
+        if grad_scaler is None and not self.scaled_steps.begun:
+            self._run(self._core.step(samples))
+        else:
+            self.scaled_steps.step(samples, grad_scaler)
         return loss
 
     def note_loss(self, loss: float, samples: int) -> None:
@@ -271,6 +234,34 @@ class Optimizer(AroundTorch):
                 parameter.grad = None
             else:
                 parameter.grad = parameter.grad.detach().zero_()
+
+    # what torch's schedulers, trainers and hooks see: groups, statistics and hooks of the inner optimizer, which steps
+    # once per epoch
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise OptimizerError("parameters cannot be added after creation: every peer of the run holds the same ones")
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        return self.opt.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        return self.opt.register_step_post_hook(hook)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.opt.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.opt.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.opt.defaults
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Torch's own way would leave every Optimizer of the process broken."""
+        raise TypeError("an Optimizer belongs to its process and peer, it is not copied or pickled: use state_dict()")
 
     # where this peer and the swarm stand
 
