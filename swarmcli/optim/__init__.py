@@ -9,8 +9,7 @@ from swarmcli.optim.grad_scaler import GradScaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.optimizer import Optimizer
-from swarmcli.optim.peers.board import LocalTrainingProgress
-from swarmcli.optim.peers.progress import GlobalTrainingProgress
+from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.peers.progress_tracker import ProgressTracker
 from swarmcli.optim.peers.report import PeerReport
 

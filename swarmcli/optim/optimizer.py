@@ -23,8 +23,7 @@ from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scale
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
-from swarmcli.optim.peers.board import LocalTrainingProgress
-from swarmcli.optim.peers.progress import GlobalTrainingProgress
+from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 from swarmcli.optim.state.volumes import state_slots

@@ -17,9 +17,8 @@ from swarmcli.events import Noticed
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import EpochRule, PreformedGroup
 from swarmcli.optim.modes.base import Committed, EpochWork, Failed, Outcome, Timing, Undecided
-from swarmcli.optim.peers.board import LocalTrainingProgress
 from swarmcli.optim.peers.directory import PeerDirectory
-from swarmcli.optim.peers.progress import ProgressTrackerCore, seconds_until
+from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.state.lineage import solitary_round_id
 

@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pydantic
+from pydantic import BaseModel, ConfigDict, Field
 
 from swarmcli.dht import OwnedSubkey
 from swarmcli.dht.schema import SchemaValidator
@@ -21,13 +22,27 @@ from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.tasks import TaskOwner
 from swarmcli.optim.config import RefreshOptions
-from swarmcli.optim.peers.board import FUTURE_TOLERANCE, Kind, LocalTrainingProgress, ReportBoard
+from swarmcli.optim.peers.board import Board
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
 
 
+FUTURE_TOLERANCE = 5.0  # seconds: clocks are corrected, but not to the last second
 LONGEST_DRAWN = 15.0  # seconds; reports come every three while there is news, and are read every ten
+
+
+class LocalTrainingProgress(BaseModel):
+    """What one peer says about its own share of the epoch; the value of its subkey under `{prefix}_progress`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    peer_id: bytes = Field(min_length=32, max_length=32)
+    epoch: int = Field(ge=0, lt=1 << 48)
+    samples_accumulated: int = Field(ge=0, lt=1 << 48)
+    samples_per_second: float = Field(ge=0.0, lt=1e12, allow_inf_nan=False)
+    time: float = Field(ge=0.0, allow_inf_nan=False)
+    client_mode: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +212,10 @@ class ProgressTrackerCore:
         self._prefix = prefix
         self._status_loglevel = status_loglevel
         self._latest_epoch = latest_epoch
-        self._board = ReportBoard(node, prefix, self.options.metadata_expiration, identity)
+        expiration = self.options.metadata_expiration
+        self._board = Board(node, f"{prefix}_progress", LocalTrainingProgress, expiration, identity)
         self._own_id = bytes(self._board.owner)
+        self._others: tuple[LocalTrainingProgress, ...] = ()
         self._overdue = 0  # readings since the epoch should have ended
         self._changed = asyncio.Event()  # there is something to report
         self._urgent = asyncio.Event()  # and others act on it: another epoch, or enough samples
@@ -296,8 +313,8 @@ class ProgressTrackerCore:
 
     @property
     def reports(self) -> tuple[LocalTrainingProgress, ...]:
-        """The others' reports as last read, signed and well formed."""
-        return self._board.others
+        """The others' reports as last read: well formed, and signed by the peer that they are about."""
+        return self._others
 
     def expected(self) -> dict[PeerID, tuple[float, float]]:
         """Peer → its samples towards the end of the present epoch, as they should be at this moment, and its samples
@@ -316,15 +333,16 @@ class ProgressTrackerCore:
         }
 
     @property
-    def dropped_reports(self) -> Mapping[Kind, int]:
-        """How many of the others' reports did not count, by kind. See ReportBoard."""
+    def dropped_reports(self) -> int:
+        """How many of the others' reports were malformed, or not signed by their peers."""
         return self._board.dropped
 
     # how it comes to be known
 
     async def refresh(self) -> GlobalTrainingProgress:
         """Reads the others' reports now."""
-        await self._board.refresh()
+        records = await self._board.refresh()
+        self._others = tuple(r for peer, r in records.items() if peer == r.peer_id and r.peer_id != self._own_id)
         if not self._pauses:
             before, now = self.global_progress, self._clock.now()
             # Before the estimate, which reads the next time the later the longer the end has been overdue.

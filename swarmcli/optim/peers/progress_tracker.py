@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,8 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmcli.averaging.shell import CoreRunner
 from swarmcli.network.identity import Identity
 from swarmcli.optim.config import RefreshOptions
-from swarmcli.optim.peers.board import Kind, LocalTrainingProgress
-from swarmcli.optim.peers.progress import GlobalTrainingProgress, PerformanceEMA, ProgressTrackerCore
+from swarmcli.optim.peers.progress import (
+    GlobalTrainingProgress,
+    LocalTrainingProgress,
+    PerformanceEMA,
+    ProgressTrackerCore,
+)
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHT
@@ -133,7 +137,7 @@ class ProgressTracker:
         return self._core.ready_to_update_epoch
 
     @property
-    def dropped_reports(self) -> Mapping[Kind, int]:
+    def dropped_reports(self) -> int:
         return self._core.dropped_reports
 
     @property

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from swarmcli.optim.epoch.end import LAST_CALL, MOST_EPOCHS, Backoff, LastMoment, seconds_left_to_others
-from swarmcli.optim.peers.board import LocalTrainingProgress
+from swarmcli.optim.peers.progress import LocalTrainingProgress
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
 

@@ -10,8 +10,7 @@ import pytest
 
 from swarmcli.dht import DHTNode
 from swarmcli.optim.config import RefreshOptions
-from swarmcli.optim.peers.board import LocalTrainingProgress
-from swarmcli.optim.peers.progress import ProgressTrackerCore, estimate_global_progress
+from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, estimate_global_progress
 from swarmcli.optim.state.lineage import MAX_COUNT
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, nodes, together

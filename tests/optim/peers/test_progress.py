@@ -6,8 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from swarmcli.optim.config import RefreshOptions
-from swarmcli.optim.peers.board import LocalTrainingProgress
-from swarmcli.optim.peers.progress import PerformanceEMA, estimate_global_progress, refresh_period
+from swarmcli.optim.peers.progress import (
+    LocalTrainingProgress,
+    PerformanceEMA,
+    estimate_global_progress,
+    refresh_period,
+)
 
 NOW = 1000.0
 OPTIONS = RefreshOptions()
