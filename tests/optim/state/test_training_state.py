@@ -121,6 +121,6 @@ def test_a_state_that_does_not_fit_changes_nothing(change) -> None:
     assert all(torch.equal(before.tensors[name], after.tensors[name]) for name in before.tensors)
 
 
-def test_read_standing_refuses_metadata_without_one() -> None:
+def test_read_position_refuses_metadata_without_one() -> None:
     with pytest.raises(ValueError, match="epoch"):
         read_position({})
