@@ -48,7 +48,7 @@ class Board(Generic[Record]):
     def dropped(self) -> int:
         """How many records were dropped so far: not signed by their owner, of another shape, or out of bounds. One that
         is stored here as well as read from others counts twice."""
-        return self._follower.refused.total() + self._unreadable
+        return sum(self._follower.refused.values()) + self._unreadable
 
     async def publish(self, record: Record) -> bool:
         """Writes this peer's record; False if no replica took it."""
