@@ -87,9 +87,9 @@ def test_reports_that_another_signed_or_nobody_are_counted() -> None:
         async with nodes(2) as (victim, liar):
             tracker = await tracking(victim)
             await put(liar, report_of(liar, epoch=9), seconds=600.0)
-            (own,) = liar._core.storage.records(key_id(KEY))
+            (own,) = liar.core.storage.records(key_id(KEY))
             await victim.withdraw(KEY, victim.own_subkey())
-            storage, now = liar._core.storage, liar._core.now()
+            storage, now = liar.core.storage, liar.core.now()
             stolen = victim.own_subkey(identity=Identity.from_seed(77))
             for subkey, signature in ((stolen, own.signature), (stolen, b"")):
                 record = msgspec.structs.replace(own, subkey=encode_subkey(subkey), signature=signature)
@@ -107,12 +107,12 @@ def test_an_older_report_of_the_same_peer_changes_nothing() -> None:
         async with nodes(3) as (victim, liar, honest):
             tracker = await tracking(victim)
             await put(honest, report_of(honest, epoch=9, samples_accumulated=90))
-            (old,) = liar._core.storage.records(key_id(KEY))
+            (old,) = liar.core.storage.records(key_id(KEY))
             await put(honest, report_of(honest, epoch=0, samples_accumulated=0))
             await asyncio.sleep(4)
-            entry = liar._core.storage.entry(key_id(KEY), liar._core.now())
+            entry = liar.core.storage.entry(key_id(KEY), liar.core.now())
             assert entry is not None
-            liar._core.storage._insert(key_id(KEY), entry, old)  # told to whoever asks, as if it were news
+            liar.core.storage._insert(key_id(KEY), entry, old)  # told to whoever asks, as if it were news
             await asyncio.sleep(12)
             assert tracker.global_epoch == 0 and tracker.global_progress.samples_accumulated == 0
             assert tracker.global_progress.num_peers == 2
