@@ -163,13 +163,20 @@ class GradScaler(torch.amp.GradScaler):
         if self._in_global_step:
             raise GradScalerError("update() belongs after the block of running_global_step(), not into it")
         if new_scale is not None:
-            self._refuse_under_sums()
+            if any(since.intake.holds_scaled_sums for since in self._since.values()):
+                raise GradScalerError(
+                    "update(new_scale): reused gradient buffers hold gradients at the present scale; "
+                    "set another one right after a global step"
+                )
             super().update(new_scale)
             self._since.clear()
             return
         stepped = any(since.steps for since in self._since.values())
         if self._report_found() or not stepped:
-            self._update_by_steps()
+            try:
+                super().update()
+            except AssertionError as error:  # torch's way to say so
+                raise GradScalerError(f"update() without a step before it: {error}") from error
         for since in self._since.values():
             since.steps = 0
 
@@ -235,19 +242,6 @@ class GradScaler(torch.amp.GradScaler):
             self._per_optimizer_states[key]["found_inf_per_device"] = {found.device: found}
             since.overflow = since.global_step = False
         return bool(ended) or any(state["found_inf_per_device"] for state in self._per_optimizer_states.values())
-
-    def _update_by_steps(self) -> None:
-        try:
-            super().update()
-        except AssertionError as error:  # torch's way to say so
-            raise GradScalerError(f"update() without a step before it: {error}") from error
-
-    def _refuse_under_sums(self) -> None:
-        if any(since.intake.holds_scaled_sums for since in self._since.values()):
-            raise GradScalerError(
-                "update(new_scale): reused gradient buffers hold gradients at the present scale; "
-                "set another one right after a global step"
-            )
 
     def _unscale_grads_(
         self,

@@ -255,6 +255,9 @@ class PreformedGroup:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _run_one(self, position: LineagePosition) -> Outcome:
+        # Two rounds of one lineage would fork it. But who merely says that he has begun holds nobody up for good.
+        missed = self._missed
+        patient = missed is None or missed[0] != position.lineage or _now() < missed[1] + PATIENCE_WITH_BEGUN
         request = RoundRequest(
             tag=position.lineage,
             gather=self._gather(),
@@ -262,7 +265,7 @@ class PreformedGroup:
             require_trigger=True,
             allow_retries=False,
             target=float(self._target),
-            only_one=self._yields_to_others(position.lineage),
+            only_one=patient,
             epoch=position.epoch,
             terms=self._terms,
         )
@@ -309,12 +312,6 @@ class PreformedGroup:
             return Undecided(str(error))
         except AveragingError as error:
             return Failed(str(error))
-
-    def _yields_to_others(self, lineage: bytes) -> bool:
-        """Two rounds of one lineage would fork it. But who merely says that he has begun holds nobody up for good."""
-        if self._missed is None or self._missed[0] != lineage:
-            return True
-        return _now() < self._missed[1] + PATIENCE_WITH_BEGUN
 
     def _committed(self, result: RoundResult) -> Committed:
         members = result.group.members

@@ -57,6 +57,9 @@ class ProgressTracker:
         daemon: bool = True,
         start: bool,
     ) -> None:
+        if isinstance(status_loglevel, bool) or not isinstance(status_loglevel, int) or status_loglevel < 0:
+            expected = "expected a level of the logging module, such as logging.INFO"
+            raise ValueError(f"status_loglevel={status_loglevel!r}: {expected}")
         options = RefreshOptions(
             min_refresh_period,
             max_refresh_period,
@@ -73,7 +76,7 @@ class ProgressTracker:
             options=options,
             performance_ema_alpha=performance_ema_alpha,
             client_mode=client_mode,
-            status_loglevel=_checked_level(status_loglevel),
+            status_loglevel=status_loglevel,
             identity=_identity(private_key),
         )
         self._runner: CoreRunner[ProgressTrackerCore] = CoreRunner(
@@ -153,12 +156,6 @@ class ProgressTracker:
             return action()
 
         return cast(T, self._dht.run_coroutine(on_loop()))
-
-
-def _checked_level(level: int) -> int:
-    if isinstance(level, bool) or not isinstance(level, int) or level < 0:
-        raise ValueError(f"status_loglevel={level!r}: expected a level of the logging module, such as logging.INFO")
-    return level
 
 
 def _identity(private_key: Ed25519PrivateKey | Identity | None) -> Identity | None:

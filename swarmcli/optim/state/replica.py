@@ -245,7 +245,9 @@ class Offloaded(ParameterPlacement):
         """The same with copies in the places of the model's parameters."""
         if isinstance(item, torch.Tensor):
             if item not in self._copies:
-                self._copies[item] = _host_copy(item)
+                copy = item.detach().to("cpu", copy=True)
+                copy = copy.pin_memory() if item.is_cuda else copy
+                self._copies[item] = copy.requires_grad_(item.requires_grad)
             return self._copies[item]
         if isinstance(item, dict):
             inside = item.get("params", ())
@@ -260,10 +262,3 @@ def _as_list(params: Any, where: str) -> list[Any]:
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise TypeError(f"{where}: expected an iterable of parameters or of groups, got {type(params).__name__}")
     return list(params)
-
-
-def _host_copy(parameter: torch.Tensor) -> torch.Tensor:
-    copy = parameter.detach().to("cpu", copy=True)
-    if parameter.is_cuda:
-        copy = copy.pin_memory()
-    return copy.requires_grad_(parameter.requires_grad)

@@ -147,7 +147,10 @@ def fit(template: Any, value: Any, where: str) -> Any:
     if isinstance(template, Mapping):
         return _fit_mapping(template, value, where)
     if isinstance(template, list | tuple):
-        return _fit_sequence(template, value, where)
+        if not isinstance(value, list | tuple) or len(value) != len(template):
+            raise ValueError(f"{where}: expected {len(template)} items, got {value!r:.60}")
+        pairs = enumerate(zip(template, value, strict=True))
+        return type(template)(fit(own, new, f"{where}[{index}]") for index, (own, new) in pairs)
     if isinstance(template, torch.Tensor):
         return torch.full_like(template, _number(value, where))
     if template is None:
@@ -170,12 +173,6 @@ def _fit_mapping(template: Mapping[Any, Any], value: Any, where: str) -> Any:
         raise ValueError(f"{where}: keys differ in {', '.join(differing)}")
     fitted = {key: fit(item, value[key], f"{where}.{key}") if key in shared else item for key, item in template.items()}
     return fitted if type(template) is dict else type(template)(fitted)  # type: ignore[call-arg]
-
-
-def _fit_sequence(template: list[Any] | tuple[Any, ...], value: Any, where: str) -> Any:
-    if not isinstance(value, list | tuple) or len(value) != len(template):
-        raise ValueError(f"{where}: expected {len(template)} items, got {value!r:.60}")
-    return type(template)(fit(t, v, f"{where}[{i}]") for i, (t, v) in enumerate(zip(template, value, strict=True)))
 
 
 def _number(value: Any, where: str) -> int | float:

@@ -148,7 +148,11 @@ class TrainingState:
         statistics, numbers = self._statistics_in(captured)
         groups = self.optimizer.state_dict()["param_groups"]
         fitted = fit([_settings(group) for group in groups], metadata.get("groups"), "groups")
-        schedule = self._fit_schedule(metadata.get("scheduler"))
+        schedule = metadata.get("scheduler")
+        if self.scheduler is None and schedule is not None:
+            raise ValueError("scheduler: the donor has one, this peer has none")
+        if self.scheduler is not None:
+            schedule = fit(self.scheduler.state_dict(), schedule, "scheduler")
 
         # All that can be refused is checked by here, and statistics are staged beside the old ones, before a tensor
         # changes: a donor's state is taken over wholly or not at all.
@@ -159,7 +163,7 @@ class TrainingState:
                 fill(own, captured.tensors[name])
             install()
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(schedule)
+            self.scheduler.load_state_dict(dict(schedule))
         self.position, self.apart = position, metadata.get("apart") is True
 
     def checkpoint(self) -> dict[str, Any]:
@@ -239,13 +243,6 @@ class TrainingState:
         }
         by_parameter(tensors | numbers, self.parameters)
         return tensors, numbers
-
-    def _fit_schedule(self, received: Any) -> dict[str, Any]:
-        if self.scheduler is None:
-            if received is not None:
-                raise ValueError("scheduler: the donor has one, this peer has none")
-            return {}
-        return dict(fit(self.scheduler.state_dict(), received, "scheduler"))
 
 
 def read_position(metadata: Mapping[str, Any]) -> LineagePosition:
