@@ -148,7 +148,7 @@ class TrainingState:
         statistics, numbers = self._statistics_in(captured)
         groups = self.optimizer.state_dict()["param_groups"]
         fitted = fit([_settings(group) for group in groups], metadata.get("groups"), "groups")
-        schedule = metadata.get("scheduler")
+        schedule: Any = metadata.get("scheduler")
         if self.scheduler is None and schedule is not None:
             raise ValueError("scheduler: the donor has one, this peer has none")
         if self.scheduler is not None:
