@@ -37,7 +37,7 @@ ARGUMENTS = (
 MISSING = "no Chromium on this machine (see tests/provide_chromium.sh)"
 
 
-FIRST_SEEDS = 3  # of a matrix of seeds, which `make test` and `make e2e` run; `make soak` runs the others
+FIRST_SEEDS = 2  # of a matrix of seeds, which `make test` and `make e2e` run; `make soak` runs the others
 
 
 @pytest.hookimpl(tryfirst=True)  # before what -m names is chosen

@@ -126,9 +126,10 @@ def _plain(state: Any) -> Any:
 
 
 @every_kind
-@pytest.mark.parametrize("restarted", [(0, 1), (0,), (1,)], ids=["all", "one", "the other"])
-def test_it_goes_on_as_one_that_never_stopped(kind: Kind, restarted: tuple[int, ...]) -> None:
-    assert virtual_time.run(run(kind, restarted), seed=1) == virtual_time.run(run(kind, ()), seed=1)
+def test_it_goes_on_as_one_that_never_stopped(kind: Kind) -> None:
+    never_stopped = virtual_time.run(run(kind, ()), seed=1)
+    for restarted in [(0, 1), (0,)]:
+        assert virtual_time.run(run(kind, restarted), seed=1) == never_stopped
 
 
 def test_without_a_donor_training_does_not_go_on_and_says_whom_it_asked() -> None:

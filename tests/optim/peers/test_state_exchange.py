@@ -32,7 +32,7 @@ def longest(trainer: Trainer) -> float:
     return max(epoch.seconds for epoch in trainer.epochs[1:])
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_many_newcomers_at_once_do_not_hold_up_those_who_train(seed: int) -> None:
     """Eight of them take 8 S / 2 B from two donors alone, which is three epochs."""
 
