@@ -15,7 +15,7 @@ import torch
 import swarmcli
 from benchmarks._contest import join_dht, serve_turns
 from swarmcli.network.identity import Identity
-from swarmcli.network.transports.tcp.certificates import dialer_context, listener_context
+from swarmcli.network.transports.tcp.handshake import dialer_context, listener_context
 
 _MESSAGE = 512 << 10  # bytes, as a part of an all-reduce
 

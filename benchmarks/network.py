@@ -27,7 +27,7 @@ import msgspec
 
 from swarmcli.network.endpoint import Endpoint, Stream
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.transports.tcp.certificates import dialer_context, listener_context
+from swarmcli.network.transports.tcp.handshake import dialer_context, listener_context
 from swarmcli.network.transports.tcp.transport import TCPTransport
 
 MIB = 1 << 20

@@ -50,9 +50,6 @@ class AdaptiveCompressionBase(CompressionBase):
                 return codec.extract(message, out)
         raise CompressionError(f"expected a codec of {self.description}, got {message.header.codec[:40]!r}")
 
-    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        return self.codec_for(info).estimate_compression_ratio(info)
-
     def payload_bound(self, descriptor: TensorDescriptor) -> int:
         return max((codec.payload_bound(descriptor) for codec in self.choices()), default=descriptor.nbytes)
 

@@ -157,10 +157,6 @@ class CompressionBase(ABC):
         """
 
     @abstractmethod
-    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        """Bytes on the wire per byte of the tensor."""
-
-    @abstractmethod
     def payload_bound(self, descriptor: TensorDescriptor) -> int:
         """The largest payload in bytes that a tensor of this kind can need."""
 
@@ -179,9 +175,6 @@ class NoCompression(CompressionBase):
         if descriptor.dtype is torch.bool and bool((values.view(torch.uint8) > 1).any()):
             raise CompressionError("a boolean tensor with bytes other than 0 and 1")
         return deliver(values, descriptor, out)
-
-    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        return 1.0
 
     def payload_bound(self, descriptor: TensorDescriptor) -> int:
         return descriptor.nbytes

@@ -51,10 +51,6 @@ class FloatCodec(CompressionBase):
             self._decode(payload_memory(message), descriptor, values)
         return deliver(values, descriptor, out)
 
-    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        nbytes = info.descriptor.nbytes
-        return self.payload_bound(info.descriptor) / nbytes if nbytes else 1.0
-
     def payload_bound(self, descriptor: TensorDescriptor) -> int:
         """Exactly what a tensor of this kind takes."""
         return self._size(descriptor) if descriptor.numel and self.handles(descriptor.dtype) else descriptor.nbytes

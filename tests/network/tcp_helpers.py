@@ -12,9 +12,15 @@ from typing import Any
 from swarmcli.network.identity import Identity
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.transports.tcp import TCPTransport
-from swarmcli.network.transports.tcp.certificates import dialer_context
 from swarmcli.network.transports.tcp.connection import TCPConnection
-from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, Kind, Message, greet_listener, take_message
+from swarmcli.network.transports.tcp.handshake import (
+    PROTOCOL_VERSION,
+    Kind,
+    Message,
+    dialer_context,
+    greet_listener,
+    take_message,
+)
 
 LISTENER = Identity.from_seed(b"listener")
 DIALER = Identity.from_seed(b"dialer")

@@ -17,8 +17,7 @@ from swarmcli.errors import ConnectionLost, HandshakeError, ProtocolViolation, W
 from swarmcli.network.identity import Identity
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Purpose
-from swarmcli.network.transports.tcp.certificates import listener_context
-from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, Kind
+from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, Kind, listener_context
 
 from .tcp_helpers import (
     DIALER,

@@ -13,13 +13,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from swarmcli.errors import HandshakeError
 from swarmcli.network.identity import Identity
-from swarmcli.network.transports.tcp.certificates import (
-    NotASwarmCertificate,
-    certified_peer,
-    dialer_context,
-    listener_context,
-)
+from swarmcli.network.transports.tcp.handshake import certified_peer, dialer_context, listener_context
 from swarmcli.network.transports.tcp.tls import TLSEngine
 
 from .tcp_helpers import open_descriptors
@@ -115,5 +111,5 @@ def _certificate_of_another_program() -> bytes:
 
 @pytest.mark.parametrize("certificate", [None, b"", b"garbage", _certificate_of_another_program()])
 def test_other_certificates_name_no_peer(certificate: bytes | None) -> None:
-    with pytest.raises(NotASwarmCertificate, match="its certificate"):
+    with pytest.raises(HandshakeError, match="its certificate"):
         certified_peer(certificate)

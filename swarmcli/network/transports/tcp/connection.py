@@ -22,8 +22,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import goodbye_frame
-from swarmcli.network.transports.tcp.certificates import ALPN
-from swarmcli.network.transports.tcp.handshake import Greeted, Greeting, Refused, take_message, tls_failure
+from swarmcli.network.transports.tcp.handshake import ALPN, Greeted, Greeting, Refused, take_message, tls_failure
 from swarmcli.network.transports.tcp.tls import TLSEngine, TLSReader, TLSWriter
 
 logger = logging.getLogger(__name__)

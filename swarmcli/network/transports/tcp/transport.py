@@ -27,14 +27,16 @@ from swarmcli.network.addresses import Address, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import DIAL_STAGGER, Limits
 from swarmcli.network.transports.base import Accept, Connection, Purpose
-from swarmcli.network.transports.tcp.certificates import (
-    NotASwarmCertificate,
+from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
+from swarmcli.network.transports.tcp.handshake import (
+    Greeting,
     certified_peer,
+    check_listener,
     dialer_context,
+    greet_dialer,
+    greet_listener,
     listener_context,
 )
-from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
-from swarmcli.network.transports.tcp.handshake import Greeting, check_listener, greet_dialer, greet_listener
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.network.transports.tcp.tls import TLSEngine
 
@@ -192,10 +194,7 @@ class TCPTransport:
         loop = asyncio.get_running_loop()
 
         def greet(engine: TLSEngine) -> Greeting:
-            try:
-                listener = certified_peer(engine.peer_certificate)
-            except NotASwarmCertificate as error:
-                raise HandshakeError(f"the other end is another program: {error}") from error
+            listener = certified_peer(engine.peer_certificate)
             check_listener(listener, expected, self.identity.peer_id)
             return greet_listener(self.identity, listener, purpose)
 
