@@ -49,7 +49,7 @@ class Group:
     tag           lineage: only peers with equal tags meet in a group
     nonce         fresh for every group, so that no two rounds share an id
     members       leader first, then by rank
-    part_shares   (len(members),) each member's share of the reducing work, as `partition` computed it
+    part_shares   (len(members),) each member's share of the reducing work, as `shares.py` computed it
     """
 
     tag: bytes

@@ -9,28 +9,23 @@ promises anything to a proposer while it follows one of a lower rank, so propose
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
-from swarmcli.averaging.consensus.ballots import ZERO, Tally
 from swarmcli.averaging.consensus.messages import (
     MAX_WORDS,
     AbsenceNotice,
-    Committed,
     Decision,
     Noted,
     OutcomeAnswer,
     OutcomeQuestion,
     PrepareAnswer,
-    Propose,
-    ProposeAnswer,
     VoteMessage,
 )
 from swarmcli.averaging.consensus.presence import AT_ONCE, PAUSES, Attendance, Mates
-from swarmcli.averaging.consensus.proposer import Parts, Proposer
+from swarmcli.averaging.consensus.proposer import BallotZero, Parts, Proposer
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.tasks import beside
 
@@ -41,71 +36,6 @@ _SEARCH_ALONE = 6.0  # … or, if all others are plainly gone
 _LONGEST_SEARCH = 120.0  # seconds for all ballots of one that finds a quorum, but comes to no result with it
 _GRACE = 10.0  # seconds to agree on giving up, once the deadline has passed: at most, and not more than the deadline
 _GRACE_TRIPS = 10.0  # … and so many round trips
-
-
-class BallotZero:
-    """Ballot zero at the leader: members that hold the whole result vote for it, and a majority commits it.
-
-    It counts until the leader itself has promised a ballot above zero: from then on this one is dead.
-    """
-
-    def __init__(self, mates: Mates, votes: RoundVotes) -> None:
-        self.failed = asyncio.Event()  # no majority can be reached any more
-        self._mates, self._votes = mates, votes
-        self._tally = Tally(len(mates), mates.auxiliaries)
-        self._named = asyncio.Event()  # the auxiliaries are to be asked
-
-    @property
-    def decision(self) -> Decision | None:
-        return self._tally.decision
-
-    def hear(self, voter: int, vote: VoteMessage) -> None:
-        """A member holds the result, or says that it does not come to hold it. Its first vote stands."""
-        if vote.digest is None:
-            self.lose(voter)
-        elif self._votes.acceptor.promised == ZERO:
-            self._tally.accept(voter, vote.digest)
-        self._look()
-
-    def lose(self, member: int) -> None:
-        """It is out of reach. A vote that it has cast stands, and one that still arrives counts."""
-        self._tally.lose(member)
-        self._look()
-
-    async def ask_auxiliaries(self, heard: Callable[[], None]) -> None:
-        """Names the result to them, once that is needed; `heard` is called after each answer."""
-        await self._named.wait()
-        digest = self._tally.digest_to_name
-        if digest is None or self._votes.acceptor.promised > ZERO:
-            return
-        async with asyncio.TaskGroup() as tasks:
-            for member in sorted(self._mates.auxiliaries):
-                tasks.create_task(self._ask_auxiliary(member, digest, heard))
-
-    async def _ask_auxiliary(self, member: int, digest: bytes, heard: Callable[[], None]) -> None:
-        question = Propose(self._mates.group.group_id, ZERO, Committed(digest))
-        try:
-            if member == self._mates.me:
-                accepted = self._votes.acceptor.accept_zero(digest)
-            else:
-                accepted = (await self._mates.ask(member, "propose", question, ProposeAnswer)).accepted
-        except NetworkError:
-            accepted = False
-        if accepted and self._votes.acceptor.promised == ZERO:
-            self._tally.accept(member, digest)
-            self._look()
-        else:
-            self.lose(member)
-        heard()
-
-    def _look(self) -> None:
-        if self._tally.decision is not None:
-            return
-        if self._tally.hopeless:
-            self.failed.set()
-        # Where the votes of those with tensors may be enough, auxiliaries need not be troubled.
-        if self._tally.digest_to_name is not None and self._tally.needs_auxiliaries:
-            self._named.set()
 
 
 class Agreement:

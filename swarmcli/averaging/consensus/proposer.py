@@ -1,8 +1,9 @@
-"""A ballot above zero at its proposer: what it asks the others, and what it makes of their answers.
+"""Those who count: ballot zero at the leader of a group, and each ballot above zero at its proposer.
 
-    Prepare ─▶ what a majority has accepted, and which averages they hold
-    Propose ─▶ the result that may have been chosen; if none can have been, one that a majority holds, or that the group
-               tries again with what is held, or that the round is given up; a majority that accepts decides
+    ballot zero   votes of those who hold everything ─▶ a majority for one digest decides
+    above zero    Prepare ─▶ what a majority has accepted, and which averages they hold
+                  Propose ─▶ the result that may have been chosen; if none can have been, one that a majority holds, or
+                  that the group tries again with what is held, or that the round is given up; a majority decides
 
 `ballots.py` says what may be proposed. Whoever is asked to accept a result and does not hold it copies it first.
 """
@@ -17,7 +18,18 @@ from typing import Any, Protocol
 import msgspec
 
 from swarmcli.averaging.consensus.acceptor import RoundVotes
-from swarmcli.averaging.consensus.ballots import Bound, Free, Proposal, Refusal, Value, Waiting, ballot_after, majority
+from swarmcli.averaging.consensus.ballots import (
+    ZERO,
+    Bound,
+    Free,
+    Proposal,
+    Refusal,
+    Tally,
+    Value,
+    Waiting,
+    ballot_after,
+    majority,
+)
 from swarmcli.averaging.consensus.messages import (
     MAX_WORDS,
     Aborted,
@@ -29,6 +41,7 @@ from swarmcli.averaging.consensus.messages import (
     Propose,
     ProposeAnswer,
     Report,
+    VoteMessage,
 )
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.errors import NetworkError
@@ -37,6 +50,71 @@ _STRAGGLERS = 10.0  # seconds for a member that is connected and still receives 
 _UNREACHED = 1.0  # the same for members without a connection
 _HASTE, _ROUND_TRIPS = 0.05, 4.0  # seconds and round trips, where the round is past its deadline
 _AT_ONCE = 0.5  # seconds in which a dialed port refuses; one that is cut off or frozen says nothing
+
+
+class BallotZero:
+    """Ballot zero at the leader: members that hold the whole result vote for it, and a majority commits it.
+
+    It counts until the leader itself has promised a ballot above zero: from then on this one is dead.
+    """
+
+    def __init__(self, mates: Mates, votes: RoundVotes) -> None:
+        self.failed = asyncio.Event()  # no majority can be reached any more
+        self._mates, self._votes = mates, votes
+        self._tally = Tally(len(mates), mates.auxiliaries)
+        self._named = asyncio.Event()  # the auxiliaries are to be asked
+
+    @property
+    def decision(self) -> Decision | None:
+        return self._tally.decision
+
+    def hear(self, voter: int, vote: VoteMessage) -> None:
+        """A member holds the result, or says that it does not come to hold it. Its first vote stands."""
+        if vote.digest is None:
+            self.lose(voter)
+        elif self._votes.acceptor.promised == ZERO:
+            self._tally.accept(voter, vote.digest)
+        self._look()
+
+    def lose(self, member: int) -> None:
+        """It is out of reach. A vote that it has cast stands, and one that still arrives counts."""
+        self._tally.lose(member)
+        self._look()
+
+    async def ask_auxiliaries(self, heard: Callable[[], None]) -> None:
+        """Names the result to them, once that is needed; `heard` is called after each answer."""
+        await self._named.wait()
+        digest = self._tally.digest_to_name
+        if digest is None or self._votes.acceptor.promised > ZERO:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for member in sorted(self._mates.auxiliaries):
+                tasks.create_task(self._ask_auxiliary(member, digest, heard))
+
+    async def _ask_auxiliary(self, member: int, digest: bytes, heard: Callable[[], None]) -> None:
+        question = Propose(self._mates.group.group_id, ZERO, Committed(digest))
+        try:
+            if member == self._mates.me:
+                accepted = self._votes.acceptor.accept_zero(digest)
+            else:
+                accepted = (await self._mates.ask(member, "propose", question, ProposeAnswer)).accepted
+        except NetworkError:
+            accepted = False
+        if accepted and self._votes.acceptor.promised == ZERO:
+            self._tally.accept(member, digest)
+            self._look()
+        else:
+            self.lose(member)
+        heard()
+
+    def _look(self) -> None:
+        if self._tally.decision is not None:
+            return
+        if self._tally.hopeless:
+            self.failed.set()
+        # Where the votes of those with tensors may be enough, auxiliaries need not be troubled.
+        if self._tally.digest_to_name is not None and self._tally.needs_auxiliaries:
+            self._named.set()
 
 
 class Parts(Protocol):

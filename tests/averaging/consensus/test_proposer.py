@@ -11,7 +11,7 @@ import pytest
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import Promise
-from swarmcli.averaging.consensus.leader import Agreement, BallotZero
+from swarmcli.averaging.consensus.leader import Agreement
 from swarmcli.averaging.consensus.messages import (
     Committed,
     Prepare,
@@ -22,6 +22,7 @@ from swarmcli.averaging.consensus.messages import (
     VoteMessage,
 )
 from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.proposer import BallotZero
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.buffers import NOTHING
