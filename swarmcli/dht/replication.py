@@ -104,7 +104,7 @@ class Replicator:
             wanted = await self._core.sync(contact, [(id_to_bytes(target), each) for target, each in digests.items()])
             for target in digests:
                 if id_to_bytes(target) in wanted:
-                    await deliver(self._core, contact, list(storage.records(target)))
+                    await deliver(self._core, contact, storage.records(target))
 
 
 def _lost_a_holder(target: int, holders: Sequence[Contact], lost: Iterable[Contact]) -> bool:

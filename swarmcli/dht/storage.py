@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -41,7 +41,6 @@ class Stored:
 class KeyEntry:
     """The records of one key, in the order of their versions."""
 
-    key: str
     size: int = 0  # bytes charged
     records: dict[bytes, Stored] = field(default_factory=dict)
 
@@ -79,15 +78,29 @@ class Storage:
             return Verdict.EXPIRED
         self.purge(now)
         number = key_id(record.key)
-        entry = self._entries.get(number)
-        known = entry.records.get(record.subkey) if entry is not None else None
+        entry = self._entries.get(number) or KeyEntry()
+        known = entry.records.get(record.subkey)
         if known is not None and known.record.rank >= record.rank:
             return Verdict.STORED if known.record == record else Verdict.STALE
-        if not self._make_room(entry, record, known):
+        growth = record.size - (known.record.size if known is not None else 0)
+        if self.size + growth > self._limits.max_storage or entry.size + growth > self._limits.max_entry:
             return Verdict.FULL
-        if entry is None:
-            entry = self._entries[number] = KeyEntry(record.key)
-        self._insert(number, entry, record)
+        if known is None and len(entry.records) >= self._limits.max_subkeys:
+            # A record with an owner takes the place of one without, of which the one that expires first goes.
+            unowned = [each.record for each in entry.records.values() if not is_owned(each.record.subkey)]
+            expendable = [each for each in unowned if each.subkey != NO_SUBKEY]
+            if not expendable or not is_owned(record.subkey):
+                return Verdict.FULL
+            self._remove(number, entry, min(expendable, key=lambda each: each.expiration).subkey)
+        entry.records.pop(record.subkey, None)  # first, so that the dictionary's order stays the order of versions
+        self.size += growth
+        entry.size += growth
+        self.version += 1
+        entry.records[record.subkey] = Stored(record, self.version, record.fingerprint())
+        self._entries[number] = entry
+        heapq.heappush(self._expirations, (record.expiration, number, record.subkey))
+        if len(self._expirations) > 64 + 4 * len(self._entries) and len(self._expirations) > 2 * self.count():
+            self._rebuild_expirations()
         return Verdict.STORED
 
     def entry(self, number: int, now: float) -> KeyEntry | None:
@@ -96,7 +109,7 @@ class Storage:
         return self._entries.get(number)
 
     def find(self, number: int, subkey: bytes) -> Record | None:
-        """One record, for the writer who was told that his is stale."""
+        """One record, for a writer who was told that its record is stale."""
         entry = self._entries.get(number)
         stored = entry.records.get(subkey) if entry is not None else None
         return None if stored is None else stored.record
@@ -106,10 +119,10 @@ class Storage:
         self.purge(now)
         return list(self._entries)
 
-    def records(self, number: int) -> Iterator[Record]:
+    def records(self, number: int) -> list[Record]:
         """All records of a key."""
         entry = self._entries.get(number)
-        return iter(()) if entry is None else iter([stored.record for stored in entry.records.values()])
+        return [stored.record for stored in entry.records.values()] if entry is not None else []
 
     def count(self) -> int:
         """How many records there are."""
@@ -123,34 +136,6 @@ class Storage:
             stored = entry.records.get(subkey) if entry is not None else None
             if entry is not None and stored is not None and stored.record.expiration <= now:
                 self._remove(number, entry, subkey)
-
-    def _make_room(self, entry: KeyEntry | None, record: Record, known: Stored | None) -> bool:
-        """Whether the record fits. A record with an owner takes the place of one without."""
-        growth = record.size - (known.record.size if known is not None else 0)
-        if self.size + growth > self._limits.max_storage:
-            return False
-        if (entry.size if entry is not None else 0) + growth > self._limits.max_entry:
-            return False
-        if entry is None or known is not None or len(entry.records) < self._limits.max_subkeys:
-            return True
-        victim = _expendable(stored.record for stored in entry.records.values())
-        if victim is None or not is_owned(record.subkey):
-            return False
-        self._remove(key_id(entry.key), entry, victim.subkey)
-        return True
-
-    def _insert(self, number: int, entry: KeyEntry, record: Record) -> None:
-        # Taken out first, so that the dictionary's order stays the order of versions.
-        known = entry.records.pop(record.subkey, None)
-        growth = record.size - (known.record.size if known is not None else 0)
-        self.size += growth
-        entry.size += growth
-        self.version += 1
-        entry.records[record.subkey] = Stored(record, self.version, record.fingerprint())
-        self._entries[number] = entry
-        heapq.heappush(self._expirations, (record.expiration, number, record.subkey))
-        if len(self._expirations) > 64 + 4 * len(self._entries) and len(self._expirations) > 2 * self.count():
-            self._rebuild_expirations()
 
     def _remove(self, number: int, entry: KeyEntry, subkey: bytes) -> None:
         size = entry.records.pop(subkey).record.size
@@ -167,12 +152,6 @@ class Storage:
             for subkey, stored in entry.records.items()
         ]
         heapq.heapify(self._expirations)
-
-
-def _expendable(records: Iterable[Record]) -> Record | None:
-    """Of the subkeys without an owner, the one that expires first."""
-    unowned = [record for record in records if record.subkey != NO_SUBKEY and not is_owned(record.subkey)]
-    return min(unowned, key=lambda record: record.expiration, default=None)
 
 
 class ReadCache:
