@@ -24,7 +24,7 @@ from swarmcli.memory import fresh_memory
 from swarmcli.network import Endpoint, PeerID
 from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
 from swarmcli.state.donor import MAX_DIGESTS_AT_ONCE, DigestAnswer, DigestQuestion, digest_method
-from swarmcli.state.snapshot import ChunkLayout, StateOutline, TensorEntry, digest_of_chunk
+from swarmcli.state.snapshot import StateOutline, TensorEntry, digest_of_chunk
 from swarmcli.state.unnamed_file import UnnamedFile
 from swarmcli.tasks import Bell
 
@@ -100,9 +100,10 @@ class Assembly:
     are in memory.
     """
 
-    def __init__(self, manifest: bytes, layout: ChunkLayout, outline: StateOutline, spool: Path | None = None) -> None:
+    def __init__(self, manifest: bytes, outline: StateOutline, spool: Path | None = None) -> None:
         """Takes the place for the whole state. Raises ValueError if there is none."""
-        self.manifest, self.layout, self.outline = manifest, layout, outline
+        self.manifest, self.outline = manifest, outline
+        layout = self.layout = outline.layout
         self.received = 0  # bytes of chunks
         self._file: UnnamedFile | None = None
         self._memory = torch.empty(0, dtype=torch.uint8)

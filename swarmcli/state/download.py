@@ -64,12 +64,12 @@ async def download_state(
     """
 
     def make_room(manifest: bytes) -> Assembly:
-        layout, outline = read_manifest(manifest, max_bytes)
+        outline = read_manifest(manifest, max_bytes)
         if version and outline.version != version:
             raise ValueError("a state of another version than the one that was asked for")
         if check is not None:
             check(outline)
-        return Assembly(manifest, layout, outline, spool)
+        return Assembly(manifest, outline, spool)
 
     download = _Download(endpoint, prefix, version, make_room)
     try:

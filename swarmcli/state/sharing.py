@@ -66,15 +66,12 @@ class StateSharing:
         `period`: seconds between two repetitions of the offer; `courtesy`: see StateDonor."""
         self.offer = StateOffer()
         self._node = node
-        self._prefix = prefix
-        self._key = f"{prefix}.state"
-        self._provide = provide
-        self._donates = donates
-        self._period = period
+        self._prefix, self._key = prefix, f"{prefix}.state"
+        self._provide, self._courtesy = provide, courtesy
+        self._donates, self._period = donates, period
         self._offered = False  # others may find an offer of this peer
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
-        self._courtesy = courtesy
         self._donor: StateDonor | None = None  # while others may download
 
     def start(self) -> None:
@@ -96,9 +93,12 @@ class StateSharing:
         self._donates = donates
         self._changed.set()
         if donates and self._donor is None:
-            donor = StateDonor(
-                self._node.endpoint, self._prefix, self._snapshot, donated=self._donated, courtesy=self._courtesy
-            )
+            endpoint = self._node.endpoint
+
+            def donated(peer: PeerID, snapshot: Snapshot, sent: int) -> None:
+                endpoint.events.emit(StateDonated(peer.text, self.offer.epoch, sent))
+
+            donor = StateDonor(endpoint, self._prefix, self._snapshot, donated=donated, courtesy=self._courtesy)
             donor.start()
             self._donor = donor
         elif not donates and self._donor is not None:
@@ -135,7 +135,14 @@ class StateSharing:
             tag = next(iter(peers.values())).tag
             like = [peer for peer, offer in peers.items() if offer.tag == tag]
             try:
-                state = await self._download_from(like, tag, max(deadline - _now(), 0.0))
+                state = await download_state(
+                    self._node.endpoint,
+                    self._prefix,
+                    like,
+                    version=_version(tag),  # where states have tags: donors keep others for a while
+                    timeout=max(deadline - _now(), 0.0),
+                    max_bytes=psutil.virtual_memory().total,
+                )
             except StateDownloadError as error:
                 attempts |= error.attempts
                 continue
@@ -146,13 +153,6 @@ class StateSharing:
             return state
         words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in attempts.items())
         raise StateDownloadError(f"nobody gave a complete state ({words})", attempts)
-
-    async def _download_from(self, peers: list[PeerID], tag: bytes, timeout: float) -> DownloadedState:
-        """Where states have tags, the one of that tag: donors keep others for a while."""
-        max_bytes = psutil.virtual_memory().total
-        return await download_state(
-            self._node.endpoint, self._prefix, peers, version=_version(tag), timeout=timeout, max_bytes=max_bytes
-        )
 
     async def _keep_offering(self) -> None:
         while True:
@@ -186,9 +186,6 @@ class StateSharing:
     async def _snapshot(self, version: bytes) -> Snapshot | None:
         snapshot = await self._provide()
         return replace(snapshot, version=version) if version in (b"", _version(self.offer.tag)) else None
-
-    def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
-        self._node.endpoint.events.emit(StateDonated(peer.text, self.offer.epoch, sent))
 
 
 def _version(tag: bytes) -> bytes:

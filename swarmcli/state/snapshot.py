@@ -110,16 +110,6 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class StateOutline:
-    """What a manifest promises, before memory is allocated for it."""
-
-    version: bytes
-    metadata: Any
-    descriptors: Mapping[str, TensorDescriptor]
-    exact: bool = True  # every bit as the donor has it; a lossy codec gives that up
-
-
-@dataclass(frozen=True)
 class ChunkLayout:
     """Where tensors and chunks lie in flat memory."""
 
@@ -161,6 +151,17 @@ class ChunkLayout:
             entry.name: extract(TensorMessage(entry.header, (tensor_memory(memory[offset : offset + entry.nbytes]),)))
             for entry, offset in zip(self.entries, self.offsets, strict=False)
         }
+
+
+@dataclass(frozen=True)
+class StateOutline:
+    """What a manifest promises, before memory is allocated for it."""
+
+    version: bytes
+    metadata: Any
+    descriptors: Mapping[str, TensorDescriptor]
+    layout: ChunkLayout
+    exact: bool  # every bit as the donor has it; a lossy codec gives that up
 
 
 class PinnedState:
@@ -221,7 +222,7 @@ class PinnedState:
         return bisect_right(self.layout.offsets, place) - 1
 
 
-def read_manifest(data: bytes | memoryview, max_bytes: int) -> tuple[ChunkLayout, StateOutline]:
+def read_manifest(data: bytes | memoryview, max_bytes: int) -> StateOutline:
     """Decodes and checks a manifest of another peer. Raises ValueError; allocates nothing of what it promises."""
     try:
         manifest = wire.decode(Manifest, data)
@@ -238,7 +239,7 @@ def read_manifest(data: bytes | memoryview, max_bytes: int) -> tuple[ChunkLayout
     if layout.chunks > _MAX_CHUNKS and layout.chunk_size < _MAX_CHUNK:
         raise ValueError(f"a state in {layout.chunks} chunks, at most {_MAX_CHUNKS} are accepted")
     exact = all(entry.codec == NoCompression.name for entry in manifest.tensors)
-    return layout, StateOutline(manifest.version, metadata, descriptors, exact)
+    return StateOutline(manifest.version, metadata, descriptors, layout, exact)
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ def small_chunks() -> Iterator[None]:
 
 
 def assembled(pinned: PinnedState, spool: Path) -> Assembly:
-    assembly = Assembly(pinned.manifest, *read_manifest(pinned.manifest, 1 << 30), spool)
+    assembly = Assembly(pinned.manifest, read_manifest(pinned.manifest, 1 << 30), spool)
     for chunk in reversed(range(pinned.layout.chunks)):
         assembly.slot(chunk)[:] = b"".join(pinned.chunk(chunk))
         assembly.settle(chunk)

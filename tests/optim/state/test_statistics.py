@@ -54,7 +54,7 @@ def test_a_state_in_a_file_is_restored_like_one_in_memory(optimizer: str, tmp_pa
     advance(donor, 3, seed=5)
     captured = donor.capture().clone()
     pinned = PinnedState(Snapshot(b"", None, captured.tensors))
-    assembly = Assembly(pinned.manifest, *read_manifest(pinned.manifest, 1 << 30), tmp_path)
+    assembly = Assembly(pinned.manifest, read_manifest(pinned.manifest, 1 << 30), tmp_path)
     for chunk in range(pinned.layout.chunks):
         assembly.slot(chunk)[:] = b"".join(pinned.chunk(chunk))
         assembly.settle(chunk)
