@@ -15,7 +15,7 @@ from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
 from swarmcli.network import Stream
-from swarmcli.tasks import beside, forgetful, unless_silent
+from swarmcli.tasks import beside, forget, forgetful, unless_silent
 
 
 class PartReceiver:
@@ -91,6 +91,7 @@ class PartReceiver:
                             await stream.receive(PartHeader)  # of a sender that was left out and has not noticed yet
         except (NetworkError, TimeoutError) as error:
             self.absent(member, f"the reducer could not reach it: {error}")
+            forget(error)
 
     async def _watch_beginnings(self) -> None:
         try:

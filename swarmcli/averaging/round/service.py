@@ -40,7 +40,7 @@ from swarmcli.averaging.round.plan import Plan
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed
 from swarmcli.memory import ReusableBuffer
 from swarmcli.network import Endpoint, PeerID, Stream
-from swarmcli.tasks import Bell
+from swarmcli.tasks import Bell, forgetful
 
 _CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "holdings")
 _STREAMS = ("exchange", "copy")
@@ -192,10 +192,12 @@ class AllreduceService:
 
     # What arrives
 
+    @forgetful
     async def _exchange(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
         round_, member = await self._running(peer, request.group_id)
         await round_.take_stream(member, request, stream)
 
+    @forgetful
     async def _copy(self, peer: PeerID, request: CopyRequest, stream: Stream) -> None:
         holdings = await self._held_for(peer, request.group_id)
         if holdings is None:

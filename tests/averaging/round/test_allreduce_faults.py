@@ -199,7 +199,9 @@ class Memory(bytearray):
     """Memory of which one can see when it is let go."""
 
 
-@pytest.mark.parametrize("what", ["nothing", "kill a sender", "cut off a reducer"])
+@pytest.mark.parametrize(
+    "what", ["nothing", "kill a sender", "kill a sender that a reducer dialed", "cut off a reducer"]
+)
 def test_memory_goes_with_the_round_and_not_with_the_collector(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[weakref.ref[Memory]] = []
     ends: list[type] = []
@@ -211,11 +213,12 @@ def test_memory_goes_with_the_round_and_not_with_the_collector(what: str, monkey
 
     async def main() -> None:
         options = AllreduceOptions(part_size_bytes=512)
-        async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)], bandwidth=BANDWIDTH, options=options) as swarm:
+        dialed = Kind(listening="dialed" not in what)
+        async with Swarm([Kind(), Kind(), dialed, Kind(bandwidth=0)], bandwidth=BANDWIDTH, options=options) as swarm:
 
             async def disturb() -> None:
                 await asyncio.sleep(0.3)
-                if what == "kill a sender":
+                if "kill a sender" in what:
                     swarm.kill(3)
                 elif what == "cut off a reducer":
                     swarm.network.partition([swarm.peers[2].peer_id])
