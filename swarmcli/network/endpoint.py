@@ -24,6 +24,7 @@ from swarmcli.events import Events
 from swarmcli.network.context import EndpointContext, Handler, Volume
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, Purpose, Transport
@@ -92,7 +93,7 @@ class Endpoint:
         """Listens, unless in client mode, and sets `addresses`. Raises ListenError."""
         if not self.client_mode:
             found = await self._context.transport.listen(self._accept)
-            self._context.addresses = self._announce or found
+            self._context.addresses = (self._announce or found)[:MAX_ADDRESSES]  # others take no more of a peer
         self._context.tasks.spawn(self._keep_alive())
 
     async def close(self) -> None:

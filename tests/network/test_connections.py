@@ -85,6 +85,23 @@ async def test_calls_that_wait_for_their_turn_lose_nothing_when_a_better_connect
         assert not smaller.statistics().violations
 
 
+@pytest.mark.parametrize("seed", [230, 242, 292])  # of 300, some of those in which both gave up the other one's
+@simulated
+async def test_several_dials_by_one_end_at_once_end_with_one_connection(seed: int) -> None:
+    """The ends may hear of the connections in unlike orders, and must not both give up what the other one uses."""
+    network = MemoryNetwork(seed=seed, latency=lambda source, target: network.random.uniform(0.001, 0.6))
+    async with endpoints(network, 2) as peers:
+        smaller, larger = sorted(peers, key=lambda peer: peer.peer_id)
+        dialer, other = (smaller, larger) if seed % 2 else (larger, smaller)
+        events: list[Event] = []
+        for peer in peers:
+            peer.events.subscribe(events.append)
+        await asyncio.gather(*(dialer.connect(other.addresses[0], timeout=5) for _ in range(4)))
+        await asyncio.sleep(60)
+        assert dialer.statistics().control_connections == other.statistics().control_connections == 1
+        assert [type(event) for event in events] == [PeerConnected, PeerConnected]
+
+
 @simulated
 async def test_nobody_is_told_that_a_peer_came_or_went_when_connections_are_exchanged() -> None:
     async with endpoints(MemoryNetwork(), 2) as [a, b]:

@@ -421,3 +421,7 @@ async def test_announced_addresses_replace_those_of_the_listener() -> None:
     await peer.start()
     assert peer.addresses == ("memory://public",) == peer.addresses_of(peer.peer_id)
     await peer.close()
+    many = Endpoint(network.transport(Identity.from_seed(2)), announce=[f"memory://public{n}" for n in range(20)])
+    await many.start()
+    assert many.addresses == tuple(f"memory://public{n}" for n in range(8)), "what a greeting may name"
+    await many.close()

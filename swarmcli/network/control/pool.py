@@ -140,7 +140,10 @@ class ControlPool:
             better = self.current(channel.peer_id)
             if channel is better or better is None or better.boot_id is None or channel.unfinished:
                 continue
-            if now - max(channel.used_at, better.opened_at) >= _SURPLUS_LIFE:
+            # Of several connections that one end dialed at once, the ends may have seen different ones come last. Were
+            # both as patient, each could close the one that the other prefers, at the same moment.
+            patience = _SURPLUS_LIFE if self._context.peer_id < channel.peer_id else 3 * _SURPLUS_LIFE
+            if now - max(channel.used_at, better.opened_at) >= patience:
                 self._context.tasks.spawn(channel.connection.close("another connection is used"))
 
     async def farewell(self, reason: str) -> None:
