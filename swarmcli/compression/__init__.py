@@ -5,6 +5,8 @@ from swarmcli.compression.adaptive import (
     PerTensorCompression,
     RoleAdaptiveCompression,
     SizeAdaptiveCompression,
+    codec_named,
+    extract,
 )
 from swarmcli.compression.base import (
     CompressionBase,
@@ -18,7 +20,6 @@ from swarmcli.compression.base import (
 from swarmcli.compression.blockwise import BlockwiseQuantization
 from swarmcli.compression.floats import BFloat16Compression, Float16Compression, ScaledFloat16Compression
 from swarmcli.compression.quantization import Quantile8BitQuantization, Uniform8BitQuantization
-from swarmcli.compression.registry import codec_named, extract
 
 __all__ = [
     "AdaptiveCompressionBase",
