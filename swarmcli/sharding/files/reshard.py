@@ -46,16 +46,6 @@ def plan_moves(held: Sequence[Mapping[int, int]], wanted: Sequence[Collection[in
     return sorted(moves)
 
 
-def unclaimed(held: Sequence[Collection[int]], wanted: Sequence[Collection[int]]) -> list[int]:
-    """What somebody holds and nobody wants: it would be lost."""
-    return sorted(set().union(*held) - set().union(*wanted))
-
-
-def unsupplied(expected: Collection[int], held: Sequence[Collection[int]]) -> list[int]:
-    """What should be there and nobody holds."""
-    return sorted(set(expected).difference(*held))
-
-
 class _Offer(msgspec.Struct, frozen=True):
     """What one rank can give and what it wants."""
 
@@ -84,8 +74,8 @@ def reshard(
     rank = dist.get_rank(group)
     offer = _Offer({index: _nbytes(statistics) for index, statistics in held.items()}, sorted(wanted))
     offers = exchange_values(_Offer, offer, group)
-    lost = unclaimed([each.held.keys() for each in offers], [each.wanted for each in offers])
-    if lost:
+    wanted_by_any = {index for each in offers for index in each.wanted}
+    if lost := sorted({index for each in offers for index in each.held} - wanted_by_any):
         raise ValueError(f"there is state of parameters {lost[:10]}, which no rank of the new layout owns")
     moves = plan_moves([each.held for each in offers], [each.wanted for each in offers])
     problem = check([move.parameter for move in moves if move.source == rank])

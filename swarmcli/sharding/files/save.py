@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from swarmcli.errors import CheckpointError
 from swarmcli.files.durable import write_file
 from swarmcli.network import wire
-from swarmcli.sharding.files.reshard import reshard, unsupplied
+from swarmcli.sharding.files.reshard import reshard
 from swarmcli.sharding.files.shard import Count, Shard, ShardRecord, shard_file, write_shard
 from swarmcli.sharding.transfer import agree, exchange_values
 from swarmcli.sharding.zero.state import State, apply_settings, copied_to_cpu, describe_settings
@@ -150,7 +150,7 @@ def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]
         for shard in shards:
             shard.check_fit(len(manifest.parameters))
             shard.check_content(shard.state)
-        missing = unsupplied(_expected(manifest), [shard.state for shard in shards])
+        missing = _expected(manifest).difference(*(shard.state for shard in shards))
         if missing or problems:
             raise CheckpointError(_describe_missing(manifest, missing, problems))
         return {index: copied_to_cpu(values) for shard in shards for index, values in shard.state.items()}
@@ -242,7 +242,7 @@ def _check_complete(
 ) -> None:
     """CheckpointError at all ranks if nobody sees a piece. A file that one rank misses another may see."""
     told = exchange_values(_Sight, _Sight(list(available), problems), group)
-    missing = unsupplied(_expected(manifest), [each.indices for each in told])
+    missing = _expected(manifest).difference(*(each.indices for each in told))
     if missing:
         raise CheckpointError(_describe_missing(manifest, missing, [text for each in told for text in each.problems]))
 

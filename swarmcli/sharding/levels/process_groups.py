@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -114,7 +114,10 @@ def _average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
     averager, bit for bit. Nothing is written before every message has come back.
     """
     messages = []
-    for like in _by_device(tensors):
+    kinds: dict[tuple[torch.device, bool], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.device, tensor.is_complex()), []).append(tensor)
+    for like in kinds.values():
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in like])
         flat /= group.size()
         if flat.is_cuda:
@@ -124,13 +127,6 @@ def _average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
     for like, flat in messages:
         for tensor, mean in zip(like, flat.split([tensor.numel() for tensor in like]), strict=True):
             tensor.copy_(mean.view(tensor.shape))
-
-
-def _by_device(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    found: dict[tuple[torch.device, bool], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        found.setdefault((tensor.device, tensor.is_complex()), []).append(tensor)
-    yield from found.values()
 
 
 def _check_alike(tensors: Sequence[torch.Tensor], places: Places, group: dist.ProcessGroup, name: str) -> None:

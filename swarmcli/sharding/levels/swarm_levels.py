@@ -121,16 +121,17 @@ class SwarmLevels:
         except StateDownloadError as error:
             logger.warning("no parameters from the others: %s", error)
             return None
-        step = -1 if state is None else _read_state(state.metadata)
+        metadata = state.metadata if state is not None and isinstance(state.metadata, dict) else {}
+        step = _read_step(metadata.get("step"))
         if state is None or step < 0:
             logger.info("nobody has averaged parameters yet")
             return None
         arrived = list(state.tensors.values())
         there, here = _signature(arrived), _signature(tensors)
-        if there != here or state.metadata.get("which") != self._which:
+        if there != here or metadata.get("which") != self._which:
             logger.warning("the others average other parameters: %s there, %s here", _words(there), _words(here))
             return None
-        if not await offload(_are_finite, arrived):
+        if not await offload(lambda: all(map(all_finite, arrived))):
             logger.warning("parameters that came from the others are no numbers; they are not used")
             return None
         async with self._at_rest():
@@ -242,10 +243,6 @@ def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> N
             target.copy_(source)
 
 
-def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    return all(all_finite(tensor) for tensor in tensors)
-
-
 def _signature(tensors: Sequence[torch.Tensor]) -> Signature:
     return [(tensor.shape, tensor.dtype) for tensor in tensors]
 
@@ -262,7 +259,3 @@ def _most(own: int, others: Sequence[int]) -> int:
 def _read_step(told: Any) -> int:
     """What a member says its step is; -1 for what no honest one says."""
     return told if type(told) is int and 0 <= told <= MAX_STEP else -1
-
-
-def _read_state(metadata: Any) -> int:
-    return _read_step(metadata.get("step")) if isinstance(metadata, dict) else -1

@@ -31,7 +31,9 @@ class UnevenInputs:
         rank, giver = dist.get_rank(group), joined.index(False)
         if rank == giver:
             for taker in (each for each, has_joined in enumerate(joined) if has_joined):
-                _send_gradients(shares[taker], taker, group)
+                gradients = [parameter.grad for parameter in shares[taker]]
+                send_tensors([torch.tensor([gradient is not None for gradient in gradients])], taker, group)
+                send_tensors([gradient.to_dense() for gradient in gradients if gradient is not None], taker, group)
         elif joined[rank]:
             _receive_gradients(shares[rank], giver, group)
 
@@ -50,12 +52,6 @@ class StepAlong(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:
         self._inputs.joined = self._inputs.hand_over = False
-
-
-def _send_gradients(parameters: Sequence[torch.Tensor], to: int, group: dist.ProcessGroup) -> None:
-    gradients = [parameter.grad for parameter in parameters]
-    send_tensors([torch.tensor([gradient is not None for gradient in gradients])], to, group)
-    send_tensors([gradient.to_dense() for gradient in gradients if gradient is not None], to, group)
 
 
 def _receive_gradients(parameters: Sequence[torch.Tensor], source: int, group: dist.ProcessGroup) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarmcli.errors import CheckpointError
 from swarmcli.sharding import transfer
-from swarmcli.sharding.files.reshard import Move, plan_moves, reshard, unclaimed, unsupplied
+from swarmcli.sharding.files.reshard import Move, plan_moves, reshard
 from tests.sharding.files.jobs import differing, plain
 from tests.sharding.processes import Worlds
 
@@ -60,16 +60,6 @@ def test_files_that_all_can_see_are_sent_by_all_alike(sizes: list[int], ranks: i
     sent = [sum(sizes[move.parameter] for move in moves if move.source == rank) for rank in range(ranks)]
     assert sum(sent) == sum(sizes)
     assert max(sent) <= sum(sizes) / ranks + max(sizes)
-
-
-@given(relayouts())
-def test_what_is_lost_and_what_is_missing_are_told_apart(
-    case: tuple[list[dict[int, int]], list[list[int]], list[int]],
-) -> None:
-    held, wanted, sizes = case
-    assert set(unsupplied(range(len(sizes)), held)) == set(range(len(sizes))) - set().union(*held)
-    assert unclaimed(held, wanted) == []
-    assert unclaimed(held, [[] for _ in wanted]) == sorted(set().union(*held))
 
 
 def test_the_moves_of_a_job_that_grows_from_two_to_three() -> None:
