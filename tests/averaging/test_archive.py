@@ -187,8 +187,8 @@ def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.M
     virtual_time.run(main())
 
 
-def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In real time, with a write that hangs until it has been given up."""
+def hanging_disk(patch: pytest.MonkeyPatch) -> threading.Event:
+    """A write hangs until it has been given up; sets the event when it does."""
     hanging, go_on = threading.Event(), threading.Event()
     pwrite, give_up = unnamed_file_module.os.pwrite, unnamed_file_module.UnnamedFile.give_up
 
@@ -198,16 +198,23 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPat
 
     def slow(*args: Any) -> int:
         hanging.set()
-        go_on.wait()
+        assert go_on.wait(60)
         return pwrite(*args)
 
-    async def main(result: AllreduceResult) -> None:
-        endpoint = Endpoint(MemoryNetwork().transport(Identity.from_seed(1)))
-        archive = RoundArchive(endpoint, "test", directory=tmp_path)
+    patch.setattr(unnamed_file_module, "_WRITE", 1000)
+    patch.setattr(unnamed_file_module.os, "pwrite", slow)
+    patch.setattr(unnamed_file_module.UnnamedFile, "give_up", given_up)
+    return hanging
+
+
+def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In real time."""
+    result = virtual_time.run(one_result())
+    hanging = hanging_disk(monkeypatch)
+
+    async def main() -> None:
+        archive = RoundArchive(Endpoint(MemoryNetwork().transport(Identity.from_seed(1))), "test", directory=tmp_path)
         monkeypatch.setattr(archive_module, "_PATIENCE", 0.01)
-        monkeypatch.setattr(unnamed_file_module, "_WRITE", 1000)
-        monkeypatch.setattr(unnamed_file_module.os, "pwrite", slow)
-        monkeypatch.setattr(unnamed_file_module.UnnamedFile, "give_up", given_up)
         archive.keep(bytes(32), TAG, result)
         await asyncio.to_thread(hanging.wait)
         await archive.written()
@@ -218,7 +225,21 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPat
         assert kept(archive) == (bytes(32),) and not archive._spare
         await archive.close()
 
-    asyncio.run(main(virtual_time.run(one_result())))
+    asyncio.run(main())
+
+
+def test_the_end_does_not_wait_for_a_disk_that_is_too_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result = virtual_time.run(one_result())
+    hanging = hanging_disk(monkeypatch)
+
+    async def main() -> None:
+        archive = RoundArchive(Endpoint(MemoryNetwork().transport(Identity.from_seed(1))), "test", directory=tmp_path)
+        archive.keep(bytes(32), TAG, result)
+        await asyncio.to_thread(hanging.wait)
+        await archive.close()
+        assert kept(archive) == ()
+
+    asyncio.run(main())
 
 
 async def one_result() -> AllreduceResult:

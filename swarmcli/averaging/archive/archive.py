@@ -92,6 +92,8 @@ class RoundArchive:
     async def close(self) -> None:
         """Serves no more, and lets go of the files. Idempotent; leaves no task."""
         self._donor.close()
+        if self._writing is not None:
+            self._writing.give_up()  # or the end would wait for a slow disk
         await self._tasks.close()
         for file in [*(stored.file for stored in self._rounds), *self._spare]:
             file.close()
