@@ -38,7 +38,7 @@ class Steps:
             self.act()
 
     def listen(self, patch: pytest.MonkeyPatch) -> None:
-        ask, learn, report, fetch = Mates.ask, RoundVotes.learn, Agreement.report, Copier.fetch
+        ask, learn, report, fetch = Mates.ask, RoundVotes.learn, Agreement.vote, Copier.fetch
         steps = self
 
         async def heard_ask(mates: Mates, index: int, name: str, *rest: Any) -> Any:
@@ -63,7 +63,7 @@ class Steps:
 
         patch.setattr(Mates, "ask", heard_ask)
         patch.setattr(RoundVotes, "learn", heard_learn)
-        patch.setattr(Agreement, "report", heard_report)
+        patch.setattr(Agreement, "vote", heard_report)
         patch.setattr(Copier, "fetch", heard_fetch)
 
 

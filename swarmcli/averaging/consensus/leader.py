@@ -48,15 +48,15 @@ class Agreement:
         parts: Parts,
         options: AllreduceOptions,
         lost: frozenset[int],
-        spent: set[int],
+        unreachable: set[int],
     ) -> None:
-        """`lost`: who is not expected to take part. `spent`: whom this member does not follow, since they are lost or
-        out of its reach; grows."""
+        """`lost`: who is not expected to take part. `unreachable`: whom this member does not follow, since they are
+        lost or out of its reach; grows."""
         self._mates, self._votes, self._parts, self._options = mates, votes, parts, options
         self._proposer = Proposer(mates, votes, parts)
         self._attendance = Attendance(mates, options.to_begin)
         self._absent: asyncio.Queue[AbsenceNotice] = asyncio.Queue()  # of what the others are to hear
-        self._lost, self._spent = lost, spent
+        self._lost, self._unreachable = lost, unreachable
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
         self._following = self._candidates()[0]
         self._gathered, self._settled = asyncio.Event(), asyncio.Event()
@@ -80,7 +80,7 @@ class Agreement:
             self._settled.set()
             del self._proposer, self._parts
 
-    async def report(self, digest: bytes | None, reason: str = "") -> None:
+    async def vote(self, digest: bytes | None, reason: str = "") -> None:
         """This member's own exchange has come to its end: with a result, or (None) with what is wrong.
 
         An auxiliary has neither; it waits until a result is named to it. Never fails: whoever cannot hear it will
@@ -95,7 +95,7 @@ class Agreement:
         if self._zero is not None:
             self.hear(0, vote)
         elif self._following == 0:
-            async with beside(self._vote(vote)) as voting, beside(self._settled.wait()) as settled:
+            async with beside(self._send_vote(vote)) as voting, beside(self._settled.wait()) as settled:
                 await asyncio.wait([voting, settled], return_when=asyncio.FIRST_COMPLETED)
 
     def stop(self) -> None:
@@ -117,7 +117,7 @@ class Agreement:
             self._announce(voter, vote.reason)
         self._check_zero()
 
-    async def word(self, asker: int) -> Decision | None:
+    async def tell_outcome(self, asker: int) -> Decision | None:
         """Answers another member: waits until the outcome is known, or (None) known to stay unknown here."""
         self._attendance.begun[asker].set()
         self._attendance.strangers.discard(asker)
@@ -162,7 +162,7 @@ class Agreement:
 
     # Following
 
-    async def _vote(self, vote: VoteMessage) -> None:
+    async def _send_vote(self, vote: VoteMessage) -> None:
         try:
             await self._mates.ask(0, "vote", vote, Noted, self._options.for_reducer)
         except NetworkError:
@@ -178,7 +178,7 @@ class Agreement:
             if decision is not None:
                 self.learn(decision)
                 return
-            self._spent.add(self._following)
+            self._unreachable.add(self._following)
             candidates = self._candidates()
             self._following = candidates[0]
             self._following = await self._first_alive(candidates)
@@ -194,10 +194,10 @@ class Agreement:
     def _candidates(self) -> list[int]:
         """Who may lead, by rank, up to this member."""
         ranks, me = self._mates.ranks, self._mates.me
-        return [member for member in ranks if ranks[member] < ranks[me] and member not in self._spent] + [me]
+        return [member for member in ranks if ranks[member] < ranks[me] and member not in self._unreachable] + [me]
 
     async def _first_alive(self, candidates: list[int]) -> int:
-        """The first that takes part in the round, this member at the latest; those that do not are spent."""
+        """The first that takes part in the round, this member at the latest; those that do not are unreachable."""
         async with asyncio.TaskGroup() as tasks:
             looks = {member: tasks.create_task(self._takes_part(member)) for member in candidates[:-1]}
             for member, look in looks.items():
@@ -205,7 +205,7 @@ class Agreement:
                     for other in looks.values():
                         other.cancel()
                     return member
-                self._spent.add(member)
+                self._unreachable.add(member)
         return self._mates.me
 
     async def _takes_part(self, member: int) -> bool:
@@ -217,7 +217,7 @@ class Agreement:
     # Leading
 
     async def _lead(self) -> None:
-        for member in self._spent:
+        for member in self._unreachable:
             self._attendance.begun[member].set()
             self._lose(member, "it was lost")
         async with asyncio.TaskGroup() as tasks:
@@ -249,7 +249,7 @@ class Agreement:
         begun = quorum = loop.time()
         while not self._settled.is_set():
             decision = await self._proposer.attempt(self._give_up, self._attendance.strangers)
-            decision = decision or await self._word_of_another_leader()
+            decision = decision or await self._outcome_of_another_leader()
             quorum = loop.time() if self._proposer.had_quorum else quorum  # a ballot may fail, and take long for it
             search = _SEARCH_ALONE if self._proposer.deserted else _SEARCH
             if decision is not None:
@@ -261,7 +261,7 @@ class Agreement:
                 await asyncio.sleep(wait + _ROUND_TRIPS * self._mates.slowest_round_trip)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _word_of_another_leader(self) -> Decision | None:
+    async def _outcome_of_another_leader(self) -> Decision | None:
         """Where others follow one that goes before, and it can be reached by now, this member follows it too."""
         leader = self._proposer.follows
         if leader is None or leader == self._mates.me or not await self._takes_part(leader):

@@ -143,7 +143,7 @@ class Allreduce:
     async def _try_until_decided(self) -> Decision | None:
         groups = tries(self.group) if self._step is None else [self.group]
         decision: Decision | None = None
-        spent, failed_holders = set[int](), set[int]()
+        unreachable, failed_holders = set[int](), set[int]()
         with self._service.expecting(*groups[1:]):  # whoever is at the next try before this member waits for it
             for group in groups:
                 attempt = Attempt(
@@ -153,7 +153,7 @@ class Allreduce:
                     self._mine,
                     self._options,
                     decision if isinstance(decision, Again) else None,
-                    spent,
+                    unreachable,
                     failed_holders,
                     last=group is groups[-1],
                 )

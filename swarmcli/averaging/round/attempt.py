@@ -47,13 +47,13 @@ class Attempt:
         mine: Inputs | None,
         options: AllreduceOptions,
         again: Again | None,
-        spent: set[int],
+        unreachable: set[int],
         failed_holders: set[int],
         last: bool,
     ) -> None:
         """`holdings`: what is here of the result, by the plan of the round. `mine`: None for an auxiliary.
-        `again`: what the try before has ended with; None: this is the first. `spent`: whom this member could not reach
-        in the tries before; grows. `failed_holders`: see Copier. `last`: no other one may follow."""
+        `again`: what the try before has ended with; None: this is the first. `unreachable`: whom this member could not
+        reach in the tries before; grows. `failed_holders`: see Copier. `last`: no other one may follow."""
         self.group, self.holdings = group, holdings
         self._service, self._options, self._again, self._last = service, options, again, last
         self.mates = mates = Mates(service.endpoint, service.method, group)
@@ -65,8 +65,8 @@ class Attempt:
             plan = plan.only(missing, again.reducers)
             holdings.drop(missing)  # their memory is written from here on
         self._lost = everyone - members
-        self._spent = spent
-        spent |= self._lost - {mates.me}
+        self._unreachable = unreachable
+        unreachable |= self._lost - {mates.me}
         senders = sorted(members - mates.auxiliaries)
         mine, results = (mine if mates.me in senders else None), holdings.results
         self._reducer = Reducer(plan, mates.me, senders, mine, results)
@@ -84,7 +84,7 @@ class Attempt:
     async def run(self) -> Decision | None:
         """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""
         with self._service.hosting(self) as self._votes:
-            self.agreement = Agreement(self.mates, self._votes, self, self._options, self._lost, self._spent)
+            self.agreement = Agreement(self.mates, self._votes, self, self._options, self._lost, self._unreachable)
             decision: Decision | None = None
             try:
                 decision = await self._decide()
@@ -183,7 +183,7 @@ class Attempt:
             await self._end_exchange()
             self.trouble = Gathered(complaint=f"not done within {self._options.allreduce_timeout} s")
         digest = None if self.mates.auxiliary else self.holdings.digest
-        await self.agreement.report(digest, self.trouble.reason)
+        await self.agreement.vote(digest, self.trouble.reason)
 
     async def _gather(self) -> Gathered:
         """Averages of what is missing from reducers; of what others hold, copies of it."""

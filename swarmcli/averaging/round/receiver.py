@@ -37,8 +37,8 @@ class PartReceiver:
         return {**self._notes, **self._reducer.left_out}
 
     async def run(self) -> None:
-        """Has the averages formed. Members that do not begin in time are left out; those that cannot dial this
-        reducer are dialed. A failure is told on the streams, and by the reducer."""
+        """Forms the averages. A member that does not begin in time is left out, one that cannot dial this reducer is
+        dialed. A failure is told on the streams, and by the reducer."""
         visiting = [] if self._mates.group.members[self._mates.me].listening else list(self._waiting)
         async with asyncio.TaskGroup() as tasks:
             for member in visiting:

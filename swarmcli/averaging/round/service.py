@@ -222,7 +222,7 @@ class AllreduceService:
         votes = await self._begun(question.group_id)
         member, round_ = votes.member(peer), self._rounds.get(question.group_id)
         if votes.decision is None and round_ is not None:
-            await round_.agreement.word(member)
+            await round_.agreement.tell_outcome(member)
         return OutcomeAnswer(votes.decision)
 
     async def _presence(self, peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
