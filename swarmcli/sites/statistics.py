@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -188,7 +188,11 @@ class SiteStatistics:
 
     def take_released(self) -> list[int]:
         """The pins that have ended since the last call. For the command that tells the ranks."""
-        return [self._released.popleft() for _ in range(len(self._released))]
+        released = []
+        with suppress(IndexError):  # steps and captures take from several threads
+            while True:
+                released.append(self._released.popleft())
+        return released
 
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
         pin = Pin(next(self._numbers))
