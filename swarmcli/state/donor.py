@@ -165,7 +165,7 @@ class StateDonor:
         finally:
             self._line.remove(ticket)
             self._news.ring()
-        self._downloads += 1
+        self._downloads += 1  # nothing is awaited since the line was left, so the next one in it cannot slip in here
         try:
             yield
         finally:
@@ -206,7 +206,12 @@ class StateDonor:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_COURTESY):
                     await self._courtesy()
-        digest, pieces = await self._read(state, chunk)
+        if state.is_distant(chunk):
+            digest, pieces = await self._from_elsewhere(state.read, chunk)
+        else:
+            known = state.known_digest(chunk)
+            digest = known if known is not None else await offload(state.digest, chunk)
+            pieces = state.chunk(chunk)
         async with asyncio.timeout(_PATIENCE):
             await stream.send(ChunkHeader(chunk, digest), pieces)
         return sum(len(piece) for piece in pieces)
@@ -222,15 +227,6 @@ class StateDonor:
 
         elsewhere = any(map(state.is_distant, chunks))
         return DigestAnswer(await (self._from_elsewhere(hash_all) if elsewhere else offload(hash_all)))
-
-    async def _read(self, state: PinnedState, chunk: int) -> tuple[bytes, list[memoryview]]:
-        """Digest and pieces."""
-        if state.is_distant(chunk):
-            return await self._from_elsewhere(state.read, chunk)
-        digest = state.known_digest(chunk)
-        if digest is None:
-            digest = await offload(state.digest, chunk)
-        return digest, state.chunk(chunk)
 
     async def _from_elsewhere(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Raises CallRefused when it cannot be read any more."""
