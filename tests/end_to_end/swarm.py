@@ -81,6 +81,10 @@ class Swarm:
     def epochs(self, name: str) -> list[EpochAdvanced]:
         return self._read(name, lambda journal: journal.epochs("test-run"))
 
+    def lives(self, name: str) -> list[float]:
+        """When each start of this peer was, the first one first."""
+        return self._read(name, lambda journal: [each.started for each in journal.runs()])
+
     def rounds(self, name: str) -> list[RoundFinished]:
         return self._read(name, lambda journal: journal.rounds("test-run"))
 
