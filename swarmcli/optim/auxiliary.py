@@ -53,8 +53,7 @@ class AuxiliaryCore:
         self._averager = self.mode.assisting_averager(node, peer.averaging, like)
         self._group = PreformedGroup(
             self._averager,
-            config.target_batch_size,
-            config.fingerprint,
+            config,
             self._tasks,
             sees_weights=self.mode.averages_gradients,  # samples are part of other lineages
         )

@@ -65,16 +65,12 @@ class OptimizerCore:
         averager = self._work.averager
         self._rule = self._make_rule()
         self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory.at_work)
-        self._group = PreformedGroup(
-            averager, config.target_batch_size, config.fingerprint, self._tasks, lambda: keeper.gathered
-        )
+        self._group = PreformedGroup(averager, config, self._tasks, lambda: keeper.gathered)
         self._exchange = StateExchange(
             node.endpoint, config.run_id, self.replica, averager.at_rest, self.mode.state.load_compression
         )
         self._catch_up = CatchUp(peer, self._work, self.directory, self._exchange)
-        self._end = EpochEnd(
-            peer, self.mode.timing, self._rule, self._work, keeper, self._group, self.directory, self.metrics
-        )
+        self._end = EpochEnd(peer, self._work, keeper, self._group, self.directory, self.metrics)
         self._ending: asyncio.Task[None] | None = None  # until somebody has waited for its end
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from swarmcli.events import Noticed
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.epoch.group import EpochRule, PreformedGroup
+from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.modes.base import Committed, EpochWork, Failed, Outcome, Timing, Undecided
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
@@ -130,15 +130,13 @@ class Advanced:
 class EpochEnd:
     """The end of one epoch after the other: a round, the step with its average, and what is due for the states.
 
-    `released` is set when the trainer may go on to compute, which `timing` says: at the latest when `run` ends.
+    `released` is set when the trainer may go on to compute, as the mode's timing says: at the latest when `run` ends.
     `left_behind` is set when, instead of mates, a peer of a lineage that leads was found; whoever acts on it clears it.
     """
 
     def __init__(
         self,
         peer: PeerContext,
-        timing: Timing,
-        rule: EpochRule,
         work: EpochWork,
         keeper: StateKeeper,
         group: PreformedGroup,
@@ -148,7 +146,7 @@ class EpochEnd:
         self.released = asyncio.Event()
         self.left_behind = False
         self._own_id, self._config, self._events = peer.node.peer_id, peer.config, peer.events
-        self._timing, self._rule = timing, rule
+        self._timing, self._rule = keeper.mode.timing, keeper.rule
         self._work, self._replica, self._keeper = work, work.replica, keeper
         self._group, self._directory, self._metrics = group, directory, metrics
         self._weight: int | None = None  # samples frozen

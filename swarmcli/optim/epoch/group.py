@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmcli.averaging import RoundRequest
 from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
 from swarmcli.network.identity import PeerID
 from swarmcli.network.tasks import TaskOwner
+from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.modes.base import Committed, Failed, Outcome, Undecided
 from swarmcli.optim.state.drift import are_apart, are_several, read_told
 from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
@@ -123,8 +124,7 @@ class PreformedGroup:
     def __init__(
         self,
         averager: AveragerCore,
-        target_batch_size: int,
-        terms: Mapping[str, str],
+        config: OptimizerConfig,
         tasks: TaskOwner,
         gather: Callable[[], Any] = lambda: None,
         *,
@@ -138,8 +138,7 @@ class PreformedGroup:
         self._sees_weights = sees_weights
         self._averager = averager
         self._gather = gather
-        self._target = target_batch_size
-        self._terms = terms
+        self._config = config
         self._tasks = tasks
         self._keeper: asyncio.Task[None] | None = None
         self._control: StepControl | None = None
@@ -264,10 +263,10 @@ class PreformedGroup:
             weight=0.0,
             require_trigger=True,
             allow_retries=False,
-            target=float(self._target),
+            target=float(self._config.target_batch_size),
             only_one=patient,
             epoch=position.epoch,
-            terms=self._terms,
+            terms=self._config.fingerprint,
         )
         control = self._control = self._averager.begin_round(request)
         ended = self._ended = asyncio.get_running_loop().create_future()

@@ -52,9 +52,9 @@ class StateKeeper:
         self.monitor = DriftMonitor(node, config.run_id, replica, options.tolerance)
         self.strayed = False  # this peer's state has to be replaced by the others', and its position says so
         self._node = node
-        self._replica = replica
-        self._mode = mode
-        self._rule = rule
+        self.replica = replica
+        self.mode = mode
+        self.rule = rule
         self._at_work = at_work
         self._delay = options.delay
         self._found: Comparison | None = None  # in the round under way
@@ -64,16 +64,16 @@ class StateKeeper:
     def gathered(self) -> Told | None:
         """What the members of the next group are to know about this peer and its state; None: nothing."""
         told = self.monitor.told
-        if self._mode.target_group_size is None:
+        if self.mode.target_group_size is None:
             return told
-        state = self._replica.state
+        state = self.replica.state
         told = told or Told(state.epoch)
-        return msgspec.structs.replace(told, several=self._rule.several, apart=state.apart)
+        return msgspec.structs.replace(told, several=self.rule.several, apart=state.apart)
 
     async def look(self) -> None:
         """Before a group opens: how this peer's state compares will be asked, unless all are averaged regularly."""
         self.strayed = False
-        if self._mode.average_state_every(self._replica.state.apart) is None:
+        if self.mode.average_state_every(self.replica.state.apart) is None:
             await self.monitor.look()
 
     def compare(self, gathered: Mapping[PeerID, bytes]) -> bool:
@@ -86,12 +86,12 @@ class StateKeeper:
         """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
         found, self._found = self._found, None
         self.monitor.note_members(committed.members)
-        every = self._mode.average_state_every(committed.several)
-        if not committed.several and (committed.apart or self._replica.state.apart):
+        every = self.mode.average_state_every(committed.several)
+        if not committed.several and (committed.apart or self.replica.state.apart):
             await self._unite(committed)
         elif len(committed.members) > 1 or committed.several:
             if every is not None:
-                if self._replica.position.epoch % every == 0:
+                if self.replica.position.epoch % every == 0:
                     await self._average(committed, samples)
             elif found is not None:
                 await self._repair(committed, found)
@@ -111,23 +111,23 @@ class StateKeeper:
         self.averaging.drop()
         # The first member, alike for everyone: all of them have the same list. Without one, this peer ended it alone.
         if self._node.peer_id in (committed.members or (self._node.peer_id,))[:1]:
-            self._replica.state.apart = False
+            self.replica.state.apart = False
         else:
-            await self._replica.change(self._go_astray)
+            await self.replica.change(self._go_astray)
 
     async def _average(self, committed: Committed, samples: int) -> None:
         # The last one, if it has taken a whole epoch: two at a time would need memory for two more states.
         await self.averaging.apply(wait=True)
-        weight = self._mode.state_weight(samples)
-        helpers = committed.helpers if self._mode.by_epoch(committed.several) else ()
+        weight = self.mode.state_weight(samples)
+        helpers = committed.helpers if self.mode.by_epoch(committed.several) else ()
         await self._begin(committed, weight, helpers=helpers, changes=self._delay)
         if not self._delay:
             await self.averaging.apply(wait=True)
 
     async def _repair(self, committed: Committed, found: Comparison) -> None:
-        epoch = self._replica.position.epoch
+        epoch = self.replica.position.epoch
         if self.monitor.is_stray(found):
-            await self._replica.change(self._go_astray)
+            await self.replica.change(self._go_astray)
         elif found.disagree and epoch >= self._rests_until:
             self._rests_until = epoch + PAUSE
             await self._begin(committed, 1.0, changes=False)
@@ -135,7 +135,7 @@ class StateKeeper:
 
     def _go_astray(self) -> None:
         """Under a position that the others' beats, so that this peer follows them as any other lineage that leads."""
-        state = self._replica.state
+        state = self.replica.state
         state.position = state.position.astray(self._node.peer_id)
         self.monitor.drop()
         self.strayed = True
@@ -143,7 +143,7 @@ class StateKeeper:
     async def _begin(
         self, committed: Committed, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
     ) -> None:
-        position = self._replica.position
+        position = self.replica.position
         # Of several groups nobody knows who is in the others: all who are known are expected then.
         mates = tuple(self._at_work()) if committed.several else committed.members + helpers
         occasion = Occasion(position.lineage, position.epoch, weight, mates, several=committed.several)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections import deque
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 from pydantic import ConfigDict, Field
@@ -45,12 +45,14 @@ def is_settled(phase: Phase) -> bool:
     return phase not in _UNSETTLED
 
 
-class EpochLoss(NamedTuple):
-    """How an epoch went for one peer. `samples` are all of that peer's since it started."""
+class ReportedLoss(pydantic.BaseModel):
+    """One epoch of a peer: the mean loss over its samples, and all its samples since it started."""
 
-    epoch: int
-    loss: float
-    samples: int
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    epoch: _Count
+    loss: _Finite
+    samples: _Count
 
 
 class PeerMetrics:
@@ -59,7 +61,7 @@ class PeerMetrics:
     def __init__(self, peer_id: PeerID, events: Events) -> None:
         self.samples = 0  # by this peer since it started
         self.last_loss: float | None = None  # mean of the last epoch that had one
-        self.recent: deque[EpochLoss] = deque(maxlen=MAX_RECENT)  # of the latest epochs that had one, oldest first
+        self.recent: deque[ReportedLoss] = deque(maxlen=MAX_RECENT)  # of the latest epochs that had one, oldest first
         self.last_outcome: LastOutcome = ""
         self.last_reason = ""
         self._peer_id = peer_id
@@ -117,7 +119,7 @@ class PeerMetrics:
         loss = self._loss_sum / self._loss_samples if self._loss_samples else None
         if loss is not None:
             self.last_loss = loss
-            self.recent.append(EpochLoss(position.epoch, loss, self.samples))
+            self.recent.append(ReportedLoss(epoch=position.epoch, loss=loss, samples=self.samples))
             self._events.emit(EpochReported(self._peer_id.text, position.epoch, loss, self.samples, rate))
         self.forget_losses()
         began = self._epoch_began
@@ -134,16 +136,6 @@ class PeerMetrics:
         )
         self._events.emit(advanced)
         return advanced
-
-
-class ReportedLoss(pydantic.BaseModel):
-    """One epoch of a peer: the mean loss over its samples, and all its samples since it started."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    epoch: _Count
-    loss: _Finite
-    samples: _Count
 
 
 class PeerReport(pydantic.BaseModel):
@@ -213,7 +205,7 @@ def describe(
         client_mode=node.client_mode,
         addresses=[] if node.client_mode else list(node.endpoint.addresses)[:MAX_ADDRESSES],
         loss=metrics.last_loss,
-        recent=[ReportedLoss(**each._asdict()) for each in metrics.recent],
+        recent=list(metrics.recent),
         drift=drift,
         keeps=keeps,
         leaving=leaving,

@@ -57,12 +57,13 @@ class Story:
         self.company = True
         self.outcomes = list(outcomes)
         self.replica = self
+        self.mode, self.rule = SimpleNamespace(timing=timing), EpochRule(24)
         self.config = OptimizerConfig("run", 24, **options)
         self.node = SimpleNamespace(peer_id=OWN)
         self.events = Events()
         self.events.subscribe(lambda event: self.warnings.append(event.text) if isinstance(event, Noticed) else None)
         metrics = PeerMetrics(OWN, self.events)
-        self.end = EpochEnd(self, timing, EpochRule(24), self, self, self, self, metrics)  # type: ignore[arg-type]
+        self.end = EpochEnd(self, self, self, self, self, metrics)  # type: ignore[arg-type]
 
     async def run(self) -> None:
         self.end.released = Release(self.told)

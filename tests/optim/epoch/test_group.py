@@ -24,7 +24,7 @@ class Member:
         self.tensor = torch.tensor([value])
         self.averager = AveragerCore([self.tensor], node, averager_config(OptimizerConfig("run", TARGET)))
         self.tasks = TaskOwner()
-        self.group = PreformedGroup(self.averager, TARGET, {}, self.tasks)
+        self.group = PreformedGroup(self.averager, OptimizerConfig("run", TARGET), self.tasks)
 
     async def __aenter__(self) -> "Member":
         await self.averager.start()

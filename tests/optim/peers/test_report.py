@@ -9,7 +9,7 @@ import pytest
 
 from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.peers.report import MAX_RECENT, EpochLoss, PeerMetrics
+from swarmcli.optim.peers.report import MAX_RECENT, PeerMetrics, ReportedLoss
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 
@@ -36,7 +36,7 @@ def test_an_epochs_loss_is_the_mean_over_its_samples() -> None:
         await asyncio.sleep(2.5)
         ended = own.end_epoch(at(1), samples=24, own_samples=4, peers=2, seconds=0.5, rate=1.6)
         assert (ended.loss, ended.seconds) == (2.5, 2.5)
-        assert (own.last_loss, list(own.recent)) == (2.5, [EpochLoss(1, 2.5, 4)])
+        assert (own.last_loss, list(own.recent)) == (2.5, [ReportedLoss(epoch=1, loss=2.5, samples=4)])
         assert seen == [
             EpochReported(PeerID(bytes(32)).text, 1, 2.5, 4, 1.6),
             EpochAdvanced(1, bytes(32).hex(), 24, 4, 2, 2.5, 2.5, 0.5),
