@@ -140,7 +140,7 @@ class PreformedGroup:
         self._gather = gather
         self._config = config
         self._tasks = tasks
-        self._keeper: asyncio.Task[None] | None = None
+        self._forming: asyncio.Task[None] | None = None
         self._control: StepControl | None = None
         self._ended: asyncio.Future[Outcome] | None = None  # of the control
         self._begun = asyncio.Event()
@@ -159,17 +159,17 @@ class PreformedGroup:
         """
         if self.refused is not None:
             raise self.refused
-        if self._keeper is not None:
+        if self._forming is not None:
             return
         self.position, self.undecided, self._samples = position, "", 0.0
-        self._keeper = self._tasks.spawn(self._keep(position))
+        self._forming = self._tasks.spawn(self._keep(position))
 
     async def close(self) -> None:
         """Leaves the group, if there is one. A round that has begun goes on without this peer."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait([keeper])
+        forming, self._forming = self._forming, None
+        if forming is not None:
+            forming.cancel()
+            await asyncio.wait([forming])
         self.position = None
 
     def report(self, samples: float) -> None:

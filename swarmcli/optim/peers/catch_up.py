@@ -204,9 +204,9 @@ class CatchUp:
         return True
 
     @asynccontextmanager
-    async def _collecting(self, begin: LineagePosition, donors: Sequence[PeerID]) -> AsyncIterator[Collection]:
+    async def _collecting(self, begin: LineagePosition, donors: Sequence[PeerID]) -> AsyncIterator[CollectedRounds]:
         """While the block runs, rounds committed on `begin` and its followers are put by."""
-        collection = Collection(begin)
+        collection = CollectedRounds(begin)
         if not self._work.replays:
             yield collection
             return
@@ -216,7 +216,7 @@ class CatchUp:
         finally:
             collection.close()
 
-    async def _replay_all(self, collection: Collection, reason: str) -> None:
+    async def _replay_all(self, collection: CollectedRounds, reason: str) -> None:
         """Steps with all that was collected, and still is meanwhile, from the state on which the collection began.
 
         Not where several groups end the epochs: what was collected are then rounds of one of them or the other.
@@ -232,7 +232,7 @@ class CatchUp:
             await self._replay([kept], reason)
             collection.drop_first()
 
-    async def _collect(self, collection: Collection, donors: Sequence[PeerID]) -> None:
+    async def _collect(self, collection: CollectedRounds, donors: Sequence[PeerID]) -> None:
         for turn in count():
             asked = [donors[(turn + place) % len(donors)] for place in range(min(ASKED_AT_ONCE, len(donors)))]
             try:
@@ -269,7 +269,7 @@ def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
     )
 
 
-class Collection:
+class CollectedRounds:
     """Rounds that followed each other from `begin` to `end`, on disk."""
 
     def __init__(self, begin: LineagePosition) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from swarmcli.compression import CompressionBase, NoCompression, TensorRole
-from swarmcli.errors import CallRefused, SiteError, StateDownloadError
+from swarmcli.errors import CallRefused, OptimizerError, SiteError, StateDownloadError
 from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
@@ -107,10 +107,12 @@ class StateExchange:
             raise StateDownloadError(f"the state that came cannot be read here: {error}") from error
 
     async def _provide(self, version: bytes) -> Snapshot | None:
-        if version != self._replica.position.lineage or self._replica.state.torn:
+        if version != self._replica.position.lineage:
             return None
         try:
             captured = await self._replica.capture()
+        except OptimizerError:  # it is torn
+            return None
         except SiteError as error:
             raise CallRefused("gone", f"this peer's state cannot be read: {error}") from error
         lineage = captured.metadata["lineage"]

@@ -118,9 +118,13 @@ class Replica:
             return await on_executor(self._nbytes, lambda: self.state.capture().clone())
 
     async def restore(self, captured: CapturedState) -> None:
-        """Takes over a state. ValueError: it does not fit."""
+        """Takes over a state. ValueError: it does not fit. For other errors see TrainingState.restore."""
         async with self._lock:
-            await on_executor(self._nbytes, self.state.restore, captured)
+            try:
+                await on_executor(self._nbytes, self.state.restore, captured)
+            finally:
+                if self.state.torn:  # what is being averaged of the former state must not be applied to this one
+                    self.generation += 1
             await on_executor(self._nbytes, self.placement.publish)
             self._note_replaced()
 
