@@ -1,1 +1,1 @@
-"""How an epoch ends: what a peer brings to the round, when that runs, and what it makes of the outcome."""
+"""When an epoch is over, the group that ends it, how the end goes, and what is due for the states then."""

@@ -1,4 +1,4 @@
-"""A way to train, as one object: what it refuses, the work it builds, and what follows from it for a run."""
+"""A way to train, as one object: what it refuses, the work it builds for each epoch, and what follows for a run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who is in the run and where they stand: lineages, reports, groups, and how those behind catch up."""
+"""Who is in the run and how far everyone is: the directory of reports, progress, and how those behind catch up."""
