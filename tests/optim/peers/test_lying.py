@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swarmcli.dht import DHTNode
+from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import RefreshOptions
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, estimate_global_progress
 from swarmcli.optim.state.lineage import MAX_COUNT
@@ -39,9 +40,9 @@ async def readings(tracker: ProgressTrackerCore, seconds: float) -> int:
     read, published = tracker._board.refresh, tracker._board.publish
     counts = {"read": 0, "reported": 0}
 
-    async def refresh() -> None:
+    async def refresh() -> dict[PeerID, LocalTrainingProgress]:
         counts["read"] += 1
-        await read()
+        return await read()
 
     async def publish(report: LocalTrainingProgress) -> bool:
         counts["reported"] += 1
