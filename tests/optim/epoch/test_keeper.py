@@ -165,7 +165,7 @@ def lie(trainer: Trainer, sketch: bytes) -> None:
     class Liar(type(keeper)):  # type: ignore[misc]
         @property
         def gathered(self) -> object:
-            position = self._replica.position
+            position = self.replica.position
             signature = sign("sketch", position.lineage, sketch)
             return Told(position.epoch, sketch, signature) if honest.fget(self) is not None else None
 

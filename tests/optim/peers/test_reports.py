@@ -112,7 +112,8 @@ def test_an_older_report_of_the_same_peer_changes_nothing() -> None:
             await asyncio.sleep(4)
             entry = liar.core.storage.entry(key_id(KEY), liar.core.now())
             assert entry is not None
-            liar.core.storage._insert(key_id(KEY), entry, old)  # told to whoever asks, as if it were news
+            entry.records.pop(old.subkey)
+            liar.core.storage.put(old, liar.core.now())  # told to whoever asks, as if it were news
             await asyncio.sleep(12)
             assert tracker.global_epoch == 0 and tracker.global_progress.samples_accumulated == 0
             assert tracker.global_progress.num_peers == 2
