@@ -74,7 +74,7 @@ def _try_out(recipe: Recipe) -> dict[str, str]:
 
     compute = choose_compute(recipe)
     task = build_task(recipe)
-    memory = check_memory(recipe, task, "trainer", compute, now=False)
+    memory = check_memory(recipe, task.build_model(outline=True), "trainer", compute, now=False)
     model = task.build_model()
     try:
         batch = next(task.batches(recipe.seed))

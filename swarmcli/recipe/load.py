@@ -32,18 +32,18 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def parse_recipe(
-    text: str, overrides: Sequence[str] = (), *, name: str = "<recipe>", directory: Path | None = None
+    text: str, overrides: Sequence[str] = (), *, name: str = "<recipe>", directory: Path | str | None = None
 ) -> Recipe:
     """The same for a text; relative paths begin in `directory` (default: where the process was started)."""
     root = parse_document(text, name)
     rename_old_keys(root)
     apply_overrides(root, overrides)
-    home = directory or Path.cwd()
+    home = Path(directory or Path.cwd())
     try:
         recipe = Recipe.model_validate(plain(root, Recipe), context={"directory": home})
     except pydantic.ValidationError as error:
         raise recipe_error(error, root, Recipe) from None
-    recipe._root = root
+    recipe._text, recipe._root = text, root
     recipe._directory = home
     recipe._file, recipe._overrides = name, tuple(overrides)
     return recipe

@@ -64,6 +64,7 @@ class Recipe(Section):
     network: NetworkSettings = NetworkSettings()
     local: LocalSettings = LocalSettings()
 
+    _text: str = PrivateAttr("")
     _root: Entry = PrivateAttr(default_factory=lambda: Entry({}, "recipe"))
     _directory: Path = PrivateAttr(default_factory=Path.cwd)
     _file: str = PrivateAttr("")
@@ -97,6 +98,11 @@ class Recipe(Section):
     def overrides(self) -> tuple[str, ...]:
         """What was said beside the file, as `a.b=value`."""
         return self._overrides
+
+    @property
+    def source(self) -> tuple[str, tuple[str, ...], str, str]:
+        """Of what `parse_recipe` made this recipe: text, overrides, name and directory."""
+        return self._text, self._overrides, self._file, str(self._directory)
 
     @property
     def directory(self) -> Path:

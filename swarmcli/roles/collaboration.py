@@ -40,6 +40,7 @@ from swarmcli.training import (
     parameter_groups,
 )
 from swarmcli.training.memory import check_memory
+from swarmcli.training.outline import outline_in_process
 
 COMPRESSIONS: Mapping[str, CompressionBase] = {
     "none": NoCompression(),
@@ -75,13 +76,19 @@ class Collaboration:
         recipe = peer.recipe
         self.peer = peer
         self.compute: Compute = compute or compute_of(peer)
-        self.task: Task = build_task(recipe)
-        check_memory(recipe, self.task, peer.role, self.compute)
-        checkpoint = find_resumed(recipe, resume) if resume else None
-        self.model: nn.Module = self.task.build_model(outline=auxiliary)
-        if checkpoint is not None:
-            checkpoint.restore_model(self.model)
-        if not auxiliary:
+        self.task: Task  # of an auxiliary there is none
+        self.model: nn.Module
+        checkpoint = None
+        if auxiliary:
+            self.model = outline_in_process(recipe)
+            check_memory(recipe, self.model, peer.role, self.compute)
+        else:
+            self.task = build_task(recipe)
+            check_memory(recipe, self.task.build_model(outline=True), peer.role, self.compute)
+            checkpoint = find_resumed(recipe, resume) if resume else None
+            self.model = self.task.build_model()
+            if checkpoint is not None:
+                checkpoint.restore_model(self.model)
             self.model.to(self.compute.device)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
         self.resumed: Path | None = None  # the checkpoint that this peer went on from

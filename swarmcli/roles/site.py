@@ -153,7 +153,7 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
     introduction = wire.decode(Introduction, site.share())
     home = home or recipe.output_dir / recipe.run_id / introduction.home
     task = build_task(recipe)
-    check_memory(recipe, task, "trainer", compute)
+    check_memory(recipe, task.build_model(outline=True), "trainer", compute)
     model = task.build_model().to(compute.device)
     mode = following(recipe, site, model, home)
     seed = stream_seed_of(recipe, introduction, site.rank)

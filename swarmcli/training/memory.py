@@ -2,8 +2,8 @@
 
 In units of the parameters the lines are those of docs/optimizer.md; what a forward pass keeps for the backward pass is
 a rule of thumb for transformers, exact to some tens of percent. With 85 million parameters and AdamW a trainer needs
-3.9 GiB by this sum, a monitor 4.9 and an auxiliary 0.8; their peaks were 3.2 (nobody downloaded from it: 1.0 less),
-4.1 and 0.6 (benchmarks/NOTES.md). So the sum says whether a model fits, not by how much.
+3.9 GiB by this sum, a monitor 4.9 and an auxiliary 0.6; their peaks were 3.2 (nobody downloaded from it: 1.0 less),
+4.1 and 0.6 (benchmarks/NOTES.md; of an auxiliary that still imported transformers, 0.15 more). So the sum says whether a model fits, not by how much.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from swarmcli.optim.config import Role
 from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.recipe import Recipe
 from swarmcli.training.device import Compute
-from swarmcli.training.task import Task
 
 PROGRAM = 500 << 20  # what Python, torch and transformers take before there is a model
+PROGRAM_WITHOUT_MODEL = 300 << 20  # the same without transformers
 CUDA_CONTEXT = 500 << 20
 # Bytes that a layer keeps of each token for the backward pass, in float32, in units of the hidden size: measured 60 to
 # 116 (OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2). A layer with dropout of its attention keeps 12 bytes for each
@@ -50,13 +50,13 @@ class Room:
     free: int  # or used by this process already
 
 
-def check_memory(recipe: Recipe, task: Task, role: Role, compute: Compute, *, now: bool = True) -> str:
-    """What this peer needs, in words. To be called before the model is built, of which only the outline is made here.
+def check_memory(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, *, now: bool = True) -> str:
+    """What this peer needs, in words. To be called before the model is built; `outline` has its shapes.
 
     Raises RecipeError, with each line of the sum, if that is more than is free, or without `now` more than there is at
     all; unless `local.check_memory` is false.
     """
-    needs = memory_needs(recipe, task.build_model(outline=True), role, compute)
+    needs = memory_needs(recipe, outline, role, compute)
     told = []
     for room in rooms(compute):
         here = [need for need in needs if need.on_device == (room.name != HOST)]
@@ -120,7 +120,7 @@ def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
 
 def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
     return [
-        Need("Python, torch and transformers", PROGRAM),
+        Need("Python and torch", PROGRAM_WITHOUT_MODEL),
         Need("averages that it may have to compute alone", sizes(outline)[1]),
     ]
 

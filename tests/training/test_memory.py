@@ -27,10 +27,12 @@ def needs(recipe: object, role: Role = "trainer", compute: Compute = CPU) -> dic
 @pytest.mark.parametrize("role", ["trainer", "monitor", "auxiliary"])
 def test_a_model_that_cannot_fit_is_refused_with_the_sum_and_takes_nothing(tmp_path: Path, role: Role) -> None:
     recipe = small(tmp_path, *HUGE)
-    check_memory(small(tmp_path), build_task(small(tmp_path)), role, CPU)  # loads the libraries
+    check_memory(
+        small(tmp_path), build_task(small(tmp_path)).build_model(outline=True), role, CPU
+    )  # loads the libraries
     before = psutil.Process().memory_info().rss
     with pytest.raises(RecipeError) as refusal:
-        check_memory(recipe, build_task(recipe), role, CPU)
+        check_memory(recipe, build_task(recipe).build_model(outline=True), role, CPU)
     assert psutil.Process().memory_info().rss - before < 64 * MIB
     told = str(refusal.value)
     assert re.match(
@@ -44,7 +46,7 @@ def test_a_model_that_cannot_fit_is_refused_with_the_sum_and_takes_nothing(tmp_p
 
 def test_who_knows_better_may_try(tmp_path: Path) -> None:
     recipe = small(tmp_path, *HUGE, "local.check_memory=false")
-    assert " TiB of the " in check_memory(recipe, build_task(recipe), "trainer", CPU)
+    assert " TiB of the " in check_memory(recipe, build_task(recipe).build_model(outline=True), "trainer", CPU)
 
 
 def test_what_is_free_counts_when_joining_and_what_there_is_when_validating(
@@ -52,13 +54,13 @@ def test_what_is_free_counts_when_joining_and_what_there_is_when_validating(
 ) -> None:
     monkeypatch.setattr(memory, "host_room", lambda: Room(memory.HOST, 1 << 40, 1 << 20))
     recipe = small(tmp_path)
-    assert check_memory(recipe, build_task(recipe), "trainer", CPU, now=False) == (
+    assert check_memory(recipe, build_task(recipe).build_model(outline=True), "trainer", CPU, now=False) == (
         "500 MiB of the 1.0 TiB of this machine's memory"
     )
     with pytest.raises(
         RecipeError, match=r"needs about 500 MiB of this machine's memory, which has 1\.0 TiB, 1 MiB of"
     ):
-        check_memory(recipe, build_task(recipe), "trainer", CPU)
+        check_memory(recipe, build_task(recipe).build_model(outline=True), "trainer", CPU)
 
 
 def test_a_device_has_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +72,10 @@ def test_a_device_has_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(
         RecipeError, match=r"of the memory of cuda:0, which has 8\.0 GiB, 6\.0 GiB of them free"
     ) as full:
-        check_memory(recipe, build_task(recipe), "trainer", CUDA)
+        check_memory(recipe, build_task(recipe).build_model(outline=True), "trainer", CUDA)
     assert "statistics of adamw" in str(full.value) and "a copy of the state" not in str(full.value)
     offloaded = small(tmp_path, gpt2, "local.offload_optimizer=true")
-    told = check_memory(offloaded, build_task(offloaded), "trainer", CUDA)
+    told = check_memory(offloaded, build_task(offloaded).build_model(outline=True), "trainer", CUDA)
     assert re.fullmatch(r".* GiB of the 64.0 GiB of this machine's memory and .* of the 8.0 GiB of .*cuda:0", told)
 
 
