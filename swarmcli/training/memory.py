@@ -3,7 +3,8 @@
 In units of the parameters the lines are those of docs/optimizer.md; what a forward pass keeps for the backward pass is
 a rule of thumb for transformers, exact to some tens of percent. With 85 million parameters and AdamW a trainer needs
 3.9 GiB by this sum, a monitor 4.9 and an auxiliary 0.6; their peaks were 3.2 (nobody downloaded from it: 1.0 less),
-4.1 and 0.6 (benchmarks/NOTES.md; of an auxiliary that still imported transformers, 0.15 more). So the sum says whether a model fits, not by how much.
+4.1 and 0.6, of which the auxiliary, which imports no transformers any more, takes 0.15 less now (benchmarks/NOTES.md).
+So the sum says whether a model fits, not by how much.
 """
 
 from __future__ import annotations
