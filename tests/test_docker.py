@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 from typer.main import get_command
 
 from coordinator_web.app import create_app
-from swarmcli.cli.failures import ExitCode
+from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.main import app
 from swarmcli.journal import Journal, RunRecord
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmcli.cli.options import Overrides
+from swarmcli.cli.peers import Overrides
 from swarmcli.errors import SwarmError
 
 if TYPE_CHECKING:

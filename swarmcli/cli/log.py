@@ -1,11 +1,171 @@
-"""`swarm log`: read a journal, while its run goes on or long after."""
+"""`swarm log`: read a journal, while its run goes on or long after.
+
+Finds the journal, chooses the run, prints its lists, and follows them if asked.
+"""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+
+from swarmcli.cli.console import clock, epoch_line, err, event_line, out, round_line
+from swarmcli.cli.log_tables import print_summary, print_table
+from swarmcli.errors import JournalError
+from swarmcli.events import EpochAdvanced, Event, RoundFinished
+from swarmcli.journal import JOURNAL_NAME, JournalReader, Line, RunRecord
+
+FOLLOWED = ("epochs", "rounds", "events")  # what is added row by row; a peer's row changes in place
+POLL_SECONDS = 0.5
+MOST_NAMED = 8  # journals that are named when a directory holds several
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """`lists` empty: the summary. `last`: only the newest so many rows of each list."""
+
+    lists: tuple[str, ...] = ()
+    last: int | None = None
+    as_json: bool = False
+
+
+def show(
+    path: Path | None,
+    selection: Selection,
+    *,
+    follow: bool = False,
+    console: Console = out,
+    now: Callable[[], float] = time.time,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Prints the journal at `path`. With `follow` it only ends by an exception, Ctrl-C's for one.
+
+    Raises JournalError when there is no journal, more than one, or one that cannot be read.
+    """
+    with JournalReader(find_journal(path)) as reader:
+        runs = reader.runs()
+        if not runs:
+            raise JournalError(f"{reader.path} holds no run yet")
+        run_id = runs[-1].run_id
+        if follow:
+            for record in followed(reader, run_id, selection, wait):
+                _print_line(console, record, selection.as_json)
+        elif selection.lists:
+            for name in selection.lists:
+                if len(selection.lists) > 1 and not selection.as_json and not console.is_terminal:
+                    console.print(f"# {name}")
+                _print_list(console, name, rows(reader, run_id, name, selection.last), selection.as_json)
+        elif selection.as_json:
+            _print_json(console, "runs", summary(reader, runs))
+        else:
+            print_summary(console, reader, runs, now())
+
+
+def find_journal(path: Path | None) -> Path:
+    """The file itself, or the one journal in a directory or up to three levels below it."""
+    where = path if path is not None else Path()
+    if not where.exists():
+        raise JournalError(f"{where} does not exist; give a journal ({JOURNAL_NAME}) or a directory that holds one")
+    if not where.is_dir():
+        return where
+    if (where / JOURNAL_NAME).is_file():
+        return where / JOURNAL_NAME
+    found = [
+        each for depth in ("*", "*/*", "*/*/*") for each in where.glob(f"{depth}/{JOURNAL_NAME}") if each.is_file()
+    ]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise JournalError(f"there is no {JOURNAL_NAME} in {where.absolute()} or below; give the path of one")
+    found.sort(key=lambda each: each.stat().st_mtime, reverse=True)
+    named = "".join(f"\n  {each}" for each in found[:MOST_NAMED])
+    more = f"\n  and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    raise JournalError(f"{where.absolute()} holds {len(found)} journals; give the path of one:{named}{more}")
+
+
+def rows(reader: JournalReader, run_id: str, name: str, last: int | None) -> list[Any]:
+    """The records of one list, oldest first."""
+    match name:
+        case "epochs":
+            return reader.epochs(run_id, limit=last)
+        case "rounds":
+            return reader.rounds(run_id, limit=last)
+        case "events":
+            return reader.events(run_id, limit=last)
+        case _:
+            peers = reader.peers(run_id)
+            return peers if last is None else peers[-last:]
+
+
+def summary(reader: JournalReader, runs: list[RunRecord]) -> dict[str, Any]:
+    """The last run and its sums, for programs."""
+    run_id = runs[-1].run_id
+    losses = [epoch.loss for epoch in reader.epochs(run_id) if epoch.loss is not None]
+    last = reader.epochs(run_id, limit=1)
+    return {
+        **asdict(runs[-1]),
+        "starts": sum(run.run_id == run_id for run in runs),
+        "last_epoch": last[-1].epoch if last else None,
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        **asdict(reader.totals(run_id)),
+    }
+
+
+def followed(
+    reader: JournalReader, run_id: str, selection: Selection, wait: Callable[[float], None]
+) -> Iterator[Event]:
+    """The last rows of the chosen lists, and then those that are added, in the order of their times, for ever."""
+    lists = [name for name in selection.lists if name in FOLLOWED] or list(FOLLOWED)
+    seen = dict.fromkeys(lists, 0)
+    limit: int | None = selection.last or 10
+    while True:
+        fresh: list[EpochAdvanced | RoundFinished | Line] = []
+        for name in lists:
+            added = reader.added(run_id, name, after=seen[name], limit=limit)
+            seen[name] = max((record.id for record in added), default=seen[name])
+            fresh += added
+        yield from sorted(fresh, key=lambda record: record.time)
+        limit = None
+        wait(POLL_SECONDS)
+
+
+def _print_list(console: Console, name: str, records: list[Any], as_json: bool) -> None:
+    if not as_json:
+        print_table(console, name, records)
+        return
+    for record in records:
+        _print_json(console, name, asdict(record))
+
+
+def _print_line(console: Console, record: Event, as_json: bool) -> None:
+    match record:
+        case EpochAdvanced():
+            name, text = "epochs", epoch_line(record)
+        case RoundFinished():
+            name, text = "rounds", round_line(record)
+        case Line():
+            name, text = "events", event_line(record)
+        case _:
+            return
+    if as_json:
+        _print_json(console, name, asdict(record))
+    else:
+        console.print(f"{clock(record.time)}  {text}", soft_wrap=not console.is_terminal)
+        console.file.flush()
+
+
+def _print_json(console: Console, table: str, values: Mapping[str, Any]) -> None:
+    """One line; ASCII only, so that no terminal and no pipe can stumble over a name."""
+    console.file.write(json.dumps({"table": table, **values}, default=list) + "\n")
+    console.file.flush()
+
 
 USAGE = 2  # the exit code for a journal that is not there or cannot be read
 INTERRUPTED = 130
@@ -31,9 +191,6 @@ def log(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
 ) -> None:
     """Show what a peer went through: a summary, or the lists that are asked for."""
-    from swarmcli.cli.console import err
-    from swarmcli.cli.log_show import Selection, show
-    from swarmcli.errors import JournalError
 
     chosen = {"epochs": epochs, "rounds": rounds, "events": events, "peers": peers}
     selection = Selection(tuple(name for name, wanted in chosen.items() if wanted), last, as_json)

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import printable
-from swarmcli.cli.lines import day, format_time, number, peers_of, plural
+from swarmcli.cli.console import day, format_time, number, peers_of, plural, printable
 from swarmcli.events import EpochAdvanced, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line, RunRecord, megabytes
 

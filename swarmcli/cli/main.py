@@ -11,13 +11,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from swarmcli import __version__
-from swarmcli.cli.aux import aux
 from swarmcli.cli.demo import demo
-from swarmcli.cli.failures import ExitCode, exit_code, words
-from swarmcli.cli.join import join
+from swarmcli.cli.ending import ExitCode, exit_code, words
 from swarmcli.cli.log import log
-from swarmcli.cli.monitor import monitor
-from swarmcli.cli.parent import end_with_parent_of_environment
+from swarmcli.cli.peers import aux, join, monitor
+from swarmcli.cli.processes import end_with_parent_of_environment
 from swarmcli.cli.validate import validate
 from swarmcli.errors import SwarmError
 

@@ -16,10 +16,8 @@ import typer
 
 from coordinator_web.source import DashboardSource
 from swarmcli.cli.console import err, out, printable, setup_logging
-from swarmcli.cli.failures import ExitCode
-from swarmcli.cli.interrupt import stop_on_signals
+from swarmcli.cli.ending import ExitCode, stop_on_signals
 from swarmcli.cli.live import LiveView
-from swarmcli.cli.options import claim_home
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, NoDonorReachable
 from swarmcli.events import Event, Noticed
@@ -113,7 +111,8 @@ class Session:
     def _claim_home(self, recipe: Recipe) -> Home:
         """A site that was started anew takes up the home of its life before, and with it the peer's identity."""
         before = self._process.past.home if self._process else ""
-        home = claim_home(recipe, self._role, self._home or (Path(before) if before else None))
+        path = self._home or (Path(before) if before else None)
+        home = Home.at(path) if path else Home.claim(recipe.output_dir / recipe.run_id, self._role)
         if self._process:
             self._process.note_home(home.path)
         return home

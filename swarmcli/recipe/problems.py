@@ -11,9 +11,8 @@ import pydantic
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.annotations import at, sections
-from swarmcli.recipe.document import Entry
-from swarmcli.recipe.section import Conflict
+from swarmcli.recipe.document import Entry, at, sections
+from swarmcli.recipe.settings import Conflict
 
 Key = str | int
 

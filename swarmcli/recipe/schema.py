@@ -9,11 +9,12 @@ from typing import Any, Literal
 from pydantic import PrivateAttr, field_validator, model_validator
 
 from swarmcli.recipe.document import Entry
-from swarmcli.recipe.section import REQUIRED, Conflict, Section, beside, own, shared
 from swarmcli.recipe.settings import (
+    REQUIRED,
     AveragingSettings,
     CheckpointSettings,
     CompressionSettings,
+    Conflict,
     Dataset,
     DelaySettings,
     GradientAveragingSettings,
@@ -23,6 +24,10 @@ from swarmcli.recipe.settings import (
     OptimizerSettings,
     OwnPath,
     SchedulerSettings,
+    Section,
+    beside,
+    own,
+    shared,
 )
 
 _STATISTICS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}

@@ -17,7 +17,7 @@ from swarmcli.optim import Optimizer
 from swarmcli.roles.collaboration import Collaboration
 from swarmcli.training import STREAM, CheckpointStore
 from swarmcli.training.checkpoint_store import Shards
-from swarmcli.training.host_memory import on_host
+from swarmcli.training.device import on_host
 from swarmcli.training.model_card import describe_model
 
 

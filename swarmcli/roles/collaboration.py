@@ -23,7 +23,7 @@ from swarmcli.compression import (
 from swarmcli.errors import CheckpointError
 from swarmcli.events import Noticed
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
-from swarmcli.recipe import GradientAveragingSettings, Recipe, fingerprint_of
+from swarmcli.recipe import GradientAveragingSettings, Recipe
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import (
     Checkpoint,
@@ -111,7 +111,7 @@ class Collaboration:
             auxiliary=auxiliary,
             averager_opts=averager_options(recipe),
             description=replace(self.peer.description, device=device_in_words(recipe, self.compute)),
-            fingerprint=fingerprint_of(recipe),
+            fingerprint=self.peer.fingerprint,
             **mode_options(recipe),
             **timing_options(recipe, computes=self.peer.role == "trainer"),
         )

@@ -1,4 +1,4 @@
-"""What every role shares: a home, a place in the network, a journal, and admission to the run."""
+"""What every role shares: a home, a place in the network, a journal, admission to the run, and its summary."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from json import dumps
+from pathlib import Path
 from types import TracebackType
 
 import swarmcli
 from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import NetworkError
-from swarmcli.events import Event, Events
+from swarmcli.events import (
+    DriftMeasured,
+    EpochAdvanced,
+    Event,
+    Events,
+    RoundFinished,
+    RoundsReplayed,
+    StateDonated,
+    StateDownloaded,
+)
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
@@ -22,7 +33,76 @@ from swarmcli.recipe import Recipe, fingerprint_of
 from swarmcli.roles.admission import Admission
 from swarmcli.roles.home import Home
 from swarmcli.roles.processors import sharing_processors
-from swarmcli.roles.summary import Summary
+
+MAX_FAILURES = 20
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts of one process's life; bytes are those of rounds and states, not of small messages."""
+
+    run_id: str
+    role: str
+    name: str
+    peer: str
+    epoch: int = 0
+    digest: str = ""  # of the parameters at `epoch`; equal on all peers that are in step
+    lineage: str = ""
+    epochs: int = 0  # stepped by this process
+    samples: int = 0  # computed by this process and counted in an epoch; of a site, in its lives before as well
+    first_loss: float | None = None
+    last_loss: float | None = None
+    rounds: dict[str, int] = field(default_factory=lambda: {"committed": 0, "failed": 0, "undecided": 0})
+    failures: list[str] = field(default_factory=list)  # the latest reasons
+    replays: int = 0  # rounds that this peer missed and made up for
+    drift: float | None = None  # of the parameters from the others', as last measured
+    downloads: int = 0
+    donations: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    def note(self, event: Event) -> None:
+        """Listens to the peer's events."""
+        match event:
+            case EpochAdvanced():
+                self._note_epoch(event)
+            case RoundFinished():
+                self._note_round(event)
+            case RoundsReplayed():
+                self.replays += event.rounds
+                self.epoch, self.lineage = event.epoch, event.lineage
+            case DriftMeasured():
+                self.drift = event.distance
+            case StateDownloaded():
+                self.downloads += 1
+                self.bytes_received += event.bytes
+                self.epoch, self.lineage = event.epoch, event.lineage
+            case StateDonated():
+                self.donations += 1
+                self.bytes_sent += event.bytes
+
+    def _note_epoch(self, event: EpochAdvanced) -> None:
+        self.epoch, self.lineage = event.epoch, event.lineage
+        self.epochs += 1
+        self.samples += event.own_samples
+        if event.loss is not None:
+            self.last_loss = event.loss
+            if self.first_loss is None:
+                self.first_loss = event.loss
+
+    def _note_round(self, event: RoundFinished) -> None:
+        self.rounds[event.outcome] += 1
+        self.bytes_sent += event.bytes_sent
+        self.bytes_received += event.bytes_received
+        if event.reason:
+            self.failures = [*self.failures, event.reason][-MAX_FAILURES:]
+
+    def write(self, path: Path) -> None:
+        """Writes the file whole or not at all."""
+        temporary = path.with_suffix(".writing")
+        temporary.write_text(dumps(asdict(self), indent=2) + "\n")
+        temporary.replace(path)
+
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +155,7 @@ class RunPeer:
 
     def _join(self, undo: ExitStack) -> None:
         recipe, local = self.recipe, self.recipe.local
-        fingerprint = fingerprint_of(recipe)
+        self.fingerprint = fingerprint_of(recipe)  # it reads the tokenizer's files, so once
         self.processors = undo.enter_context(sharing_processors(recipe, self.role, self.home.path))
         self.dht = DHT(
             self.contacts,
@@ -102,11 +182,11 @@ class RunPeer:
             undo.callback(self.events.subscribe(self._listener))
         undo.callback(self.events.subscribe(self.summary.note))
         self.dht.run_in_background(await_ready=True)
-        self.dht.run_coroutine(self._ask_for_admission(fingerprint))
+        self.dht.run_coroutine(self._ask_for_admission())
 
-    async def _ask_for_admission(self, fingerprint: dict[str, str]) -> None:
+    async def _ask_for_admission(self) -> None:
         endpoint = self.dht.endpoint
-        admission = Admission(endpoint, self.recipe.run_id, fingerprint)
+        admission = Admission(endpoint, self.recipe.run_id, self.fingerprint)
         met = []
         for address in self.contacts:
             try:

@@ -1,6 +1,6 @@
 """Tasks, their data, and the loop that computes gradients for the swarm."""
 
-from swarmcli.training.causal_lm import CausalLanguageModelling
+from swarmcli.training.causal_lm import CausalLanguageModelling, build_task
 from swarmcli.training.checkpoint import (
     Checkpoint,
     checkpoints_below,
@@ -27,7 +27,6 @@ from swarmcli.training.schedule import (
 )
 from swarmcli.training.stream import STREAM, RememberedStream
 from swarmcli.training.task import Batch, BatchStream, Task, stream_seed
-from swarmcli.training.tasks import build_task
 from swarmcli.training.tokenizer import ByteTokenizer, SavedTokenizer, load_tokenizer
 
 __all__ = [

@@ -28,10 +28,6 @@ class CausalLanguageModelling:
         self._recipe = recipe
         self.tokenizer = tokenizer
 
-    @classmethod
-    def from_recipe(cls, recipe: Recipe) -> CausalLanguageModelling:
-        return cls(recipe, load_tokenizer(recipe))
-
     def build_model(self, *, outline: bool = False) -> nn.Module:
         """The model on the CPU in float32. Its initial weights depend on the recipe's seed alone.
 
@@ -176,6 +172,11 @@ class CausalLanguageModelling:
 
     def _refuse(self, problem: str, fix: str, *keys: str) -> RecipeError:
         return RecipeError(f"{self._recipe.origin('base_model', *keys)}: base_model: {problem}; {fix}")
+
+
+def build_task(recipe: Recipe) -> CausalLanguageModelling:
+    """The task that a recipe names: so far there is this one. Raises RecipeError or DataError, each with the fix."""
+    return CausalLanguageModelling(recipe, load_tokenizer(recipe))
 
 
 def _prepare(model: Any) -> nn.Module:

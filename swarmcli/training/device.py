@@ -1,12 +1,15 @@
-"""On what to compute, and in which precision."""
+"""On what to compute, and in which precision; and copies in host memory of what a device may have no room for twice."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
@@ -100,3 +103,29 @@ def _what_is_missing(device: torch.device) -> str | None:
 def _is_fast_in_bfloat16(device: torch.device) -> bool:
     # Emulated bfloat16 (devices before Ampere) is slower than float32.
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+T = TypeVar("T")
+
+
+@torch.no_grad()
+def on_host(value: T) -> T:
+    """A deep copy of a model, or of nested state, whose tensors are in host memory. On the device nothing is copied."""
+    copied: Any
+    match value:
+        case nn.Module():
+            # What deepcopy finds here it takes for copied already; tied weights stay tied.
+            tensors = {id(tensor): on_host(tensor) for tensor in [*value.parameters(), *value.buffers()]}
+            copied = copy.deepcopy(value, tensors)
+        case nn.Parameter():
+            copied = nn.Parameter(value.detach().to("cpu", copy=True), value.requires_grad)
+        case Tensor():
+            copied = value.detach().to("cpu", copy=True)
+        case Mapping():
+            copied = {key: on_host(item) for key, item in value.items()}
+        case list() | tuple():
+            copied = type(value)(map(on_host, value))
+        case _:
+            copied = copy.deepcopy(value)
+    found: T = copied
+    return found

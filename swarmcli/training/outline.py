@@ -52,7 +52,7 @@ def outline_in_process(recipe: Recipe) -> nn.Module:
 
 def main() -> None:
     """Reads the recipe's source and writes the shapes, both as JSON."""
-    from swarmcli.training.tasks import build_task
+    from swarmcli.training.causal_lm import build_task
 
     text, overrides, name, directory = msgspec.json.decode(sys.stdin.buffer.read())
     try:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarmcli.cli.lines import epoch_line, event_line, format_time, plural, remaining, round_line
+from swarmcli.cli.console import epoch_line, event_line, format_time, plural, remaining, round_line
 from swarmcli.events import EpochAdvanced, RoundFinished
 from swarmcli.journal import Line
 

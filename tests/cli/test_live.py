@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from coordinator_web.source import PeerStatus, RunStatus
-from swarmcli.cli.live import LiveView
-from swarmcli.cli.live_frame import BARS, Frame, sparkline
+from swarmcli.cli.live import BARS, Frame, LiveView, sparkline
 from swarmcli.events import EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen
 
 ALICE, BOB = "a" * 52, "b" * 52

@@ -13,9 +13,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from swarmcli.cli.lines import day
-from swarmcli.cli.log import log
-from swarmcli.cli.log_show import Selection, find_journal, followed, show
+from swarmcli.cli.console import day
+from swarmcli.cli.log import Selection, find_journal, followed, log, show
 from swarmcli.errors import JournalError
 from swarmcli.events import CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
 from swarmcli.journal import Journal, JournalReader, RunRecord
@@ -243,7 +242,7 @@ def test_what_is_no_journal_ends_with_two_and_a_line(tmp_path: Path, run: CliRun
 
 def test_the_options_reach_what_they_name(path: Path, run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr("swarmcli.cli.log_show.show", lambda *args, follow: asked.append((*args, follow)))
+    monkeypatch.setattr("swarmcli.cli.log.show", lambda *args, follow: asked.append((*args, follow)))
     assert run.invoke(command(), [str(path), "--rounds", "--peers", "-n", "3", "--json", "-f"]).exit_code == 0
     assert asked == [(path, Selection(("rounds", "peers"), 3, True), True)]
     assert run.invoke(command(), ["--last", "0"]).exit_code == 2
@@ -255,6 +254,6 @@ def test_an_interrupt_is_the_usual_end_of_following(
     def interrupted(*args: object, follow: bool) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("swarmcli.cli.log_show.show", interrupted)
+    monkeypatch.setattr("swarmcli.cli.log.show", interrupted)
     assert run.invoke(command(), [str(path), "--follow"]).exit_code == 0
     assert run.invoke(command(), [str(path)]).exit_code == 130

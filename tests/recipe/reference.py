@@ -26,7 +26,7 @@ from swarmcli.recipe import (
     SiteSettings,
     StdlibDataset,
 )
-from swarmcli.recipe.annotations import arms, sections
+from swarmcli.recipe.document import arms, sections
 from swarmcli.recipe.problems import as_written
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from swarmcli.recipe import Recipe, parse_recipe
-from swarmcli.recipe.annotations import at, sections
+from swarmcli.recipe.document import at, sections
 
 from . import reference
 from .recipes import small

@@ -17,7 +17,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from swarmcli.cli import main, session
-from swarmcli.roles.auxiliary import Collaboration
+from swarmcli.roles.run import Collaboration
 from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer
 from tests.training.small_tasks import small

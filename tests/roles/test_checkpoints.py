@@ -16,7 +16,7 @@ from swarmcli.errors import CheckpointError, DataError, SiteError
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.roles.checkpoints import BackgroundCheckpoints
-from swarmcli.training.host_memory import on_host
+from swarmcli.training.device import on_host
 
 ADA = Identity.from_seed(1).peer_id
 

@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from swarmcli.cli.failures import exit_code
+from swarmcli.cli.ending import exit_code
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, EpochAdvanced, Event, Noticed, PeerSeen
 from swarmcli.journal import describe
 from swarmcli.roles.home import Home
-from swarmcli.roles.monitor import run_monitor
 from swarmcli.roles.peer import RunPeer
-from swarmcli.roles.trainer import run_trainer
+from swarmcli.roles.run import run_monitor, run_trainer
 from swarmcli.roles.watch import RunWatch
 from swarmcli.training import CheckpointStore, load_checkpoint
 from tests.recipe.recipes import small

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.roles.local_peers import VARIABLE, LocalPeer, LocalPeers, runtime_directory
+from swarmcli.roles.processors import VARIABLE, LocalPeer, LocalPeers, runtime_directory
 
 CODE = """
 import sys
 from pathlib import Path
-from swarmcli.roles.local_peers import LocalPeer, LocalPeers
+from swarmcli.roles.processors import LocalPeer, LocalPeers
 with LocalPeers(Path(sys.argv[1])).entered(LocalPeer.here("trainer", "run", Path("/home-1"))):
     print("ready", flush=True)
     sys.stdin.read()

@@ -10,8 +10,7 @@ import torch
 
 from swarmcli.optim.config import Role
 from swarmcli.roles import processors
-from swarmcli.roles.local_peers import VARIABLE, LocalPeer, LocalPeers
-from swarmcli.roles.processors import ProcessorShare, sharing_processors
+from swarmcli.roles.processors import VARIABLE, LocalPeer, LocalPeers, ProcessorShare, sharing_processors
 from swarmcli.threads import on_all_threads
 from tests.test_threads import in_a_thread
 from tests.training.small_tasks import small

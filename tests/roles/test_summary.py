@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from swarmcli.events import DriftMeasured, RoundsReplayed
-from swarmcli.roles.summary import Summary
+from swarmcli.roles.peer import Summary
 
 
 def test_rounds_that_were_made_up_for_and_the_last_drift_are_told() -> None:

@@ -25,8 +25,7 @@ import msgspec
 import psutil
 
 from swarmcli.cli.console import err
-from swarmcli.cli.failures import ExitCode
-from swarmcli.cli.interrupt import stop_on_signals
+from swarmcli.cli.ending import ExitCode, stop_on_signals
 from swarmcli.cli.site.link import VARIABLE, Failed, Line, Past, Start, Stop
 from swarmcli.errors import SiteError
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
-from swarmcli.cli.parent import end_with
+from swarmcli.cli.processes import end_with
 
 VARIABLE = "SWARM_SITE"  # in the environment of a process: its Start, as JSON
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import msgspec
 import typer
 
-from swarmcli.cli.failures import ExitCode, exit_code, words
-from swarmcli.cli.interrupt import stop_on_signals
-from swarmcli.cli.parent import ends_with_parent
+from swarmcli.cli.ending import ExitCode, exit_code, stop_on_signals, words
+from swarmcli.cli.processes import ends_with_parent
 from swarmcli.cli.site.link import Failed, Link, Network, Past
 from swarmcli.errors import BootstrapError, ListenError, SiteError, SwarmError
 

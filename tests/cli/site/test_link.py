@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from swarmcli.cli.parent import ends_with_parent
+from swarmcli.cli.processes import ends_with_parent
 from swarmcli.cli.site.link import VARIABLE, Failed, Line, Link, Network, Past, Start, Stop
 
 

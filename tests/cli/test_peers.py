@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.cli.options import LocalChoices, claim_home
-from swarmcli.errors import RecipeError, SwarmError
+from swarmcli.cli.peers import LocalChoices
+from swarmcli.errors import RecipeError
 from swarmcli.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
@@ -22,15 +22,6 @@ def test_what_is_not_chosen_stays_as_the_recipe_says() -> None:
     settings = ["local.port=4000", "local.client_mode=true", *LocalChoices().overrides()]
     local = load_recipe(RECIPE, settings).local
     assert (local.port, local.client_mode) == (4000, True)
-
-
-def test_a_home_is_found_below_the_output_directory_or_taken_as_told(tmp_path: Path) -> None:
-    recipe = load_recipe(RECIPE, [f"output_dir={tmp_path}"])
-    with claim_home(recipe, "trainer", None) as found, claim_home(recipe, "trainer", tmp_path / "own") as told:
-        assert found.path == tmp_path / "stdlib-lm" / "trainer-1"
-        assert told.path == tmp_path / "own"
-        with pytest.raises(SwarmError, match="in use"):
-            claim_home(recipe, "trainer", tmp_path / "own")
 
 
 def test_a_number_of_processes_makes_a_site_and_one_process_is_none() -> None:

@@ -1,4 +1,8 @@
-"""The trainer: computes gradients of its own stream of data until the run has ended or it is told to stop."""
+"""What a process does in a run, from its model to its goodbye.
+
+A trainer computes gradients; a monitor follows with nothing of its own, so that it always holds the state of the run;
+an auxiliary adds up parts of gradients for others.
+"""
 
 from __future__ import annotations
 
@@ -97,3 +101,53 @@ def train(
         on_step=after_step,
     )
     return loop.run(stop)
+
+
+def run_monitor(
+    peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: str | None = None, leave_when_done: bool = False
+) -> None:
+    """Follows the run, writes its checkpoints and hands out its state, until told to stop.
+
+    After the last epoch it goes on to serve state and dashboard, for those who come late; with `leave_when_done` only
+    for a little while, as trainers do. Raises CheckpointError, at the very end, if the last checkpoint could not be
+    written.
+    """
+    collaboration = Collaboration(peer, resume=resume)
+    optimizer, recipe = collaboration.optimizer, peer.recipe
+    optimizer.give_up_when(stop.is_set)
+    watch.follow(optimizer)
+    try:
+        if resume is None:
+            collaboration.resume_own()
+        with BackgroundCheckpoints.of_run(collaboration, yields=False) as checkpoints:
+            while not stop.is_set() and (recipe.max_epochs is None or optimizer.local_epoch < recipe.max_epochs):
+                optimizer.step(batch_size=0)
+                checkpoints.look()
+            finished = not stop.is_set()
+            if finished:
+                watch.state = "finished"
+        peer.saved = checkpoints.outcome
+        if finished:
+            leaving = "leaving" if leave_when_done else "Ctrl-C to leave"
+            peer.events.emit(Noticed("info", f"the run has finished; {checkpoints.outcome}; {leaving}"))
+            optimizer.linger(optimizer.local_epoch, LINGER_SECONDS if leave_when_done else 0.0)
+            if not leave_when_done:
+                stop.wait()
+        checkpoints.require()
+        peer.saved = checkpoints.outcome
+    finally:
+        peer.leave_summary(optimizer)
+        collaboration.close()
+
+
+def run_auxiliary(peer: RunPeer, watch: RunWatch, stop: threading.Event) -> None:
+    """Helps in every round until told to stop, or until the run has reached its last epoch."""
+    collaboration = Collaboration(peer, auxiliary=True)
+    optimizer, last = collaboration.optimizer, peer.recipe.max_epochs
+    watch.follow(optimizer)
+    try:
+        while not stop.is_set() and (last is None or optimizer.local_epoch < last):
+            optimizer.step()
+    finally:
+        peer.leave_summary(optimizer)
+        collaboration.close()

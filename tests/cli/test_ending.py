@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from swarmcli.cli.interrupt import stop_on_signals
+from swarmcli.cli.ending import stop_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
