@@ -16,6 +16,7 @@ from typing import Literal
 logger = logging.getLogger(__name__)
 notices = logging.getLogger("swarmcli.notices")
 
+GOODBYE = "the peer has left"  # with these words a peer closes its connections when it leaves
 RoundOutcome = Literal["committed", "failed", "undecided"]
 Gone = Literal["", "left", "lost"]
 
@@ -42,6 +43,11 @@ class PeerConnected(Event):
 class PeerDisconnected(Event):
     peer: str
     reason: str
+
+    @property
+    def left(self) -> bool:
+        """Whether it said goodbye to the network, and not to this connection alone."""
+        return self.reason.endswith(GOODBYE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,13 +44,18 @@ class Recorder:
             case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
                 yield replace(event, time=now)
                 line = self._calmed(event, line)
+            case happened.PeerConnected(peer):
+                self._gone.discard(peer)
+            case happened.PeerDisconnected(peer) if event.left and peer in self._first_seen:
+                self._gone.add(peer)  # its last report says so too, but may be read seconds later
             case happened.PeerSeen(peer, gone=gone):
                 known = peer in self._first_seen
                 yield replace(event, time=now, first_seen=self._first_seen.setdefault(peer, now))
-                self._gone.discard(peer)
                 if gone:
                     del self._first_seen[peer]
                     self._gone.add(peer)
+                elif not known:
+                    self._gone.discard(peer)
                 if bool(gone) == known:
                     line = describe_sighting(event)
         if line is not None and self._allowed(event, now):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from swarmcli.clock import Clock
 from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost
-from swarmcli.events import Events
+from swarmcli.events import GOODBYE, Events
 from swarmcli.network.context import EndpointContext, Handler, Volume
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
@@ -101,9 +101,9 @@ class Endpoint:
         if self._closed:
             return
         self._closed = True
-        await self._control.farewell("the peer has left")
+        await self._control.farewell(GOODBYE)
         for channel in self._streams.channels():
-            channel.reset("the peer has left")
+            channel.reset(GOODBYE)
         await self._context.tasks.close()
         await self._context.transport.close()
 

@@ -39,7 +39,7 @@ def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
     assert [line.level for line in recorder.kept(lost, 2.0) if isinstance(line, Line)] == ["warning"]
     list(recorder.kept(seen(BOB, gone="left"), 3.0))
     assert [line.level for line in recorder.kept(lost, 4.0) if isinstance(line, Line)] == ["warning"], "one is there"
-    list(recorder.kept(seen(CAROL, gone="left"), 5.0))
+    list(recorder.kept(happened.PeerDisconnected(CAROL, f"closed by peer: {happened.GOODBYE}"), 5.0))
     _, line = recorder.kept(lost, 6.0)
     assert (line.level, line.text) == ("info", "round at epoch 3 undecided: no quorum (everyone else is gone)")
 
