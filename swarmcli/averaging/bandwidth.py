@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from swarmcli.network.context import Volume
+from swarmcli.network.context import Traffic
 
 MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; beyond a gigabit it is the processor that limits a round
 MOST_ABOVE_MEDIAN = 16.0  # no claim counts more than so many times the median of its group …
@@ -26,13 +26,13 @@ _RISE, _FALL = 0.5, 0.2  # weight of a new figure, in logarithms; a slower one m
 
 
 class LinkGauge:
-    """Watches what passes over this peer's bulk connections while its rounds run."""
+    """Watches what passes over this peer's connections while its rounds run."""
 
-    def __init__(self, passed: Callable[[], Volume]) -> None:
+    def __init__(self, passed: Callable[[], Traffic]) -> None:
         """`passed`: the bytes sent and received so far."""
         self._passed = passed
         self._estimate: float | None = None  # bytes per second
-        self._samples: list[tuple[float, Volume]] = []
+        self._samples: list[tuple[float, Traffic]] = []
         self._tick = _FIRST_TICK
         self._timer: asyncio.TimerHandle | None = None
 
@@ -80,7 +80,7 @@ class LinkGauge:
             self._estimate *= (seen / self._estimate) ** weight
 
 
-def fastest_stretch(samples: Sequence[tuple[float, Volume]], seconds: float) -> float:
+def fastest_stretch(samples: Sequence[tuple[float, Traffic]], seconds: float) -> float:
     """The most bytes per second over any stretch of at least so many seconds, in the slower direction."""
     sent = received = 0.0
     start = 0

@@ -34,7 +34,9 @@ from swarmcli.network.identity import Identity
 
 logger = logging.getLogger(__name__)
 
-_MOST_RENUMBERINGS = 3  # of an owned record that an earlier life of its owner stands in the way of
+_MOST_RENUMBERINGS = (
+    3  # by one store: where the owner's earlier life has stored a higher number, the record gets one above it
+)
 
 
 class DHTNode:
@@ -107,7 +109,10 @@ class DHTNode:
         expiration_time: float | Sequence[float],
         subkeys: Sequence[Subkey] | None = None,
     ) -> dict[str | tuple[str, Subkey], bool]:
-        """Stores many with one message per node. The results are by key, or by (key, subkey) where there is one."""
+        """Stores many, with one message per node where the nodes are known.
+
+        The results are by key, or by (key, subkey) where there is one.
+        """
         subkeys = [None] * len(keys) if subkeys is None else subkeys
         if not isinstance(expiration_time, Sequence):
             expiration_time = [expiration_time] * len(keys)

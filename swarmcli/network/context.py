@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Volume:
+class Traffic:
     """Bytes on connections with their framing, without what encryption adds."""
 
     sent: int = 0
     received: int = 0
 
-    def __add__(self, other: Volume) -> Volume:
-        return Volume(self.sent + other.sent, self.received + other.received)
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.sent + other.sent, self.received + other.received)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class EndpointContext:
         self.stream_handlers: dict[str, Handler] = {}
         self.tasks = TaskOwner()
         self.book = AddressBook(self.limits.max_known_peers)
-        self.ended_traffic = Volume()  # on connections that have ended
+        self.ended_traffic = Traffic()  # on connections that have ended
         self.violations: Counter[str] = Counter()  # broken rule → connections closed for it
 
     def connection_ended(self, connection: Connection, error: ConnectionLost) -> None:
-        self.ended_traffic += Volume(connection.bytes_sent, connection.bytes_received)
+        self.ended_traffic += Traffic(connection.bytes_sent, connection.bytes_received)
         if isinstance(error, ProtocolViolation):
             self.violations[error.reason.partition(":")[0]] += 1  # a rule's name stands before the first colon
             self.events.emit(PeerRefused(connection.peer_id.text, error.reason))

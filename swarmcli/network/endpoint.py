@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from swarmcli.clock import Clock
 from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost
 from swarmcli.events import GOODBYE, Events
-from swarmcli.network.context import EndpointContext, Handler, Volume
+from swarmcli.network.context import EndpointContext, Handler, Traffic
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
@@ -48,7 +48,7 @@ class EndpointStatistics:
     calls_serving: int
     calls_made: int  # since the start
     streams_open: int  # in both directions
-    traffic: Volume  # since the start
+    traffic: Traffic  # since the start
     violations: Mapping[str, int]  # name of the broken rule → connections closed for it
 
 
@@ -137,7 +137,8 @@ class Endpoint:
 
         Raises CallTimeout after `timeout` seconds in all, PeerUnreachable, ConnectionLost if the connection ended
         before the answer, UnknownMethod, RemoteError, CallRefused, and ProtocolViolation for an answer of another
-        type. Nothing is tried twice. Cancelling it, or its deadline, cancels the handler at the other end.
+        type. ValueError: the peer is this one, or the request is too large.
+        Nothing is tried twice. Cancelling it, or its deadline, cancels the handler at the other end.
         """
         self._calls_made += 1
         try:
@@ -222,11 +223,11 @@ class Endpoint:
         channel = self._control.current(peer)
         return channel.round_trip if channel is not None else None
 
-    def passed(self) -> Volume:
+    def passed(self) -> Traffic:
         """Bytes that have gone through this peer's links so far, as far as that is known: without what still waits."""
         waiting = sum(connection.bytes_waiting for connection in self._connections())
         traffic = self._traffic()
-        return Volume(traffic.sent - waiting, traffic.received)
+        return Traffic(traffic.sent - waiting, traffic.received)
 
     def statistics(self) -> EndpointStatistics:
         """For tests, benchmarks and debugging."""
@@ -257,9 +258,9 @@ class Endpoint:
         controls = [channel.connection for channel in self._control.channels()]
         return controls + [channel.connection for channel in self._streams.channels()]
 
-    def _traffic(self) -> Volume:
+    def _traffic(self) -> Traffic:
         """Since the start, on connections that have ended and those that stand."""
-        standing = [Volume(each.bytes_sent, each.bytes_received) for each in self._connections()]
+        standing = [Traffic(each.bytes_sent, each.bytes_received) for each in self._connections()]
         return sum(standing, self._context.ended_traffic)
 
     def _accept(self, connection: Connection) -> None:

@@ -225,6 +225,8 @@ class OptimizerCore:
     async def _end_epoch(self) -> None:
         self._end.released.clear()
         self._ending = self._tasks.spawn(self._run_end())
+        # At its end in any case: a task that is cancelled before its first step runs no `finally` of its own.
+        self._ending.add_done_callback(lambda _: self._end.released.set())
         await self._may_compute()
         if self._ending:  # from here on this peer computes, whatever it waited for
             self.tracker.performance_ema.resume(_now())
@@ -256,13 +258,10 @@ class OptimizerCore:
         return replaced
 
     async def _run_end(self) -> None:
-        try:
-            with self.tracker.pause_updates() if self.mode.timing is Timing.AT_ONCE else nullcontext():
-                if (advanced := await self._end.run()) is not None:
-                    self._enter_epoch(advanced)
-            self._report_samples()
-        finally:
-            self._end.released.set()
+        with self.tracker.pause_updates() if self.mode.timing is Timing.AT_ONCE else nullcontext():
+            if (advanced := await self._end.run()) is not None:
+                self._enter_epoch(advanced)
+        self._report_samples()
 
     def _enter_epoch(self, advanced: Advanced) -> None:
         """The parameters are those of the next epoch: its group begins to form, and the others hear of it."""

@@ -88,7 +88,7 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         """Makes the peer known to the run; it joins at its first step, or when `load_state_from_peers` is called.
 
-        Times are seconds and upper bounds. docs/optimizer.md tells what each argument does. Beyond API.md:
+        Times are seconds and upper bounds. docs/optimizer.md tells what each argument does.
         `description` is what people see of this peer, `fingerprint` maps each key that the peers of a run must agree
         on to a hash; groups refuse another one; `site` is for one of several processes that are one peer. Raises
         ValueError or TypeError, which name the argument, for what cannot work together.

@@ -22,7 +22,7 @@ from swarmcli.averaging.bandwidth import (
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.shares import reducing_shares, slowest_link
-from swarmcli.network.context import Volume
+from swarmcli.network.context import Traffic
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_results
 
@@ -35,12 +35,12 @@ class Cable:
     """Something that passes bytes at a given speed."""
 
     def __init__(self) -> None:
-        self.total = Volume()
+        self.total = Traffic()
 
     async def carry(self, seconds: float, sent: float, received: float) -> None:
         for _ in range(round(seconds * 100)):
             await asyncio.sleep(0.01)
-            self.total += Volume(round(sent / 100), round(received / 100))
+            self.total += Traffic(round(sent / 100), round(received / 100))
 
 
 async def watched(*stretches: tuple[float, float, float]) -> float | None:
@@ -98,7 +98,7 @@ def test_long_rounds_take_no_more_memory_than_short_ones() -> None:
 
 
 def test_a_stretch_is_no_shorter_than_asked_for() -> None:
-    samples = [(0.0, Volume(0, 0)), (1.0, Volume(100, 100)), (1.1, Volume(200, 200)), (3.0, Volume(200, 200))]
+    samples = [(0.0, Traffic(0, 0)), (1.0, Traffic(100, 100)), (1.1, Traffic(200, 200)), (3.0, Traffic(200, 200))]
     assert fastest_stretch(samples, 1.0) == pytest.approx(200 / 1.1)
     assert fastest_stretch(samples, 3.0) == pytest.approx(200 / 3)
     assert fastest_stretch(samples, 4.0) == 0

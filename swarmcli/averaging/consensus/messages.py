@@ -173,7 +173,7 @@ class HoldingsAnswer(msgspec.Struct, frozen=True):
 
 
 class AbsenceNotice(msgspec.Struct, frozen=True):
-    """From the leader to the reducers: this member is out of my reach; whoever has not heard of it need not wait."""
+    """From the leader to the others: it cannot reach this member, and who has not heard of it either need not wait."""
 
     group_id: GroupID
     member: Index

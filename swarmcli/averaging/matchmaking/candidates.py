@@ -37,7 +37,7 @@ class Memory:
     def __init__(self) -> None:
         self.newcomer = True  # this peer has been in no group yet
         self.mates: frozenset[PeerID] = frozenset()  # who was in its last group, and is expected again for a while
-        self.only_mates = False  # nobody else is waited for who does not look for a group yet
+        self.only_mates = False  # of the peers that look for no group now, only mates are waited for
         self.holders: dict[PeerID, Candidate] = {}  # the peers of the bucket, as they last declared themselves
         self._finished: dict[PeerID, bytes] = {}  # peer → its last search that is known to have ended
         self._missed: dict[PeerID, tuple[bytes, int]] = {}  # peer → its search at that time, how often in a row

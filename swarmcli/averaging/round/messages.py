@@ -44,7 +44,7 @@ class AverageHeader(msgspec.Struct, frozen=True):
 
     tensor             None if the weights of all senders are zero; there is no payload then
     senders, weights   whose tensors are in it
-    digest             over the payload and the two
+    digest             over the part's number, senders, weights and the average as it is after decoding
     """
 
     tensor: TensorHeader | None

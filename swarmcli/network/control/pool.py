@@ -67,7 +67,7 @@ class ControlPool:
         return [channel for pair in self._pairs.values() for channel in pair.channels]
 
     async def control(self, peer: PeerID) -> ControlChannel:
-        """The channel to this peer, dialed if there is none. Raises PeerUnreachable."""
+        """The channel to this peer, dialed if there is none. Raises PeerUnreachable, ConnectionLost and ValueError."""
         pair = self._pairs.get(peer)
         if pair is not None and pair.current is not None:
             return pair.current

@@ -81,7 +81,8 @@ class CrowdedEpochRule(EpochRule):
 
     @property
     def several(self) -> bool:
-        """It takes a download by everyone to be one group again, so a peer that comes and goes must not cause it."""
+        """Whether more peers are there than fit into one group; true for CALM seconds longer, since going back
+        to one group costs everyone a download."""
         if self._count() > self._size:
             self._crowded_at = _now()
         return _now() - self._crowded_at < CALM

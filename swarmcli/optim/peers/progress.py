@@ -1,4 +1,4 @@
-"""The arithmetic of progress: from what peers report to when the epoch ends. Pure functions, no clock, no network.
+"""How far the swarm is in its epoch: what peers report, the arithmetic that says when it ends, and the tracker.
 
 All times are seconds; moments are swarm time (`Clock.now()`).
 """

@@ -47,13 +47,15 @@ class Shared:
 
     limits: Limits
     live: set[TCPConnection] = field(default_factory=set)  # with an open socket
-    refusals: Counter[str] = field(default_factory=Counter)  # connections that ended by a broken rule, by its name
+    refusals: Counter[str] = field(
+        default_factory=Counter
+    )  # connections that ended by a broken rule, by the error's class
     encrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(256 << 10)))
     decrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(16 << 10)))  # one TLS record
 
 
 class TCPConnection(asyncio.BufferedProtocol):
-    """Implements `transport.Connection`; `ready` is done when the handshake has succeeded or failed."""
+    """Implements `base.Connection`; `ready` is done when the handshake has succeeded or failed."""
 
     peer_id: PeerID
     purpose: Purpose

@@ -48,7 +48,8 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TCPTransport:
-    """Implements `base.Transport`. `refusals` counts connections that ended by a broken rule, by its name."""
+    """Implements `base.Transport`. `refusals` counts connections that ended by a broken rule, by the
+    class of the error."""
 
     def __init__(
         self,
