@@ -1,4 +1,4 @@
-"""Small things that the coroutines of a round share."""
+"""Work beside the loop, and waiting beside work: what states, rounds and the optimizer share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads torch gives to the arithmetic of a round: one.
+"""How many threads torch gives to arithmetic beside the loop: one, unless the trainer waits for it.
 
 torch divides even the sum of half a megabyte among a team of threads and waits for all of them. While a trainer keeps
 the processors busy that waiting costs far more than the sum: rounds of 1 MiB took three to ten times as long, and as

@@ -34,7 +34,7 @@ from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, Swarm
 from swarmcli.events import PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.sharing import StateOffer, StateSharing
 from swarmcli.state.snapshot import Snapshot, copies_of

@@ -13,7 +13,7 @@ from swarmcli.clock import Clock
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.events import Events, PeerRefused
 from swarmcli.network.addresses import AddressBook
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Transport
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from swarmcli.network.identity import PeerID
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext, Role
 from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup

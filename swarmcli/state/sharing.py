@@ -25,7 +25,7 @@ from swarmcli.events import StateDonated, StateDownloaded
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import download_state

@@ -32,7 +32,7 @@ from swarmcli.errors import StateDownloadError
 from swarmcli.events import Noticed
 from swarmcli.network import Endpoint, wire
 from swarmcli.network.loop_thread import offload
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.state.donor import StateDonor
 from swarmcli.state.snapshot import ChunkLayout, Snapshot
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory

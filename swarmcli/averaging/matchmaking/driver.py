@@ -30,7 +30,7 @@ from swarmcli.errors import CallRefused, NetworkError, NoReducerError, UnknownMe
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 
 FIRST_PAUSE = 0.1  # seconds at most between the first two reads of the declarations; each pause is twice the last …
 LAST_PAUSE = 4.0  # … up to this

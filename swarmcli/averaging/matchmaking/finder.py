@@ -38,7 +38,7 @@ from swarmcli.averaging.shares import reducing_shares
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, DHTError, NetworkError
 from swarmcli.network.identity import PeerID
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 
 WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending averager takes to withdraw its declaration
 MAX_BEGUN = 4  # groups that those who come too late are told of; they may be some rounds behind

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swarmcli.averaging import RoundRequest
 from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
 from swarmcli.network.identity import PeerID
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.modes.base import Committed, Failed, Outcome, Undecided
 from swarmcli.optim.state.drift import are_apart, are_several, read_told

@@ -18,7 +18,7 @@ from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.events import EpochReported, Gone, PeerSeen
 from swarmcli.network.identity import PeerID
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.doubts import Doubts
 from swarmcli.optim.peers.hearing import Hearing

@@ -18,7 +18,7 @@ from swarmcli.errors import CallError, NetworkError
 from swarmcli.events import PeerSilent
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PEER_ID_BYTES, PeerID
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.report import PeerReport
 
 LOOK_PERIOD = 0.5  # seconds between two looks at the connections

@@ -20,7 +20,7 @@ from swarmcli.dht import OwnedSubkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import RefreshOptions
 from swarmcli.optim.peers.board import Board
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from swarmcli.errors import SwarmError
 from swarmcli.events import Noticed
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.rounds import Occasion, StateRounds
 from swarmcli.optim.state.volumes import VOLUME_BYTES, Volume, state_slots

@@ -5,7 +5,7 @@ import asyncio
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.network.tasks import TaskOwner
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.group import PreformedGroup
