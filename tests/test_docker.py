@@ -112,7 +112,7 @@ def test_the_monitor_is_well_when_its_dashboard_answers(monkeypatch: pytest.Monk
     said = parsed("monitor")
     address, _, path = asked[0].removeprefix("http://").partition("/")
     assert kind == "CMD" and said["web_host"] == "0.0.0.0" and address == f"127.0.0.1:{said['web']}"
-    source: Any = SimpleNamespace(status=lambda: {"state": "training"})
+    source: Any = SimpleNamespace(look=lambda: {"state": "training"})
     answer = TestClient(create_app(source), base_url=f"http://{address}").get(f"/{path}")
     assert answer.status_code == 200
 
