@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import getpass
 import os
 import shutil
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 torch.set_num_threads(1)
+# Each collection of the oldest generation walks through everything that torch and pytest hold.
+gc.set_threshold(20_000, 20, 20)
 # Peers of tests share the cores with each other; a user's own peers do not see them.
 os.environ["SWARM_RUNTIME_DIR"] = str(Path(tempfile.gettempdir()) / f"swarm-tests-{getpass.getuser()}")
 settings.register_profile("swarm", deadline=None, print_blob=True)  # how long an example takes says nothing here

@@ -6,6 +6,7 @@ import pytest
 
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, together
+from tests.suites import soak
 
 DELAY = 0.05  # seconds one way
 # Progress to the leader, its word to begin, parts, averages, votes, the decision; and there and back to open a stream.
@@ -18,8 +19,7 @@ def beyond_computing(trainer: Trainer, batches: int) -> list[float]:
     return [(event.seconds - batches * trainer.pace) / DELAY for event in trainer.epochs[4:]]
 
 
-@pytest.mark.parametrize("peers", [2, 4, 8])
-@pytest.mark.parametrize("batches", [1, 4])
+@pytest.mark.parametrize(("batches", "peers"), [(1, 2), (4, 4), (1, 8), *soak([(4, 2), (1, 4), (4, 8)])])
 def test_an_epoch_ends_within_a_few_ways_through_the_network(peers: int, batches: int) -> None:
     async def main() -> None:
         async with Swarm(latency=DELAY) as swarm:

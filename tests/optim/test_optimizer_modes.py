@@ -14,7 +14,7 @@ from swarmcli.events import RoundFinished
 from swarmcli.optim import Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
 from tests.optim.shells import at_once, dhts
 
-EPOCHS, TARGET, BATCH = 5, 32, 4
+EPOCHS, TARGET, BATCH = 4, 32, 4
 IN_PLACE = {"offload_optimizer": False}
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": IN_PLACE,

@@ -38,6 +38,7 @@ from tests.optim.optim_swarm import (
     together,
 )
 from tests.optim.shells import at_once, dhts
+from tests.suites import soak
 
 SCALE = 2.0**16
 Overflows = Callable[["ScaledTrainer"], bool]
@@ -93,8 +94,9 @@ async def trained(swarm: Swarm, *trainers: ScaledTrainer, until: int) -> None:
     await together(*(trainer.train(until) for trainer in trainers))
 
 
-@pytest.mark.parametrize("reuse", [False, True])
-@pytest.mark.parametrize("make", [momentum, adamw])
+@pytest.mark.parametrize(
+    ("make", "reuse"), [(momentum, False), (adamw, True), *soak([(momentum, True), (adamw, False)])]
+)
 def test_training_with_scaled_losses_is_training_without_to_the_last_bit(make, reuse) -> None:
     async def main(scales: tuple[float | None, float | None]) -> set[str]:
         async with Swarm() as swarm:

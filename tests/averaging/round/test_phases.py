@@ -13,6 +13,7 @@ from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, all_results
 from tests.averaging.round.programs import SMALL_PARTS, Doubling, add, check, strike_in_step, untouched
+from tests.suites import soak
 
 
 def run(main, seed: int = 0) -> None:
@@ -75,8 +76,7 @@ def test_nobody_has_weight_and_nothing_moves() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("phase", [0, 1])
-@pytest.mark.parametrize("with_auxiliary", [False, True])
+@pytest.mark.parametrize(("with_auxiliary", "phase"), [(False, 0), (True, 1), *soak([(False, 1), (True, 0)])])
 def test_whoever_is_killed_between_its_parts_counts_in_no_phase(
     phase: int, with_auxiliary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

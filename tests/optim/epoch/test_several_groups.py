@@ -70,7 +70,7 @@ def test_groups_train_side_by_side_also_with_one_left_over(count: int) -> None:
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("size", [2, 256])
+@pytest.mark.parametrize("size", [2, *soak([256])])
 def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int) -> None:
     async def main(size: int | None) -> int:
         async with Swarm() as swarm:

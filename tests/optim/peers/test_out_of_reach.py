@@ -9,6 +9,7 @@ from swarmcli.errors import NoDonorReachable
 from swarmcli.events import Noticed
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, digests, record, together, until
+from tests.suites import soak
 
 
 @asynccontextmanager
@@ -45,8 +46,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-@pytest.mark.parametrize("gap", [1.0, 8.0])
-@pytest.mark.parametrize("seed", [1, 2], ids=["equal starts", "unlike starts"])
+@pytest.mark.parametrize(("gap", "seed"), [(1.0, 1), (8.0, 2), *soak([(8.0, 1), (1.0, 2)])])  # 1: equal starts
 def test_behind_routers_the_second_waits_says_so_and_ends_in_time(gap: float, seed: int) -> None:
     async def main() -> None:
         async with Swarm() as swarm, helped(swarm):
@@ -72,7 +72,7 @@ def test_behind_routers_the_second_waits_says_so_and_ends_in_time(gap: float, se
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 def test_of_two_that_start_at_once_from_unlike_weights_one_trains(seed: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm, helped(swarm):

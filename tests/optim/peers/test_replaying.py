@@ -17,6 +17,7 @@ from swarmcli.state import unnamed_file
 from swarmcli.state.donor import state_method
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, adamw, digests, momentum, record, together
+from tests.suites import soak
 
 BULK = 2_000_000  # bytes that a newcomer needs besides parameters and statistics
 
@@ -111,7 +112,7 @@ def test_without_the_right_rounds_the_state_is_downloaded(missing: str, monkeypa
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
 def test_a_download_longer_than_several_epochs_ends_in_step_and_stalls_nobody(seed: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm:
