@@ -323,13 +323,18 @@ def test_a_monitor_leaves_when_the_run_is_done_if_it_was_told_so(start: Any) -> 
 def test_two_trainers_that_leave_at_once_warn_nobody(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their last steps fill the epoch, so the round begins when neither of them will step again."""
     settings = ("target_batch_size=16",)  # two batches
-    batches, gated, waiting = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+    batches, gated, both = threading.Semaphore(0), threading.Event(), threading.Event()
+    barrier = threading.Barrier(2)
     real = SumsStream.__next__
 
     def gate(stream: SumsStream) -> dict[str, torch.Tensor]:
-        if gated.is_set():
-            waiting.release()
-            batches.acquire(timeout=PATIENCE)
+        if gated.is_set() and not both.is_set():
+            try:
+                barrier.wait(0.5)
+                both.set()
+                batches.acquire(timeout=PATIENCE)
+            except threading.BrokenBarrierError:  # the other waits in its step until this one has stepped
+                barrier.reset()
         return real(stream)
 
     monkeypatch.setattr(SumsStream, "__next__", gate)
@@ -338,8 +343,7 @@ def test_two_trainers_that_leave_at_once_warn_nobody(start: Any, monkeypatch: py
     for peer in (monitor, *trainers):
         peer.until(lambda peer=peer: any(each.peers == 2 for each in peer.epochs))
     gated.set()
-    for _ in trainers:
-        assert waiting.acquire(timeout=PATIENCE)
+    assert both.wait(PATIENCE)
     before = {peer: len(peer.events) for peer in (monitor, *trainers)}
     for peer in trainers:
         peer.stop.set()
