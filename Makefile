@@ -27,6 +27,7 @@ test: install
 
 e2e: install
 	@PYTHON=$(BIN)/python sh tests/provide_chromium.sh
+	@PYTHON=$(BIN)/python sh tests/provide_nftables.sh
 	$(PYTEST) -m 'e2e and not soak'
 
 soak: install

@@ -50,7 +50,7 @@ def connect(process: int, index: int, mbit: float) -> None:
     _run(f"ip link add name up{index} type veth peer name down{index}")
     _run(f"ip link set up{index} netns {process}")
     _run(f"ip link set down{index} master bridge up")
-    _shape(f"down{index}", mbit)
+    _run(shaping(f"down{index}", mbit))
 
 
 def isolate() -> None:
@@ -65,7 +65,7 @@ def configure(index: int, mbit: float) -> str:
     _run("ip link set lo up")
     _run(f"ip addr add {address}/24 dev up{index}")
     _run(f"ip link set up{index} up")
-    _shape(f"up{index}", mbit)
+    _run(shaping(f"up{index}", mbit))
     return address
 
 
@@ -77,9 +77,10 @@ def settle(pipe: Pipe, index: int, mbit: float) -> str:
     return configure(index, mbit)
 
 
-def _shape(device: str, mbit: float) -> None:
+def shaping(device: str, mbit: float) -> str:
+    """The command that lets a device send so much and no more."""
     # A queue of 50 ms, as in a home router that is not too bad.
-    _run(f"tc qdisc add dev {device} root tbf rate {mbit}mbit burst 64kb latency 50ms")
+    return f"tc qdisc add dev {device} root tbf rate {mbit}mbit burst 64kb latency 50ms"
 
 
 def _run(command: str) -> None:

@@ -1,4 +1,5 @@
-"""For all tests: which suite each is in; one thread of torch per process; the browser, missed loudly if missing."""
+"""For all tests: which suite each is in; one thread of torch per process; the browser and
+homes behind routers, missed loudly if missing."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from hypothesis import settings
+
+from benchmarks._homes import Internet, missing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -37,7 +40,8 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-MISSING = "no Chromium on this machine (see tests/provide_chromium.sh)"
+NO_CHROMIUM = "no Chromium on this machine (see tests/provide_chromium.sh)"
+NO_HOMES = "no homes behind routers can be made here"
 
 
 FIRST_SEEDS = 2  # of a matrix of seeds, which `make test` and `make e2e` run; `make soak` runs the others
@@ -46,7 +50,7 @@ FIRST_SEEDS = 2  # of a matrix of seeds, which `make test` and `make e2e` run; `
 @pytest.hookimpl(tryfirst=True)  # before what -m names is chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("browser"):
+        if item.get_closest_marker("browser") or item.get_closest_marker("homes"):
             item.add_marker("e2e")
         matrix = getattr(item, "callspec", None)
         seed = matrix.params.get("seed") if matrix else None
@@ -66,7 +70,7 @@ def chromium() -> Iterator[Browser]:
     """
     path = find_chromium()
     if path is None:
-        pytest.skip(MISSING)
+        pytest.skip(NO_CHROMIUM)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -75,10 +79,21 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture
+def internet() -> Iterator[Internet]:
+    """An internet without anyone, for tests marked `homes`; at the end no process is left in it."""
+    if why := missing():
+        pytest.skip(f"{NO_HOMES}: {why}")
+    with Internet() as made:
+        yield made
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """A skipped test is one letter among a thousand; these are named."""
-    missing = [report.nodeid for report in terminalreporter.stats.get("skipped", ()) if MISSING in str(report.longrepr)]
-    if missing:
-        terminalreporter.section("NOT RUN, for want of a Chromium", red=True, bold=True)
-        for nodeid in missing:
-            terminalreporter.line(nodeid, red=True)
+    skipped = terminalreporter.stats.get("skipped", ())
+    for reason in (NO_CHROMIUM, NO_HOMES):
+        missed = [report for report in skipped if reason in str(report.longrepr)]
+        if missed:
+            terminalreporter.section(f"NOT RUN: {missed[0].longrepr[2].removeprefix('Skipped: ')}", red=True, bold=True)
+            for report in missed:
+                terminalreporter.line(report.nodeid, red=True)

@@ -71,14 +71,20 @@ class Child:
     killed."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], launcher: Sequence[str]
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        launcher: Sequence[str],
+        prefix: Sequence[str],
     ) -> None:
         self.name = name
         self.log = log
         parent = {} if launcher else {VARIABLE: str(os.getpid())}  # a launcher is the parent of what it starts
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, *launcher, "-m", "swarmcli", *arguments],
+                [*prefix, sys.executable, *launcher, "-m", "swarmcli", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -131,9 +137,11 @@ class Children:
         log: Path,
         environment: Mapping[str, str] | None = None,
         launcher: Sequence[str] = (),
+        prefix: Sequence[str] = (),
     ) -> Child:
-        """`launcher`: words for Python that start a module in its place, as torchrun does."""
-        child = Child(name, arguments, log, environment or {}, launcher)
+        """`launcher`: words for Python that start a module in its place, as torchrun does. `prefix`: a command that
+        becomes the one that follows it, as nsenter does."""
+        child = Child(name, arguments, log, environment or {}, launcher, prefix)
         self._children.append(child)
         return child
 

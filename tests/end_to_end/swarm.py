@@ -58,12 +58,18 @@ class Swarm:
         return self.directory / name
 
     def start(
-        self, verb: str, name: str, *arguments: str, recipe: Path | None = None, launcher: Sequence[str] = ()
+        self,
+        verb: str,
+        name: str,
+        *arguments: str,
+        recipe: Path | None = None,
+        launcher: Sequence[str] = (),
+        prefix: Sequence[str] = (),
     ) -> Child:
         """Starts a peer that knows the first monitor; its files are in `home(name)`, its output in `<name>.log`."""
         contact = ["--peer", self.contact] if self.contact else []
         words = [verb, str(recipe or self.recipe), "--home", str(self.home(name)), "--name", name, *contact, *arguments]
-        return self.children.start(name, words, self.directory / f"{name}.log", launcher=launcher)
+        return self.children.start(name, words, self.directory / f"{name}.log", launcher=launcher, prefix=prefix)
 
     def start_monitor(self, *arguments: str, name: str = "monitor") -> Child:
         """Starts a monitor and waits until it can be a first contact."""

@@ -1,0 +1,98 @@
+"""The routers of benchmarks/_homes.py do what they are named after."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks._homes import FILTERED, FULLY_RANDOM, HAIRPIN, IPV6_ONLY, MASQUERADE, RANDOM, Internet, Machine
+
+pytestmark = pytest.mark.homes
+
+PORT = 7000
+LISTEN = f"""
+import socket
+listener = socket.create_server(("::", {PORT}), family=socket.AF_INET6, dualstack_ipv6=True)
+print("listening", flush=True)
+while True:
+    connection, seen = listener.accept()
+    connection.sendall(f"{{seen[0].removeprefix('::ffff:')}} {{seen[1]}}".encode())
+    connection.close()
+"""
+# Prints its own port, and where the listener sees it.
+DIAL = f"""
+import socket, sys
+with socket.create_connection((sys.argv[1], {PORT}), timeout=1) as connection:
+    print(connection.getsockname()[1], connection.recv(100).decode())
+"""
+
+
+def listen(machine: Machine) -> str:
+    process = machine.start([sys.executable, "-c", LISTEN], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"listening\n"
+    return machine.address
+
+
+def dial(machine: Machine, address: str) -> tuple[int, str, int]:
+    port, seen, seen_port = machine.run([sys.executable, "-c", DIAL, address]).stdout.split()
+    return int(port), seen, int(seen_port)
+
+
+def is_silent(machine: Machine, address: str) -> bool:
+    return "timed out" in trouble(machine, address)
+
+
+def trouble(machine: Machine, address: str) -> str:
+    try:
+        dial(machine, address)
+    except subprocess.CalledProcessError as error:
+        return str(error.stderr)
+    return ""
+
+
+def test_routers_translate_filter_and_forward_as_their_kinds_say(internet: Internet) -> None:
+    public = internet.machine("public")
+    contact = listen(public)
+    masquerade, filtered = internet.router("masquerade", MASQUERADE), internet.router("filtered", FILTERED)
+    home, open_home = masquerade.machine("home"), filtered.machine("open home")
+    port, *seen = dial(home, contact)
+    assert home.address == "192.168.1.2" and seen == [masquerade.outside[0], port]
+    for kind in (RANDOM, FULLY_RANDOM):
+        router = internet.router(kind.name, kind)
+        asked = [dial(router.machine(f"{kind.name} {number}"), contact) for number in range(2)]
+        assert all(host == router.outside[0] and at != own for own, host, at in asked)
+    assert dial(open_home, contact)[1] == listen(open_home)
+    assert is_silent(public, open_home.address) and is_silent(home, "9.9.9.9")
+    ipv6 = internet.router("ipv6", IPV6_ONLY).machine("ipv6")
+    assert dial(ipv6, public.addresses[1])[1] == listen(ipv6)
+    assert is_silent(public, ipv6.address)
+    assert is_silent(public, masquerade.outside[0])
+    masquerade.forward(home, PORT)
+    listen(home)
+    dial(public, masquerade.outside[0])
+    # There the address is the router's own, where nobody listens.
+    assert "refused" in trouble(masquerade.machine("neighbour"), masquerade.outside[0])
+
+
+def test_homes_with_hairpins_and_behind_two_routers_move_and_are_cut_off(internet: Internet) -> None:
+    public, router = internet.machine("public", mbit=10), internet.router("hairpin", HAIRPIN, mbit=10)
+    contact, home = listen(public), router.machine("home")
+    router.forward(home, PORT)
+    listen(home)
+    dial(router.machine("neighbour"), router.outside[0])
+    behind = internet.router("inner", behind=internet.router("outer", lan="100.64.0"))
+    deep = behind.machine("deep")
+    assert deep.address == "192.168.1.2" and behind.outside == ("100.64.0.2",)
+    assert dial(deep, contact)[1] == "5.3.0.1"
+    before = router.outside[0]
+    router.move()
+    assert dial(home, contact)[1] == router.outside[0] != before
+    dial(public, router.outside[0])
+    assert is_silent(public, before)
+    router.cut()
+    assert is_silent(home, contact) and is_silent(public, router.outside[0])
+    router.mend()
+    dial(home, contact)
