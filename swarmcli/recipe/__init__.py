@@ -1,7 +1,9 @@
 """The recipe file: what is trained, how, and what each volunteer may choose."""
 
-from swarmcli.recipe.fingerprint import PROTOCOL, differing_keys, fingerprint_of
+from swarmcli.recipe.fingerprint import PROTOCOL, differing_keys, digest_of, fingerprint_of
+from swarmcli.recipe.link import Link, is_link, parse_link
 from swarmcli.recipe.load import load_recipe, parse_recipe
+from swarmcli.recipe.offered import offered, read_offered
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.settings import (
     AveragingSettings,
@@ -29,6 +31,7 @@ __all__ = [
     "FilesDataset",
     "GradientAveragingSettings",
     "HuggingFaceDataset",
+    "Link",
     "LocalSettings",
     "LocalUpdateSettings",
     "NetworkSettings",
@@ -38,7 +41,12 @@ __all__ = [
     "SiteSettings",
     "StdlibDataset",
     "differing_keys",
+    "digest_of",
     "fingerprint_of",
+    "is_link",
     "load_recipe",
+    "offered",
+    "parse_link",
     "parse_recipe",
+    "read_offered",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -11,8 +12,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from swarmcli.errors import RecipeError
+from swarmcli.recipe.document import is_section
 from swarmcli.recipe.schema import Recipe
+from swarmcli.recipe.settings import is_shared
 
+DIGEST_LENGTH = 32  # characters of base32: 160 bits, so that a link's recipe cannot be exchanged for another
 PROTOCOL = 1  # peers of another number compute or speak differently and cannot train together
 HASH_LENGTH = 16  # hex digits: enough against accidents, and a recipe is no secret
 
@@ -33,12 +37,19 @@ def fingerprint_of(recipe: Recipe) -> dict[str, str]:
     weights are not read: peers that begin with other weights download the run's before their first gradient.
     Raises RecipeError when such a directory cannot be read.
     """
-    hashes = {key: _hash(value) for key, value in _values(recipe)}
-    if isinstance(recipe.base_model, str):
-        hashes["base_model"] = _hash(_config_of(recipe, recipe.base_model))
-    if recipe.tokenizer != "bytes":
-        hashes["tokenizer"] = _hash(_files_of(recipe, recipe.tokenizer))
+    hashes = {key: _hash(value) for key, value in {**dict(_values(recipe)), **_contents(recipe)}.items()}
     return {"protocol": _hash(PROTOCOL), **dict(sorted(hashes.items()))}
+
+
+def digest_of(recipe: Recipe) -> str:
+    """One hash over all that must agree, for links: nobody finds another recipe with the same one.
+
+    It is over the values as they are nested, since dotted keys could be read in two ways. Raises RecipeError as
+    `fingerprint_of` does.
+    """
+    values = {**agreed_values(recipe), **_contents(recipe)}
+    digest = hashlib.sha256(b"swarm recipe" + _canonical(values)).digest()
+    return base64.b32encode(digest)[:DIGEST_LENGTH].decode().lower()
 
 
 def differing_keys(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
@@ -46,13 +57,32 @@ def differing_keys(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[s
     return sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
 
 
+def _contents(recipe: Recipe) -> dict[str, Any]:
+    """What counts in place of the directories that a recipe names."""
+    found: dict[str, Any] = {}
+    if isinstance(recipe.base_model, str):
+        found["base_model"] = _config_of(recipe, recipe.base_model)
+    if recipe.tokenizer != "bytes":
+        found["tokenizer"] = _files_of(recipe, recipe.tokenizer)
+    return found
+
+
+def agreed_values(value: Any) -> Any:
+    """The fields that must agree, sections within sections."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields.items()
+        return {
+            name: agreed_values(getattr(value, name))
+            for name, info in fields
+            if is_shared(info) or is_section(info.annotation)
+        }
+    return [agreed_values(item) for item in value] if isinstance(value, tuple) else value
+
+
 def _values(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, info in type(section).model_fields.items():
-        value = getattr(section, name)
-        extra = info.json_schema_extra
-        if isinstance(extra, dict) and not extra["agree"]:
-            continue
-        yield from _leaves(value, prefix + name)
+        if is_shared(info) or is_section(info.annotation):
+            yield from _leaves(getattr(section, name), prefix + name)
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -69,8 +99,11 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _hash(value: Any) -> str:
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_LENGTH]
+    return hashlib.sha256(_canonical(value)).hexdigest()[:HASH_LENGTH]
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _config_of(recipe: Recipe, text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +26,13 @@ from swarmcli.recipe.settings import (
     OwnPath,
     SchedulerSettings,
     Section,
+    advised,
     beside,
     own,
     shared,
 )
 
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _STATISTICS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
@@ -39,7 +42,7 @@ class Recipe(Section):
     run_id: str = shared(
         REQUIRED,
         "the name of the run: up to 64 letters, digits, dots, dashes, underscores",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        pattern=f"^{RUN_ID.pattern}$",
     )
     task: Literal["causal_lm"] = shared("causal_lm", "what is learned: causal_lm predicts the next token")
     base_model: Mapping[str, Any] | str = shared(
@@ -51,8 +54,8 @@ class Recipe(Section):
     datasets: tuple[Dataset, ...] = shared(REQUIRED, "what the model reads; see below", min_length=1)
     sequence_len: int = shared(REQUIRED, "tokens per sample", ge=2, le=1 << 20)
     target_batch_size: int = shared(REQUIRED, "samples that all peers together compute per epoch", ge=1)
-    micro_batch_size: int = own(8, "samples per forward pass", ge=1)
-    gradient_accumulation_steps: int = own(1, "forward passes between two reports of progress", ge=1)
+    micro_batch_size: int = advised(8, "samples per forward pass", ge=1)
+    gradient_accumulation_steps: int = advised(1, "forward passes between two reports of progress", ge=1)
     seed: int = shared(0, "initial weights, and with the peer id the order of the data", ge=0, lt=1 << 63)
     max_epochs: int | None = shared(None, "the run ends behind this epoch; null: when it is stopped", ge=1)
     output_dir: OwnPath = own(

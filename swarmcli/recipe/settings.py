@@ -1,7 +1,8 @@
 """The sections of a recipe as typed values. What a field means stands in its description, from which docs/recipes.md
 is made. Rules within one section are checked here; those between sections in `schema`.
 
-`shared` fields must agree between all peers of a run and are part of its fingerprint; `own` fields may differ."""
+`shared` fields must agree between all peers of a run and are part of its fingerprint; `own` fields may differ, and
+`advised` ones as well, but whoever joins by a link begins with the run's."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import parse_address
@@ -26,6 +28,22 @@ def shared(default: Any, meaning: str, **constraints: Any) -> Any:
 def own(default: Any, meaning: str, **constraints: Any) -> Any:
     """A field in which peers of one run may differ."""
     return Field(default, description=meaning, json_schema_extra={"agree": False}, **constraints)
+
+
+def advised(default: Any, meaning: str, **constraints: Any) -> Any:
+    """The same, of which the run's author may know what is good: it travels with a link."""
+    return Field(default, description=meaning, json_schema_extra={"agree": False, "advised": True}, **constraints)
+
+
+def is_shared(info: FieldInfo) -> bool:
+    """Whether a field must agree between all peers. Sections are neither shared nor own; their fields are."""
+    extra = info.json_schema_extra
+    return isinstance(extra, dict) and bool(extra["agree"])
+
+
+def is_advised(info: FieldInfo) -> bool:
+    extra = info.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("advised"))
 
 
 class Section(BaseModel):
@@ -100,7 +118,7 @@ class HuggingFaceDataset(Section):
     data_files: tuple[str, ...] = shared((), "files of the dataset; local ones as `path` of a files dataset")
     revision: str | None = shared(None, "a commit or tag of the dataset, so that all peers read the same")
     text_column: str = shared("text", "the column that holds the text", min_length=1)
-    streaming: bool = own(True, "read while training instead of downloading everything first")
+    streaming: bool = advised(True, "read while training instead of downloading everything first")
     weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
 
 
@@ -151,9 +169,9 @@ class NetworkSettings(Section):
 class AveragingSettings(Section):
     """How peers meet and average. Times are upper bounds: a group that is complete starts at once."""
 
-    matchmaking_time: float = own(15.0, "seconds to look for others at most, when not everyone is there", gt=0)
-    averaging_timeout: float = own(60.0, "seconds after which an attempt to average is given up", gt=0)
-    load_state_timeout: float = own(600.0, "seconds after which a download of the state is given up", gt=0)
+    matchmaking_time: float = advised(15.0, "seconds to look for others at most, when not everyone is there", gt=0)
+    averaging_timeout: float = advised(60.0, "seconds after which an attempt to average is given up", gt=0)
+    load_state_timeout: float = advised(600.0, "seconds after which a download of the state is given up", gt=0)
     proceed_alone: bool = own(
         False, "train a model apart when others train one whose state cannot be reached, instead of waiting for it"
     )

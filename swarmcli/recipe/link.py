@@ -1,0 +1,117 @@
+"""The link by which a stranger joins a run:
+
+    swarm://<peer id>@host:port[,host:port…]/<run id>?fingerprint=<32 characters>
+
+It names one peer of the run, where that peer can be dialed (IPv6 in brackets), and what its recipe must hash to. A link
+is text that somebody was sent: it is bounded and read strictly, and believing it means no more than dialing that peer.
+Parameters that this version does not know are refused: they may say what joining needs (an invitation, for one), and
+the run's refusal later would be harder to understand.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode
+
+from swarmcli.errors import AddressError
+from swarmcli.network.addresses import parse_address
+from swarmcli.network.identity import PeerID
+from swarmcli.recipe.fingerprint import DIGEST_LENGTH
+from swarmcli.recipe.schema import RUN_ID
+
+SCHEME = "swarm://"
+MAX_LINK = 2048  # characters; one with all places and the longest run id has about 900, and QR codes end at 2,953
+MAX_PLACES = 8  # host:port pairs, as many as a peer may announce
+MAX_PARAMETERS = 8
+PARAMETER = "fingerprint"
+
+_EXPECTED = "expected swarm://<peer id>@host:port/<run id>?fingerprint=…"
+_DIGEST = re.compile(rf"[a-z2-7]{{{DIGEST_LENGTH}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One peer of a run and what it must serve. `places` are `host:port`, those that more can dial first."""
+
+    peer_id: PeerID
+    places: tuple[str, ...]
+    run_id: str
+    fingerprint: str  # `digest_of` the recipe
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The places as addresses of this very peer, as `--peer` takes them."""
+        return tuple(f"tcp://{place}/{self.peer_id.text}" for place in self.places)
+
+    def __str__(self) -> str:
+        """The text that `parse_link` reads."""
+        places = ",".join(self.places)
+        return f"{SCHEME}{self.peer_id.text}@{places}/{self.run_id}?{urlencode({PARAMETER: self.fingerprint})}"
+
+
+def is_link(text: str) -> bool:
+    """Whether a text is meant to be a link, and not the path of a recipe."""
+    return _bare(text[:64]).lower().startswith(SCHEME)
+
+
+def parse_link(text: str) -> Link:
+    """Reads a link, also one with blanks or quotes around it. Raises AddressError that says what is wrong with it."""
+    text = _bare(text)
+    if len(text) > MAX_LINK:
+        raise AddressError(f"a link has at most {MAX_LINK} characters, this one has {len(text)}; {_EXPECTED}")
+    if not (text.isascii() and text.isprintable()):
+        raise AddressError(f"the link holds characters that no link has: {_shown(text)}; copy it again")
+    if not text[: len(SCHEME)].lower() == SCHEME:
+        raise AddressError(f"{_shown(text)} is no link; {_EXPECTED}")
+    peer_text, at, rest = text[len(SCHEME) :].partition("@")
+    if not at:
+        raise AddressError(f"the link names no peer before an @; {_EXPECTED}")
+    places, slash, rest = rest.partition("/")
+    run_id, _, query = rest.partition("?")
+    if not slash or not RUN_ID.fullmatch(run_id):
+        raise AddressError(f"the link names no run behind its addresses: {_shown(run_id)}; {_EXPECTED}")
+    peer_id = PeerID.parse(peer_text)
+    return Link(peer_id, _places(places), run_id, _fingerprint(query))
+
+
+def _bare(text: str) -> str:
+    """Without what mail, chats and shells that know no single quotes leave around a link."""
+    return text.strip().strip("'\"<>`").strip()
+
+
+def _places(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(text.split(",")))
+    if len(found) > MAX_PLACES:
+        raise AddressError(f"a link has at most {MAX_PLACES} addresses, this one has {len(found)}")
+    for place in found:
+        if "%" in place:
+            raise AddressError(f"{_shown(place)} is an address of one machine's own interface; nobody else can dial it")
+        parse_address(f"tcp://{place}")
+    return found
+
+
+def _fingerprint(query: str) -> str:
+    try:
+        parameters = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MAX_PARAMETERS)
+    except ValueError:
+        raise AddressError(f"what stands behind the ? of the link cannot be read: {_shown(query)}") from None
+    for name, _ in parameters:
+        if name != PARAMETER:
+            raise AddressError(
+                f"the link has a parameter {_shown(name)} that this version of swarm does not know; install a newer "
+                "one, or ask for a link without it"
+            )
+    values = {value for _, value in parameters}
+    if not values:
+        raise AddressError("the link lacks its fingerprint, by which the recipe is checked; copy all of the link")
+    if len(values) > 1 or not _DIGEST.fullmatch(value := values.pop()):
+        raise AddressError(
+            f"the fingerprint of a link has {DIGEST_LENGTH} characters of a–z and 2–7, and comes once; copy the "
+            "link again"
+        )
+    return value
+
+
+def _shown(text: str) -> str:
+    return ascii(text[:80])

@@ -1,0 +1,267 @@
+"""The part of a recipe that peers hand to whoever has a link, and reading one that a stranger handed out.
+
+What travels is a JSON object (so YAML too, but without aliases and tags): the keys that must agree, and those in which
+the run's author may advise volunteers (`advised` in the schema). Nothing of `local`, no directory, no contact.
+
+A recipe that was handed out is hostile until `read_offered` has returned it. By then it hashes to what the link says,
+sets nothing that is the volunteer's to choose, and names no path outside the directory that this computer keeps for the
+run. Reading it runs nothing, and opens no file but the config and the tokenizer of a model that was put there by hand.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe.document import is_section
+from swarmcli.recipe.fingerprint import agreed_values, digest_of
+from swarmcli.recipe.link import Link
+from swarmcli.recipe.load import parse_recipe
+from swarmcli.recipe.schema import Recipe
+from swarmcli.recipe.settings import FilesDataset, HuggingFaceDataset, is_advised, is_shared
+
+MAX_OFFERED = 1 << 18  # bytes
+MAX_VALUES = 5000
+MODELS = "models"  # where a saved model or tokenizer lies, below the directory of a run that was joined by a link
+DATA = "data"  # where datasets of files begin there: beside the peers' own files, which are not to be learned from
+
+MAX_WORDS = 4000  # characters of a refusal, which quotes what a stranger wrote
+MAX_SECONDS = 86_400.0  # of the times that a stranger advises
+MAX_NUMBER = 1 << 31  # in a model's config …
+MAX_PIECES = 1024  # … and of what is built one by one: the outline is made before anybody agreed to anything
+FORMATS = ("json", "parquet", "csv", "text")  # of the library `datasets`: others read files that can run code
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_HUB_NAME = re.compile(f"{_NAME}/{_NAME}")
+_PIECES = re.compile("layer|block|expert|depth|stage")
+
+
+def offered(recipe: Recipe) -> str:
+    """What this peer hands out of its recipe. Of a directory with a model or tokenizer only its name travels.
+
+    Raises RecipeError with key and fix for a recipe that `read_offered` would refuse wherever it arrives.
+    """
+    values = _dump(recipe)
+    for key in ("base_model", "tokenizer"):
+        if is_directory(recipe, key):
+            name = Path(values[key]).expanduser().name
+            values[key] = f"{MODELS}/{name if re.fullmatch(_NAME, name) else 'model'}"
+    text = json.dumps(values, ensure_ascii=False, indent=1)
+    try:
+        again = _parse(text.encode(), "the recipe as a link hands it out", recipe.directory)
+        if _without_directories(again) != _without_directories(recipe):
+            raise RecipeError(f"{recipe.file}: it holds a value that JSON cannot carry")
+    except RecipeError as error:
+        raise RecipeError(f"this run cannot be joined by a link: {error}") from None
+    return text
+
+
+def read_offered(data: bytes, link: Link, directory: Path) -> Recipe:
+    """The recipe that a peer handed out for a link, checked against it; its paths begin in `directory`.
+
+    Raises RecipeError in words that are safe to print. Nobody needs to be asked for it: see the module.
+    """
+    recipe = _parse(data, f"the recipe from {link.peer_id.short}", directory)
+    if recipe.run_id != link.run_id:
+        raise RecipeError(
+            f"{recipe.origin('run_id')}: run_id is {recipe.run_id!r}, and the link is one of {link.run_id!r}; ask for "
+            "another link"
+        )
+    for key in ("base_model", "tokenizer"):
+        place = recipe.locate(getattr(recipe, key)) if is_directory(recipe, key) else None
+        if place is not None and not place.is_dir():
+            raise RecipeError(
+                f"{recipe.origin(key)}: {key} is a saved model or tokenizer, which no link brings; get it from those "
+                f"who gave you the link, put it at {place}, and join again"
+            )
+    if digest_of(recipe) != link.fingerprint:
+        raise RecipeError(
+            f"{recipe.file}: it is not the one that the link speaks of (fingerprint {digest_of(recipe)}, not "
+            f"{link.fingerprint}); either that peer exchanged it, or its version of swarm has other keys: ask for a "
+            "new link, and compare `swarm --version`"
+        )
+    return recipe
+
+
+def is_directory(recipe: Recipe, key: str) -> bool:
+    """Whether `base_model` or `tokenizer` names a directory."""
+    value = getattr(recipe, key)
+    return isinstance(value, str) and (key, value) != ("tokenizer", "bytes")
+
+
+def web_host(file: str) -> str:
+    """The host that an item of `data_files` is downloaded from; "" for a file of this computer."""
+    scheme, separator, rest = file.partition("://")
+    return "" if not separator else "huggingface.co" if scheme == "hf" else rest.partition("/")[0]
+
+
+# Reading
+
+
+def _parse(data: bytes, name: str, directory: Path) -> Recipe:
+    """Everything that can be said without the link and without a file."""
+    try:
+        if len(data) > MAX_OFFERED:
+            raise RecipeError(f"{name}: larger than {MAX_OFFERED >> 10} KiB, so this is no recipe")
+        text = data.decode()
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError
+        if _count(values) > MAX_VALUES:  # told here, since reading so many as YAML takes ten seconds
+            raise RecipeError(f"{name}: more than {MAX_VALUES} values, so this is no recipe")
+        recipe = parse_recipe(text, name=name, directory=directory)
+        problems = [*_foreign(recipe), *_problems(recipe)]
+        if problems:
+            raise RecipeError(
+                "\n".join(f"{recipe.origin(*path)}: {'.'.join(map(str, path))} {p}" for path, p in problems)
+            )
+    except (ValueError, RecursionError):  # of decoding; what else is wrong with it is a RecipeError already
+        raise RecipeError(f"{name}: no JSON object in UTF-8, so this is no recipe that a peer hands out") from None
+    except RecipeError as error:
+        raise RecipeError(_printable(str(error))) from None
+    return recipe
+
+
+def _count(value: Any) -> int:
+    """Values in a JSON value."""
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_count, below))
+
+
+Problem = tuple[tuple[str | int, ...], str]
+
+
+def _foreign(section: BaseModel, *path: str) -> Iterator[Problem]:
+    """Keys that are the volunteer's to choose."""
+    for name, info in type(section).model_fields.items():
+        if name not in section.model_fields_set:
+            continue
+        if is_section(info.annotation):
+            yield from _foreign(getattr(section, name), *path, name)
+        elif not (is_shared(info) or is_advised(info)):
+            yield (*path, name), "is for each volunteer to choose and travels in no link; ask for a link without it"
+
+
+def _problems(recipe: Recipe) -> Iterator[Problem]:
+    for key in ("base_model", "tokenizer"):
+        if is_directory(recipe, key) and not re.fullmatch(f"{MODELS}/{_NAME}", getattr(recipe, key)):
+            yield (key,), f"is a path of another computer; a link carries {MODELS}/ and a name"
+    if isinstance(recipe.base_model, Mapping):
+        yield from _config_problems(recipe.base_model, "base_model")
+    for index, dataset in enumerate(recipe.datasets):
+        if isinstance(dataset, FilesDataset):
+            for key in ("path", "glob"):
+                if not _is_inside(getattr(dataset, key)):
+                    yield ("datasets", index, key), _OUTSIDE
+        elif isinstance(dataset, HuggingFaceDataset):
+            yield from (((("datasets", index, *path)), problem) for path, problem in _hub_problems(dataset))
+    for key in ("matchmaking_time", "averaging_timeout", "load_state_timeout"):
+        if getattr(recipe.averaging, key) > MAX_SECONDS:
+            yield ("averaging", key), f"is more than a day; write {MAX_SECONDS:g} seconds or less"
+
+
+_OUTSIDE = (
+    "leads out of the run's data directory, so it would read other files of whoever joins; write it relative, without "
+    "`..` and `~`, and say by local.data_dir where it begins on your own computer"
+)
+
+
+def _is_inside(text: str) -> bool:
+    """Whether a path, or a pattern of paths, stays below where it begins, on every system."""
+    if not text.isprintable() or text.startswith(("/", "~")) or set("\\:") & set(text):
+        return False
+    return ".." not in text.split("/")
+
+
+def _hub_problems(dataset: HuggingFaceDataset) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if dataset.path in FORMATS:
+        if not dataset.data_files:
+            yield ("path",), f"{dataset.path!r} reads files, and none is named; add data_files"
+    elif not _HUB_NAME.fullmatch(dataset.path):
+        yield ("path",), f"must be owner/name of a dataset on the Hub, or one of {', '.join(FORMATS)} with data_files"
+    for number, file in enumerate(dataset.data_files):
+        if "://" in file and not _is_public(file):
+            yield ("data_files", number), "must be https:// and the name of a public host, or hf://; correct it"
+        elif "://" not in file and not _is_inside(file):
+            yield ("data_files", number), _OUTSIDE
+
+
+def _is_public(url: str) -> bool:
+    """Whether an address can only lead to a host of the internet: no port, no password, no chain of file systems, no
+    address or name of somebody's own network."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "hf":
+        return rest.isprintable() and not {"::", ".."} & {rest[i : i + 2] for i in range(len(rest))}
+    host = rest.partition("/")[0]
+    if scheme != "https" or not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+", host) or "::" in url:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:  # a name, of which the last part is no number and not one of local networks
+        last = host.rpartition(".")[2].lower()
+        return (
+            url.isprintable() and not last.isdigit() and last not in ("local", "internal", "lan", "home", "localhost")
+        )
+    return False
+
+
+def _config_problems(value: Any, *path: str | int) -> Iterator[Problem]:
+    """A config is for transformers to judge, but sizes without bounds would be built before it does."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _config_problems(item, *path, key)
+    elif isinstance(value, list | tuple):
+        if len(value) > MAX_PIECES:
+            yield path, f"has more than {MAX_PIECES} items; no model has so many"
+        else:
+            for index, item in enumerate(value):
+                yield from _config_problems(item, *path, index)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        most = MAX_PIECES if any(_PIECES.search(str(key)) for key in path) else MAX_NUMBER
+        if abs(value) > most:
+            yield path, f"is more than {most:,}; no model that volunteers can train has so many"
+
+
+def _printable(text: str) -> str:
+    """Without what could steer a terminal; lines stay."""
+    kept = "".join(each if each.isprintable() or each == "\n" else "·" for each in text[:MAX_WORDS])
+    return kept if len(text) <= MAX_WORDS else kept + "…"
+
+
+# Handing out
+
+
+def _dump(section: BaseModel) -> dict[str, Any]:
+    """What was written of the keys that travel. A default that was left out is left out again: some of the schema's
+    rules ask what was written."""
+    found: dict[str, Any] = {}
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if is_section(info.annotation):
+            found |= {name: inner} if (inner := _dump(value)) else {}
+        elif name in section.model_fields_set and (is_shared(info) or is_advised(info)):
+            found[name] = _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return _dump(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _without_directories(recipe: Recipe) -> dict[str, Any]:
+    """What must agree, but for directories, which count by what lies in them wherever that is."""
+    values: dict[str, Any] = agreed_values(recipe)
+    return {
+        key: value
+        for key, value in values.items()
+        if not (key in ("base_model", "tokenizer") and is_directory(recipe, key))
+    }

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from swarmcli.errors import AddressError
+from swarmcli.network.identity import Identity
+from swarmcli.recipe import Link, is_link, parse_link
+
+PEER = Identity.generate().peer_id
+DIGEST = "abcdefghijklmnopqrstuvwxyz234567"
+TEXT = f"swarm://{PEER.text}@203.0.113.7:31330,[2001:db8::7]:31330,example.org:4/my-run.2?fingerprint={DIGEST}"
+PLACES = ("203.0.113.7:31330", "[2001:db8::7]:31330", "example.org:4")
+
+
+def test_a_link_is_read_and_written_as_it_was() -> None:
+    link = parse_link(TEXT)
+    assert link == Link(PEER, PLACES, "my-run.2", DIGEST)
+    assert str(link) == TEXT
+    assert link.addresses[1] == f"tcp://[2001:db8::7]:31330/{PEER.text}"
+
+
+@pytest.mark.parametrize("around", ["{} \n", "'{}'", '"{}"', "<{}>", "`{}`"])
+def test_what_mail_and_shells_leave_around_a_link_does_no_harm(around: str) -> None:
+    text = around.format(TEXT)
+    assert is_link(text) and parse_link(text) == parse_link(TEXT)
+
+
+def test_a_recipe_is_no_link() -> None:
+    assert not is_link("recipes/swarm.yaml") and not is_link("swarm:/x") and is_link("SWARM://x")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tcp://203.0.113.7:1", "is no link"),
+        (f"swarm://{PEER.text}/run", "names no peer"),
+        (TEXT.replace(PEER.text, "abc"), "is no peer id"),
+        (TEXT.replace("203.0.113.7:31330", "203.0.113.7"), "no port"),
+        (TEXT.replace("203.0.113.7:31330", "user@203.0.113.7:31330"), "no host name"),
+        (TEXT.replace("203.0.113.7:31330", "[fe80::1%eth0]:31330"), "one machine's own interface"),
+        (TEXT.replace(":31330,", ":0,"), "no port"),
+        (
+            TEXT.replace("@203", "@" + "203.0.113.7:1,203.0.113.7:2,203.0.113.7:3,h:4,h:5,h:6,203"),
+            "at most 8 addresses",
+        ),
+        (TEXT.replace("my-run.2", "../../x"), "names no run"),
+        (TEXT.replace("my-run.2", ""), "names no run"),
+        (TEXT.partition("?")[0], "lacks its fingerprint"),
+        (TEXT[:-1], "has 32 characters"),
+        (TEXT + "&fingerprint=" + DIGEST[::-1], "comes once"),
+        (TEXT + "&invite=abc", "parameter 'invite' that this version"),
+        (TEXT + "&\x1b[31m", "characters that no link has"),
+        (TEXT + "&a=1" * 20, "cannot be read"),
+        (TEXT + "&=" + "x" * 3000, "at most 2048 characters"),
+        ("swarm://" + "é", "characters that no link has"),
+    ],
+)
+def test_what_is_wrong_with_a_link_is_said(text: str, words: str) -> None:
+    with pytest.raises(AddressError) as caught:
+        parse_link(text)
+    assert words in str(caught.value)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 400

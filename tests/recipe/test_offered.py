@@ -1,0 +1,184 @@
+"""What travels of a recipe, and what is refused of one that travelled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmcli.errors import RecipeError
+from swarmcli.network.identity import Identity
+from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered, parse_recipe, read_offered
+from tests.recipe.recipes import SMALL, small
+
+PEER = Identity.generate().peer_id
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def link_to(recipe: Recipe, run_id: str = "small") -> Link:
+    return Link(PEER, ("203.0.113.7:31330",), run_id, digest_of(recipe))
+
+
+def hostile(tmp_path: Path, **changes: Any) -> str:
+    """What is said of a recipe that was changed in a stranger's way, to whoever has a link to that very recipe."""
+    values = json.loads(offered(small())) | changes
+    data = json.dumps(values).encode()
+    try:
+        link = link_to(parse_recipe(data.decode()))
+    except RecipeError:
+        link = link_to(small())
+    with pytest.raises(RecipeError) as caught:
+        read_offered(data, link, tmp_path)
+    assert set(filter(lambda each: not each.isprintable(), str(caught.value))) <= {"\n"}
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_recipes_arrive_with_the_fingerprint_that_they_left_with(file: Path, tmp_path: Path) -> None:
+    text = file.read_text().replace("base_model: model ", "base_model: {model_type: gpt2}").replace(
+        "tokenizer: model ", "tokenizer: bytes"
+    )  # fmt: skip
+    recipe = parse_recipe(text, name=file.name, directory=RECIPES)
+    arrived = read_offered(offered(recipe).encode(), link_to(recipe, recipe.run_id), tmp_path)
+    assert fingerprint_of(arrived) == fingerprint_of(recipe)
+    assert arrived.micro_batch_size == recipe.micro_batch_size
+    assert offered(arrived) == offered(recipe)
+
+
+def test_nothing_of_the_owners_machine_travels(tmp_path: Path) -> None:
+    own = ["local.name=secret", "local.identity_path=/secret/key", "output_dir=/secret/out", "checkpoint.keep=7"]
+    shared = ["optimizer.learning_rate=3e-5", "averaging.matchmaking_time=4", "network.initial_peers=[tcp://secret:1]"]
+    text = offered(small(*own, *shared, "datasets=[{type: files, path: secretless, glob: '**/*.md'}]"))
+    assert "secret/" not in text and '"secret"' not in text and "keep" not in text
+    arrived = json.loads(text)
+    assert arrived["optimizer"] == {"learning_rate": 3e-05}  # what --set changed travels like what the file says
+    assert arrived["averaging"] == {"matchmaking_time": 4.0}
+    assert arrived.keys().isdisjoint({"local", "output_dir", "checkpoint", "network"})
+
+
+def test_a_saved_model_travels_by_its_name_alone(tmp_path: Path) -> None:
+    for home, name in ((tmp_path / "owner" / "pythia", "a"), (tmp_path / "volunteer" / "models" / "pythia", "b")):
+        home.mkdir(parents=True)
+        (home / "config.json").write_text('{"model_type": "gpt2"}')
+        (home / "tokenizer.json").write_text("{}")
+        (home / name).write_text("lies beside it")
+    text = SMALL.replace("base_model:\n  model_type: gpt2\n  n_layer: 1\n  n_head: 2\n  n_embd: 16\n", "")
+    home = tmp_path / "owner" / "pythia"
+    recipe = parse_recipe(f"{text}base_model: {home}\ntokenizer: {home}\n")
+    assert "owner" not in offered(recipe)
+    arrived = read_offered(offered(recipe).encode(), link_to(recipe), tmp_path / "volunteer")
+    assert fingerprint_of(arrived) == fingerprint_of(recipe)
+    with pytest.raises(RecipeError, match=r"base_model is a saved model .* put it at .*nowhere/models/pythia"):
+        read_offered(offered(recipe).encode(), link_to(recipe), tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("path", ["/home/me/texts", "~/texts", "../texts", "C:\\texts", "a/../../b"])
+def test_a_recipe_with_paths_of_one_machine_has_no_link_and_says_why(path: str) -> None:
+    with pytest.raises(RecipeError, match=r"cannot be joined by a link.*datasets\.0\.path leads out of .*data_dir"):
+        offered(small(f"datasets=[{{type: files, path: '{path}'}}]"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"datasets": [{"type": "files", "path": "/etc"}]}, "datasets.0.path leads out"),
+        ({"datasets": [{"type": "files", "path": "t", "glob": "../**/id_*"}]}, "datasets.0.glob leads out"),
+        ({"datasets": [{"type": "files", "path": "~root/.ssh"}]}, "datasets.0.path leads out"),
+        ({"datasets": [{"type": "files", "path": "..\\.."}]}, "datasets.0.path leads out"),
+        ({"base_model": "/home/me/model"}, "base_model is a path of another computer"),
+        ({"base_model": "models/../../x"}, "base_model is a path of another computer"),
+        ({"tokenizer": "~/tokenizer"}, "tokenizer is a path of another computer"),
+        ({"tokenizer": "models/none"}, "tokenizer is a saved model or tokenizer, which no link brings"),
+        ({"output_dir": "/home/me"}, "output_dir is for each volunteer to choose"),
+        ({"local": {"trust_remote_code": True}}, "local.trust_remote_code is for each volunteer"),
+        ({"local": {"site": {"processes": 64}}}, "local.site.processes is for each volunteer"),
+        ({"network": {"initial_peers": ["tcp://203.0.113.9:1"]}}, "network.initial_peers is for each volunteer"),
+        ({"checkpoint": {"every_epochs": 1}}, "checkpoint.every_epochs is for each volunteer"),
+        ({"averaging": {"proceed_alone": True}}, "averaging.proceed_alone is for each volunteer"),
+        ({"averaging": {"averaging_timeout": 1e9}}, "averaging.averaging_timeout is more than a day"),
+        ({"base_model": {"model_type": "gpt2", "n_layer": 10**9}}, "base_model.n_layer is more than 1,024"),
+        ({"base_model": {"model_type": "gpt2", "n_embd": 10**12}}, "base_model.n_embd is more than"),
+        ({"base_model": {"model_type": "gpt2", "x": [0] * 2000}}, "base_model.x has more than 1024 items"),
+        ({"run_id": "another"}, "run_id is 'another', and the link is one of 'small'"),
+        ({"run_id": "../../etc"}, "run_id should be of another form"),
+        ({"sequence_len": "\x1b]0;owned\x07" * 9}, "sequence_len should be a whole number"),
+        ({"resume": "/home/me/checkpoint"}, "unknown key resume"),
+        ({"\x1b[2J": 1}, "unknown key"),
+        ({"optimizer": [1, 2]}, "optimizer should be a section"),
+    ],
+)  # fmt: skip
+def test_hostile_recipes_are_refused_by_key_with_what_to_do(changes: Any, words: str, tmp_path: Path) -> None:
+    said = hostile(tmp_path, **changes)
+    assert words in said and ";" in said, said
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        {"path": "/home/me"},
+        {"path": "home"},  # a directory here, or a format that unpickles
+        {"path": "pandas", "data_files": ["x.pkl"]},
+        {"path": "json"},
+        {"path": "../../a/b"},
+        {"path": "json", "data_files": ["/etc/passwd"]},
+        {"path": "json", "data_files": ["../x"]},
+        {"path": "json", "data_files": ["file:///etc/passwd"]},
+        {"path": "json", "data_files": ["zip://*.json::https://example.org/a.zip"]},
+        {"path": "json", "data_files": ["https://example.org/a::file:///etc/passwd"]},
+        {"path": "json", "data_files": ["https://192.168.1.1/x"]},
+        {"path": "json", "data_files": ["https://router.local/x"]},
+        {"path": "json", "data_files": ["https://localhost/x"]},
+        {"path": "json", "data_files": ["https://0x7f.1/x"]},
+        {"path": "json", "data_files": ["https://me:pw@example.org/x"]},
+        {"path": "json", "data_files": ["https://example.org:22/x"]},
+        {"path": "json", "data_files": ["http://example.org/x"]},
+        {"path": "json", "data_files": ["ssh://example.org/x"]},
+        {"path": "json", "data_files": ["hf://datasets/a/../../x"]},
+        {"path": "a/b", "data_files": ["/etc/passwd"]},
+    ],
+)
+def test_datasets_read_nothing_but_the_hub_public_hosts_and_the_data_directory(dataset: Any, tmp_path: Path) -> None:
+    assert "datasets.0." in hostile(tmp_path, datasets=[{"type": "huggingface", **dataset}])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        {"path": "Salesforce/wikitext", "name": "wikitext-103-raw-v1"},
+        {"path": "a/b", "data_files": ["data/*.parquet"]},
+        {"path": "json", "data_files": ["https://example.org/a.jsonl", "hf://datasets/a/b/c.jsonl", "more/*.jsonl"]},
+    ],
+)
+def test_datasets_that_volunteers_can_read_travel(dataset: Any) -> None:
+    recipe = parse_recipe(json.dumps(json.loads(offered(small())) | {"datasets": [{"type": "huggingface", **dataset}]}))
+    assert json.loads(offered(recipe))["datasets"] == [{"type": "huggingface", **dataset}]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"a: &a [1, 2]\nb: [*a, *a]",
+        b'{"run_id": "small", "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a": ' + b"9" * 10_000 + b"}",
+        b'{"a": [' + b"0," * 6000 + b"0]}",
+        b'{"a": "' + b"x" * (1 << 18) + b'"}',
+        b'{"run_id": "small", "run_id": "small"}',
+    ],
+    ids=lambda data: repr(data[:24]),
+)  # fmt: skip
+def test_what_is_no_recipe_is_refused_soon(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError):
+        read_offered(data, link_to(small()), tmp_path)
+
+
+def test_another_recipe_than_the_links_is_refused(tmp_path: Path) -> None:
+    for other in (small("seed=2"), small("base_model.n_inner=9"), small("base_model.x={}")):
+        with pytest.raises(RecipeError, match="not the one that the link speaks of"):
+            read_offered(offered(other).encode(), link_to(small()), tmp_path)
+    advised = small("micro_batch_size=4", "averaging.averaging_timeout=9")
+    assert read_offered(offered(advised).encode(), link_to(small()), tmp_path).micro_batch_size == 4
