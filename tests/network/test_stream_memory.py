@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from swarmcli.errors import ProtocolViolation
 from swarmcli.network import Identity, Limits, Stream, wire
 from swarmcli.network.wire.messages import IncomingPiece, Piece
 from swarmcli.testing import MemoryNetwork
@@ -146,3 +147,18 @@ async def test_a_connection_that_was_dialed_for_a_stream_given_up_is_closed() ->
         await asyncio.sleep(1)
         assert opening.cancelled()
         assert a.statistics().bulk_connections == client.statistics().bulk_connections == 0
+
+
+@simulated
+async def test_a_narrow_stream_holds_little_and_takes_no_large_payload() -> None:
+    channel = FakeChannel()
+    channel.stream.narrow(1000, 4000)
+    for n in range(3):
+        channel.begin(n, 1000)
+        channel.complete()
+    assert not channel.connection.reading, "three payloads and their bookkeeping are more than 4000 bytes"
+    with pytest.raises(ProtocolViolation, match="oversized payload: 1001 bytes"):
+        channel.begin(3, 1001)
+    for _ in range(3):
+        await channel.stream.receive(Number)
+    assert channel.connection.reading

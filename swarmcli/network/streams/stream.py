@@ -62,7 +62,8 @@ class Stream:
         self.bytes_sent = 0  # payloads only, as `bytes_received`
         self.bytes_received = 0
         self._connection = connection
-        self._limits = limits
+        self._window = limits.stream_window
+        self._largest = limits.max_payload
         self._reset = reset
         self._queue: deque[_Arrived] = deque()
         self._queued = 0  # bytes
@@ -104,7 +105,7 @@ class Stream:
             await self._wait(message_type, into)
         arrived = self._queue.popleft()
         self._queued -= arrived.size
-        if self._paused and self._queued < self._limits.stream_window // 2 and into is None:
+        if self._paused and self._queued < self._window // 2 and into is None:
             self._resume()
         return self._placed(arrived, message_type, into)
 
@@ -120,6 +121,11 @@ class Stream:
             # never be over, and its slot never free.
             self._reset("cancelled while it finished", None)
             raise
+
+    def narrow(self, largest: int, window: int) -> None:
+        """From now on this end takes payloads of at most `largest` bytes, and lets no more than `window` bytes and one
+        payload wait here. A larger payload is a violation, noticed before memory is taken for it."""
+        self._largest, self._window = largest, window
 
     @property
     def arriving(self) -> int:
@@ -168,6 +174,8 @@ class Stream:
     # For the channel
 
     def payload_buffer(self, piece: IncomingPiece, size: int) -> memoryview:
+        if size > self._largest:
+            raise ProtocolViolation(f"oversized payload: {size} bytes, at most {self._largest} in {self.method}")
         reader = self._reader
         if reader is None or reader.arrived.done() or self._queue:
             self._arriving = _Arrived(piece, memoryview(bytearray(size)), size, placed=False)
@@ -196,7 +204,7 @@ class Stream:
         self._queued += arrived.size
         if reader is not None and not reader.arrived.done():
             reader.arrived.set_result(None)
-        if direct or self._queued > self._limits.stream_window:
+        if direct or self._queued > self._window:
             self._paused = True
             self._connection.pause_reading()
 

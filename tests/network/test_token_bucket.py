@@ -1,0 +1,74 @@
+"""A bucket of tokens under a time that the test makes up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.network.token_bucket import TokenBucket
+from swarmcli.testing import run
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.1, 500)), min_size=1, max_size=40))
+def test_never_more_goes_through_than_the_burst_and_what_came_in_since(asked: list[tuple[float, float]]) -> None:
+    rate, burst, now, through = 100.0, 150.0, 0.0, 0.0
+    bucket = TokenBucket(rate, burst)
+    last = 0.0
+    for pause, amount in asked:
+        now += pause
+        at = now + bucket.take(amount, now)
+        through += amount
+        assert through <= burst + rate * at + 1e-6
+        assert at >= last - 1e-6, "who asks later gets through later"
+        last = at
+
+
+def test_a_pause_fills_the_bucket_up_to_its_burst_and_no_further() -> None:
+    bucket = TokenBucket(10, 20)
+    assert bucket.take_now(20, 0.0) and not bucket.take_now(1, 0.0)
+    assert bucket.take_now(10, 1.0) and not bucket.take_now(1, 1.0)
+    assert bucket.take_now(20, 1000.0) and not bucket.take_now(1, 1000.0)
+
+
+def test_what_is_refused_costs_nothing() -> None:
+    bucket = TokenBucket(1, 5)
+    assert not bucket.take_now(6, 0.0)
+    assert bucket.take_now(5, 0.0)
+
+
+def test_a_clock_that_stands_or_goes_back_gives_no_tokens() -> None:
+    bucket = TokenBucket(1, 5)
+    assert bucket.take_now(5, 10.0)
+    assert not bucket.take_now(1, 10.0) and not bucket.take_now(1, 5.0)
+    assert bucket.take_now(1, 11.0)
+
+
+def test_those_who_wait_get_their_turns_at_the_rate() -> None:
+    async def main() -> None:
+        bucket = TokenBucket(100, 100)
+        loop = asyncio.get_running_loop()
+
+        turns: list[str] = []
+
+        async def one(name: str) -> None:
+            for _ in range(5):
+                await bucket.wait(50)
+                turns.append(name)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(one("a"))
+            group.create_task(one("b"))
+        assert loop.time() == pytest.approx(4.0)  # 500 tokens, of which 100 were there
+        assert "".join(turns) == "aaabababbb", "the first takes what is there, then they take turns"
+
+    run(main())
+
+
+def test_a_bucket_that_never_fills_is_refused() -> None:
+    with pytest.raises(ValueError):
+        TokenBucket(0, 1)
+    with pytest.raises(ValueError):
+        TokenBucket(1, 0)
