@@ -268,6 +268,7 @@ class Router(_Namespace):
     ) -> None:
         super().__init__(internet, name)
         self.kind = kind
+        self.addresses: tuple[str, ...] = ()  # in the LAN of the router before it, if there is one
         self._machines = 0
         self._forwarded: list[tuple[Machine, int]] = []
         if behind is None:
@@ -312,10 +313,13 @@ class Router(_Namespace):
             end.sh(f"ip addr add {addresses[-1]}/64 dev {device}; ip -6 route add default via {self._lan_ipv6}:1")
         return tuple(addresses)
 
-    def forward(self, machine: Machine, port: int) -> None:
-        """What comes to this port of the outer IPv4 address goes to the machine, at the same port."""
+    def forward(self, machine: Machine | Router, port: int) -> None:
+        """What comes to this port from outside passes: of the outer IPv4 address to the machine, at the same port, and
+        without translation to the machine's own addresses. Routers behind which this one stands do the same."""
         self._forwarded.append((machine, port))
         self._make_rules()
+        if self._behind is not None:
+            self._behind.forward(self, port)
 
     def move(self) -> None:
         """Gives the router another outer IPv4 address: packets to the old one vanish, and so do connections."""
@@ -346,19 +350,24 @@ class Router(_Namespace):
 
     def _make_rules(self) -> None:
         # The filter of an ordinary home router (OpenWrt's): what comes in has to be an answer, or to be forwarded.
-        filters = """
-            chain input { type filter hook input priority 0; policy drop;
+        opened = " ".join(
+            f"{'ip6' if ':' in address else 'ip'} daddr {address} tcp dport {port} accept\n"
+            for machine, port in self._forwarded
+            for address in machine.addresses
+        )
+        filters = f"""
+            chain input {{ type filter hook input priority 0; policy drop;
                 ct state established,related accept
-                iifname { "lan", "lo" } accept
-                meta l4proto { icmp, ipv6-icmp } accept
-            }
-            chain forward { type filter hook forward priority 0; policy drop;
+                iifname {{ "lan", "lo" }} accept
+                meta l4proto {{ icmp, ipv6-icmp }} accept
+            }}
+            chain forward {{ type filter hook forward priority 0; policy drop;
                 ct state established,related accept
                 ct state invalid drop
                 iifname "lan" accept
-                ct status dnat accept
-                meta l4proto { icmp, ipv6-icmp } accept
-            }"""
+                {opened}
+                meta l4proto {{ icmp, ipv6-icmp }} accept
+            }}"""
         self._nft("inet home", filters)
         if self.kind.translation:
             self._nft("ip translation", self._translation())
@@ -368,7 +377,8 @@ class Router(_Namespace):
         # Without a hairpin the outer address means the outer side alone.
         came = "" if self.kind.hairpin else 'iifname "wan"'
         forwarded = "\n".join(
-            f"{came} ip daddr {outer} tcp dport {port} dnat to {machine.address}" for machine, port in self._forwarded
+            f"{came} ip daddr {outer} tcp dport {port} dnat to {machine.addresses[0]}"
+            for machine, port in self._forwarded
         )
         # Who comes back through a hairpin has to come from the router, or the answer would go past it.
         hairpin = f'oifname "lan" ip saddr {inner} ct status dnat masquerade' if self.kind.hairpin else ""

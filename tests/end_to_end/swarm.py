@@ -37,7 +37,7 @@ output_dir: runs
 optimizer:
   learning_rate: 3e-3
 local:
-  host: 127.0.0.1
+  host: {host}
 """
 TEXT = "".join(f"The {n}th peer of the swarm knows that {n} and {n} are {2 * n}.\n" for n in range(3000))
 
@@ -45,11 +45,13 @@ TEXT = "".join(f"The {n}th peer of the swarm knows that {n} and {n} are {2 * n}.
 class Swarm:
     """The processes of one test in one directory. Use inside `Children`, which lets none of them outlive the test."""
 
-    def __init__(self, directory: Path, children: Children, *, max_epochs: int, target: int = 256) -> None:
+    def __init__(
+        self, directory: Path, children: Children, *, max_epochs: int, target: int = 256, host: str = "127.0.0.1"
+    ) -> None:
         self.directory = directory
         self.children = children
         self.recipe = directory / "recipe.yaml"
-        self.recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=target))
+        self.recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=target, host=host))
         (directory / "text").mkdir()
         (directory / "text" / "lines.txt").write_text(TEXT)
         self.contact = ""
@@ -72,9 +74,12 @@ class Swarm:
         return self.children.start(name, words, self.directory / f"{name}.log", launcher=launcher, prefix=prefix)
 
     def start_monitor(self, *arguments: str, name: str = "monitor") -> Child:
-        """Starts a monitor and waits until it can be a first contact."""
-        child = self.start("monitor", name, "--port", "0", "--web", "0", *arguments)
-        self.wait(lambda: (self.home(name) / "peer.json").exists(), "the monitor is up", child)
+        return self.start_contact("monitor", name, "--port", "0", "--web", "0", *arguments)
+
+    def start_contact(self, verb: str, name: str, *arguments: str, prefix: Sequence[str] = ()) -> Child:
+        """Starts a peer, and waits until it can be the first contact of those that are started then."""
+        child = self.start(verb, name, *arguments, prefix=prefix)
+        self.wait(lambda: (self.home(name) / "peer.json").exists(), f"{name} is up", child)
         self.contact = self.told(name)["addresses"][0]
         return child
 

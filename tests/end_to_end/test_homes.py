@@ -66,6 +66,9 @@ def test_routers_translate_filter_and_forward_as_their_kinds_say(internet: Inter
         assert all(host == router.outside[0] and at != own for own, host, at in asked)
     assert dial(open_home, contact)[1] == listen(open_home)
     assert is_silent(public, open_home.address) and is_silent(home, "9.9.9.9")
+    filtered.forward(open_home, PORT)
+    for address in open_home.addresses:
+        dial(public, address)
     ipv6 = internet.router("ipv6", IPV6_ONLY).machine("ipv6")
     assert dial(ipv6, public.addresses[1])[1] == listen(ipv6)
     assert is_silent(public, ipv6.address)
@@ -83,10 +86,15 @@ def test_homes_with_hairpins_and_behind_two_routers_move_and_are_cut_off(interne
     router.forward(home, PORT)
     listen(home)
     dial(router.machine("neighbour"), router.outside[0])
-    behind = internet.router("inner", behind=internet.router("outer", lan="100.64.0"))
+    outer = internet.router("outer", lan="100.64.0")
+    behind = internet.router("inner", behind=outer)
     deep = behind.machine("deep")
     assert deep.address == "192.168.1.2" and behind.outside == ("100.64.0.2",)
-    assert dial(deep, contact)[1] == "5.3.0.1"
+    assert dial(deep, contact)[1] == outer.outside[0]
+    listen(deep)
+    assert is_silent(public, outer.outside[0])
+    behind.forward(deep, PORT)
+    dial(public, outer.outside[0])
     before = router.outside[0]
     router.move()
     assert dial(home, contact)[1] == router.outside[0] != before
