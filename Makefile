@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 
-.PHONY: demo test e2e soak test-oldest lint bench bench-peers install clean
+.PHONY: demo test e2e soak test-oldest wheels lint bench bench-peers install clean
 
 install: $(VENV)/.installed
 
@@ -49,6 +49,10 @@ test-oldest: .venv-oldest/.installed
 	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints-oldest.txt
 	touch $@
+
+# Whether all that is needed at run time can be installed on Windows and macOS too; asks the package index.
+wheels: install
+	$(BIN)/python tests/check_wheels.py
 
 lint: install
 	$(BIN)/ruff check .

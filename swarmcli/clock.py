@@ -25,8 +25,9 @@ UPDATE_PERIOD = 1.0  # seconds between two looks at the median
 GENTLE_SLEW = 0.05  # seconds of correction per second …
 FAST_SLEW = 0.5  # … and where more than a second is missing
 
-# Unlike CLOCK_MONOTONIC, it goes on while the machine is suspended (on macOS, CLOCK_MONOTONIC does so too).
-_UNSETTABLE = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# Unlike CLOCK_MONOTONIC, it goes on while the machine is suspended (on macOS, CLOCK_MONOTONIC does so too; Windows has
+# neither, and its time.monotonic() does).
+_UNSETTABLE = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,9 @@ def _wall() -> float:
 
 def _monotonic() -> float:
     loop = _virtual_loop()
-    return loop.time() if loop is not None else time.clock_gettime(_UNSETTABLE)
+    if loop is not None:
+        return loop.time()
+    return time.monotonic() if _UNSETTABLE is None else time.clock_gettime(_UNSETTABLE)
 
 
 _default: Clock = Clock()

@@ -60,6 +60,14 @@ class PeerRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class WokeUp(Event):
+    """This process did nothing for so many seconds: the machine slept, or the process was stopped. Its connections
+    are dead, and what it knew about others is as old."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PeerSeen(Event):
     """A peer of the run appeared or its record changed; `gone` when it said goodbye ("left"), or let its record expire
     ("lost"). `first_seen` is set like `time`, by who keeps the event."""

@@ -48,7 +48,9 @@ def words(error: SwarmError) -> str:
     return "\n  ".join(["no first contact could be reached", *lines])
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Windows has Ctrl-Break beside Ctrl-C, and it is what one process there can send to another.
+INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGBREAK") if hasattr(signal, name))
+SIGNALS = (*INTERRUPTS, signal.SIGTERM)
 INTERRUPTED = 130  # what a shell shows for a command that Ctrl-C ended
 
 

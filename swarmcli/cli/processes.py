@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+import psutil
+
 VARIABLE = "SWARM_PARENT"  # in the environment of a process: the id of the parent with which it ends
 PR_SET_PDEATHSIG = 1  # of Linux, see prctl(2)
 
@@ -54,7 +56,8 @@ def ends_with_parent(*, end_process: Callable[[int], object] = os._exit, every: 
 def _watch(parent: int, over: threading.Event, end_process: Callable[[int], object], every: float) -> threading.Thread:
     def watch() -> None:
         while not over.wait(every):
-            if os.getppid() != parent:
+            # On Windows a process keeps the number of a parent that has ended.
+            if os.getppid() != parent or not psutil.pid_exists(parent):
                 end_process(1)
                 return
 
@@ -62,6 +65,10 @@ def _watch(parent: int, over: threading.Event, end_process: Callable[[int], obje
     thread.start()
     return thread
 
+
+# Windows knows no sessions, but groups of processes, and asks them to stop by a key.
+_OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+_STOP: signal.Signals = getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM)
 
 GRACE_SECONDS = 20.0  # between asking a process to stop and stopping it
 
@@ -90,6 +97,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **parent, **environment},
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its children
+                creationflags=_OWN_GROUP,
             )
 
     @property
@@ -108,7 +116,7 @@ class Child:
 
     def ask_to_stop(self) -> None:
         if self.returncode is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(_STOP)
 
     def wait(self, timeout: float) -> int:
         """Waits for the end; past `timeout` seconds the process is killed."""

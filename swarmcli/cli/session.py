@@ -16,7 +16,7 @@ import typer
 
 from coordinator_web.source import DashboardSource
 from swarmcli.cli.console import err, out, printable, setup_logging
-from swarmcli.cli.ending import ExitCode, stop_on_signals
+from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, NoDonorReachable
@@ -131,7 +131,7 @@ class Session:
             err.print(printable(event.text), soft_wrap=True)
 
     def _first_signal(self, number: signal.Signals) -> None:
-        self._interrupted = number == signal.SIGINT
+        self._interrupted = number in INTERRUPTS
         self.peer.outcome = "stopped by Ctrl-C" if self._interrupted else "asked to stop"
         err.print("stopping after the current step; once more to stop at once")
 

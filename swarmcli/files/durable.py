@@ -27,8 +27,13 @@ def write_file(file: Path, fill: Callable[[BinaryIO], object]) -> None:
 
 
 def flush(path: Path) -> None:
-    """A file's content, or a directory's entries, are on the disk when it returns."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """A file's content, or a directory's entries, are on the disk when it returns.
+
+    Windows flushes what is open for writing, and directories by itself.
+    """
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from swarmcli.clock import Clock
 from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost
-from swarmcli.events import GOODBYE, Events
+from swarmcli.events import GOODBYE, Events, WokeUp
 from swarmcli.network.context import EndpointContext, Handler, Traffic
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
@@ -279,12 +279,27 @@ class Endpoint:
         except ConnectionLost as error:
             logger.debug("%s was gone before it was greeted: %s", connection.peer_id.short, error)
 
+    def _wake_up(self, seconds: float) -> None:
+        """Others have given up the connections from before, and routers have forgotten them: nothing would come, and
+        the keepalive, which counts only the seconds in which this machine was awake, would take as long as ever to
+        notice. The loop's clock may have stood still, so the swarm's raw clock has to tell."""
+        reason = f"this machine slept for {seconds:.0f} s"
+        self.events.emit(WokeUp(seconds))
+        for bulk in self._streams.channels():
+            bulk.reset(reason)
+        for channel in self._control.channels():
+            channel.connection.abort(reason)
+
     async def _keep_alive(self) -> None:
         """Ticks at random phases, so that a thousand endpoints do not ping at the same moment."""
         interval = self.limits.keepalive_interval
         await asyncio.sleep(interval * self.random.random())
+        looked = self.clock.raw()
         while True:
             await asyncio.sleep(interval)
+            looked, before = self.clock.raw(), looked
+            if looked - before >= self.limits.asleep_after:
+                self._wake_up(looked - before)
             for channel in self._control.channels():
                 peer = channel.peer_id
                 watched = self._control.watched(peer) or self._streams.in_use(peer)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import errno
-import fcntl
 import hashlib
 import os
 import secrets
@@ -26,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
+from filelock import BaseFileLock, FileLock, Timeout
 
 from swarmcli.errors import AddressError, IdentityError
 
@@ -82,8 +81,8 @@ class PeerID(bytes):
 class Identity:
     """A key pair, and the lock on its file if it has one. `repr` shows the peer id only."""
 
-    def __init__(self, private_key: Ed25519PrivateKey, *, lock: int | None = None) -> None:
-        """`lock` is an open file descriptor that is closed, and with it unlocked, by `close`."""
+    def __init__(self, private_key: Ed25519PrivateKey, *, lock: BaseFileLock | None = None) -> None:
+        """`lock` is held, and released by `close`."""
         self.private_key = private_key
         self.peer_id = PeerID(private_key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
         self._lock = lock
@@ -118,15 +117,18 @@ class Identity:
 
     @classmethod
     def _load(cls, path: Path) -> Identity:
-        # Without O_NONBLOCK a named pipe in the file's place would hang the process here.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        # Without O_NONBLOCK a named pipe in the file's place would hang the process here; Windows has neither.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
         try:
             _check_file(path, os.fstat(descriptor))
-            _lock_file(path, descriptor)
-            return cls(_read_key(path, descriptor), lock=descriptor)
-        except Exception:
+            lock = _lock_file(path)
+            try:
+                return cls(_read_key(path, descriptor), lock=lock)
+            except Exception:
+                lock.release()
+                raise
+        finally:
             os.close(descriptor)
-            raise
 
     def sign(self, purpose: str, *fields: bytes) -> bytes:
         """64 bytes over the purpose tag and the fields, each with its length."""
@@ -135,7 +137,7 @@ class Identity:
     def close(self) -> None:
         """Releases the lock on the file. The key stays usable; idempotent."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def __repr__(self) -> str:
@@ -161,7 +163,7 @@ def _create_key_file(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)
@@ -169,15 +171,20 @@ def _create_key_file(path: Path) -> None:
             os.fsync(file.fileno())
         # Another process may have been faster; then its key is the one that gets loaded.
         with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
+            if os.name == "nt":
+                draft.rename(path)  # never replaces there, and works where the file system has no links
+            else:
+                os.link(draft, path)
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISREG(status.st_mode):
         raise IdentityError(f"the identity file {path} is no regular file; name another one")
+    if not hasattr(os, "geteuid"):
+        return  # Windows: the directory says who may read it; modes and owners mean nothing
     if status.st_uid != os.geteuid():
         raise IdentityError(
             f"the identity file {path} belongs to another user (uid {status.st_uid}); "
@@ -192,16 +199,18 @@ def _check_file(path: Path, status: os.stat_result) -> None:
         raise IdentityError(f"the identity file {path} is not readable (mode {mode:04o}); run: chmod 600 {path}")
 
 
-def _lock_file(path: Path, descriptor: int) -> None:
+def _lock_file(path: Path) -> BaseFileLock:
+    """The lock lies beside the key: on Windows nobody could read a file that is locked itself."""
+    place = path.resolve()  # two names of one file are one lock
+    lock = FileLock(place.with_name(f"{place.name}.lock"), timeout=0, thread_local=False)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
+        lock.acquire()
+    except Timeout:
         raise IdentityError(
             f"the identity file {path} is in use by another peer on this machine; "
             "stop that one, or name another file for this one"
-        ) from error
+        ) from None
+    return lock
 
 
 def _read_key(path: Path, descriptor: int) -> Ed25519PrivateKey:

@@ -29,7 +29,11 @@ class SwarmFuture(concurrent.futures.Future[T]):
         return asyncio.wrap_future(self).__await__()
 
 
-class _Loop(asyncio.SelectorEventLoop):
+# On Windows the loop that waits by select() knows at most 512 sockets, so there it is the one of completion ports.
+_SystemLoop: type[asyncio.BaseEventLoop] = getattr(asyncio, "ProactorEventLoop", asyncio.SelectorEventLoop)
+
+
+class _Loop(_SystemLoop):  # type: ignore[valid-type, misc]
     """Resolves names in threads of their own, which the end of the loop and of the interpreter does not wait for.
 
     A name server that is out of reach takes up to half a minute to fail, and nothing can interrupt the wait for it.
@@ -224,5 +228,6 @@ def _end_with_interpreter() -> None:
         left._end(_EXIT_GRACE)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget_in_child)
 atexit.register(_end_with_interpreter)

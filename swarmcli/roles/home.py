@@ -6,12 +6,11 @@ Several peers may run on one machine from one recipe. Each takes the first home 
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from swarmcli.errors import SwarmError
 
@@ -21,7 +20,7 @@ MAX_HOMES = 1000
 class Home:
     """A claimed directory. The claim lasts until `release` or the end of the process, however that ends."""
 
-    def __init__(self, path: Path, claim: IO[str], *, new: bool = False) -> None:
+    def __init__(self, path: Path, claim: BaseFileLock, *, new: bool = False) -> None:
         """`new`: this claim made the directory."""
         self.path = path
         self._claim = claim
@@ -53,17 +52,12 @@ class Home:
         try:
             new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
-            claim = (path / "in-use").open("a+")
+            claim = FileLock(path / "in-use", timeout=0, thread_local=False)
+            claim.acquire()
+        except Timeout:
+            return None
         except OSError as error:
             raise SwarmError(f"{path} cannot be used as a peer's directory: {error.strerror}") from error
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            claim.close()
-            return None
-        claim.truncate(0)
-        claim.write(str(os.getpid()))
-        claim.flush()
         return cls(path, claim, new=new)
 
     def discard(self) -> None:
@@ -74,7 +68,7 @@ class Home:
 
     def release(self) -> None:
         """Gives the home back. Idempotent."""
-        self._claim.close()
+        self._claim.release()
 
     def __enter__(self) -> Home:
         return self

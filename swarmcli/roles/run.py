@@ -132,7 +132,8 @@ def run_monitor(
             peer.events.emit(Noticed("info", f"the run has finished; {checkpoints.outcome}; {leaving}"))
             optimizer.linger(optimizer.local_epoch, LINGER_SECONDS if leave_when_done else 0.0)
             if not leave_when_done:
-                stop.wait()
+                while not stop.wait(1.0):  # in pieces: on Windows Ctrl-C does not end a wait
+                    pass
         checkpoints.require()
         peer.saved = checkpoints.outcome
     finally:

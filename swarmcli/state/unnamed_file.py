@@ -6,9 +6,10 @@ import mmap
 import os
 import shutil
 import tempfile
+import threading
 import weakref
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import torch
 
@@ -22,7 +23,8 @@ class UnnamedFile:
     def __init__(self, directory: Path) -> None:
         """Raises OSError."""
         self._directory = directory
-        self._file: IO[bytes] = tempfile.TemporaryFile("w+b", 0, dir=directory)  # noqa: SIM115  # closed by `close`
+        self._file: Any = tempfile.TemporaryFile("w+b", 0, dir=directory)  # noqa: SIM115  # closed by `close`
+        self._place = threading.Lock()  # whoever holds it moves the file's position
         self.close = weakref.finalize(self, self._file.close)
         self._mapping: weakref.ref[mmap.mmap] | None = None
         self._given_up = False
@@ -38,14 +40,16 @@ class UnnamedFile:
         if more > 0 and shutil.disk_usage(self._directory).free < more + _LEAVE_FREE:
             raise OSError(f"{self._directory} has no room for another {more >> 20} MiB")
         if more != 0:
-            os.ftruncate(self._file.fileno(), nbytes)
+            self._file.truncate(nbytes)
 
     def write(self, offset: int, content: memoryview) -> None:
         """Raises OSError, also when it is given up in another thread."""
         while content:
             if self._given_up:
                 raise OSError(f"{self._directory} is too slow: the next round is waiting")
-            written = os.pwrite(self._file.fileno(), content[:_WRITE], offset)
+            with self._place:
+                self._file.seek(offset)
+                written = self._file.write(content[:_WRITE])
             content, offset = content[written:], offset + written
 
     def give_up(self) -> None:
@@ -71,7 +75,9 @@ class UnnamedFile:
         content = memoryview(bytearray(count))
         filled = 0
         while filled < count:
-            got = os.preadv(self._file.fileno(), [content[filled:]], offset + filled)
+            with self._place:
+                self._file.seek(offset + filled)
+                got = self._file.readinto(content[filled:])
             if not got:
                 raise OSError(f"a temporary file in {self._directory} ends before byte {offset + count}")
             filled += got

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 from torch import Tensor, nn
 
 from swarmcli.errors import CheckpointError
@@ -203,7 +204,7 @@ class CheckpointStore:
             shutil.rmtree(path, ignore_errors=True)
         for path in self.directory.glob(".epoch-*-*"):
             # Left by a process that was killed while it wrote.
-            if not _is_running(int(path.name.rpartition("-")[2])):
+            if not psutil.pid_exists(int(path.name.rpartition("-")[2])):
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -221,13 +222,3 @@ def _write_config(model: nn.Module, file: Path) -> None:
             config.dtype = model.dtype
         config.name_or_path = ""  # where the weights lay on this machine is nobody's business
         file.write_text(config.to_json_string(), encoding="utf-8")
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -78,7 +78,7 @@ def test_a_new_file_is_private_and_gives_the_same_identity_again(path: Path) -> 
         os.umask(umask)
     created.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [each.name for each in path.parent.iterdir()] == ["peer.key"], "the draft is gone"
+    assert sorted(each.name for each in path.parent.iterdir()) == ["peer.key", "peer.key.lock"], "the draft is gone"
     again = Identity.load_or_create(path)
     assert again.peer_id == created.peer_id
     again.close()

@@ -6,7 +6,6 @@ directory of this user alone, and talk to each other on the loopback interface.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import selectors
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
+from filelock import FileLock
 
 from swarmcli.cli.console import err
 from swarmcli.cli.ending import ExitCode, stop_on_signals
@@ -37,7 +37,15 @@ STALE_SECONDS = 3600.0  # after which such a directory that no launcher holds is
 
 
 def start_site(processes: int) -> int:
-    """Runs this very command, as it was typed, in so many processes on this machine; their exit code."""
+    """Runs this very command, as it was typed, in so many processes on this machine; their exit code.
+
+    Raises SiteError on Windows, where a process cannot inherit its line to the launcher.
+    """
+    if sys.platform == "win32":
+        raise SiteError(
+            "--nproc (local.site.processes) starts processes that inherit sockets, which Windows cannot; leave it out "
+            "and start one trainer for each device, with local.device: cuda:0, cuda:1, ..."
+        )
 
     def say(text: str) -> None:
         if err.is_terminal:
@@ -273,9 +281,11 @@ def private_directory() -> Iterator[Path]:
     """A directory that only this user can look into, gone at the end. Those of launchers that were killed go as well:
     a launcher holds a lock on its own for as long as it lives."""
     for stale in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError), _locked(stale):  # another user's, or in use
-            if time.time() - stale.stat().st_mtime > STALE_SECONDS:  # a younger one may not be locked yet
-                shutil.rmtree(stale)
+        with suppress(OSError):  # another user's, or in use
+            age = time.time() - stale.lstat().st_mtime  # before the lock, whose file makes a directory young
+            if age > STALE_SECONDS and not stale.is_symlink():  # a younger one may not be locked yet
+                with _locked(stale):
+                    shutil.rmtree(stale)
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # its mode is 0700
     try:
         with _locked(directory):
@@ -286,9 +296,6 @@ def private_directory() -> Iterator[Path]:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    """Raises OSError: another launcher holds it, or another user."""
+    with FileLock(directory / "in-use", timeout=0, thread_local=False):
         yield
-    finally:
-        os.close(descriptor)

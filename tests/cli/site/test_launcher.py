@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from swarmcli.cli.site import launcher
 from swarmcli.cli.site.launcher import PREFIX, STALE_SECONDS, Launcher, environment
@@ -101,12 +101,9 @@ def test_what_a_killed_launcher_has_left_is_removed_by_a_later_one(
         (directory / "life-1").touch()
         at = time.time() - (0 if directory is fresh else STALE_SECONDS + 60)
         os.utime(directory, (at, at))
-    lock = os.open(held, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(held / "in-use"):
+        os.utime(held, (0, 0))  # the lock's file has just made it young
         assert site.run("") == 0
-    finally:
-        os.close(lock)
     assert sorted(tmp_path.glob(f"{PREFIX}*")) == [fresh, held]
 
 

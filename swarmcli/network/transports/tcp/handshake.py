@@ -25,11 +25,13 @@ from __future__ import annotations
 import os
 import ssl
 import struct
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
+from pathlib import Path
 from typing import TypeAlias
 
 from cryptography import x509
@@ -219,7 +221,14 @@ def _certificate(identity: Identity) -> bytes:
 
 @contextmanager
 def _as_path(data: bytes) -> Iterator[str]:
-    """A path from which OpenSSL can read `data` once. A pipe: the key never lies on a disk, not even for a moment."""
+    """A path from which OpenSSL can read `data` once. A pipe: the key never lies on a disk, not even for a moment.
+
+    Windows has no names for pipes like these: there it is a file in the user's own temporary directory, for a moment.
+    """
+    if not Path("/dev/fd").exists():
+        with _brief_file(data) as path:
+            yield path
+        return
     reading, writing = os.pipe()
     try:
         os.write(writing, data)  # about 500 bytes; a pipe holds at least 4096
@@ -229,3 +238,14 @@ def _as_path(data: bytes) -> Iterator[str]:
         yield f"/dev/fd/{reading}"
     finally:
         os.close(reading)
+
+
+@contextmanager
+def _brief_file(data: bytes) -> Iterator[str]:
+    descriptor, path = tempfile.mkstemp()  # readable by this user alone
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        yield path
+    finally:
+        Path(path).unlink()

@@ -7,18 +7,15 @@ to pause; the engine here leaves both to its caller, and decrypts straight into 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import socket
 import ssl
-import termios
-from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 from swarmcli.errors import ConnectionLost
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.frames import FrameReader, FrameWriter
+from swarmcli.network.transports.tcp.system import bytes_in_system_buffer, wake_at
 
 _RECORD = 16 << 10  # bytes in one TLS record, in the clear
 _WRITE_HIGH = 512 << 10  # bytes waiting in the write buffer above which senders wait
@@ -138,7 +135,7 @@ class TLSReader(FrameReader):
         wanted = max(1, min(_ENOUGH, self.rest.nbytes - here))  # encrypted it is more, so this much will come
         if wanted != self._low_water:
             self._low_water = wanted
-            self._socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            wake_at(self._socket.get_extra_info("socket"), wanted)
 
 
 class TLSWriter(FrameWriter):
@@ -152,7 +149,7 @@ class TLSWriter(FrameWriter):
     @property
     def bytes_waiting(self) -> int:
         """Written, and not yet acknowledged by the other end's system; of those, what this one can tell."""
-        return self._socket.get_write_buffer_size() + _in_system_buffer(self._socket.get_extra_info("socket"))
+        return self._socket.get_write_buffer_size() + bytes_in_system_buffer(self._socket.get_extra_info("socket"))
 
     def attach(self, socket: asyncio.WriteTransport) -> None:
         self._socket = socket
@@ -185,15 +182,3 @@ class TLSWriter(FrameWriter):
         await super().drained()
         if self._socket.is_closing():  # `fail` will come, but a sender in a hurry does not let the loop say so
             raise ConnectionLost("the other end broke off")
-
-
-def _in_system_buffer(socket: Any) -> int:
-    """Bytes that the system has taken from a socket and still holds. 0 where it does not say."""
-    if not hasattr(termios, "TIOCOUTQ"):
-        return 0
-    count = array("i", [0])
-    try:
-        fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, count)
-    except (OSError, ValueError):  # closed by now
-        return 0
-    return count[0]

@@ -274,8 +274,8 @@ def _listen_advice(error: OSError, host: str) -> str:
 
 
 async def _accept_one(listener: socket.socket) -> socket.socket:
-    """The next connection. Not loop.sock_accept: cancelled while one is waiting, Python 3.11's loses it and reports
-    an invalid state."""
+    """The next connection. Where a loop can watch a socket, not loop.sock_accept: cancelled while one is waiting,
+    Python 3.11's loses it and reports an invalid state. The loop of Windows cannot."""
     loop, number = asyncio.get_running_loop(), listener.fileno()
     while True:
         try:
@@ -284,7 +284,10 @@ async def _accept_one(listener: socket.socket) -> socket.socket:
             return incoming
         except (BlockingIOError, InterruptedError):
             readable = asyncio.Event()
-            loop.add_reader(number, readable.set)
+            try:
+                loop.add_reader(number, readable.set)
+            except NotImplementedError:
+                return (await loop.sock_accept(listener))[0]
             try:
                 await readable.wait()
             finally:

@@ -1,0 +1,34 @@
+"""What only some systems can tell or be told about a socket. Elsewhere peers work without it, a little slower."""
+
+from __future__ import annotations
+
+import socket
+from array import array
+from contextlib import suppress
+from typing import Any
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # Windows
+    _UNSENT = None
+else:
+    _UNSENT = getattr(termios, "TIOCOUTQ", None)
+
+
+def bytes_in_system_buffer(sock: Any) -> int:
+    """Bytes that the system has taken from a socket and the other end has not acknowledged; 0 where it does not say."""
+    if _UNSENT is None:
+        return 0
+    count = array("i", [0])
+    try:
+        fcntl.ioctl(sock.fileno(), _UNSENT, count)
+    except (OSError, ValueError):  # closed by now
+        return 0
+    return count[0]
+
+
+def wake_at(sock: Any, nbytes: int) -> None:
+    """Lets the system wake this process only when so many bytes have come. Windows has the option and refuses it."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
