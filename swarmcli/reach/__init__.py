@@ -1,0 +1,1 @@
+"""Whether others can dial this peer, and how they reach it where they cannot: docs/reach.md."""

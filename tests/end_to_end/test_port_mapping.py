@@ -1,0 +1,93 @@
+"""Ports at a router in a network namespace, which really translates: others dial them, or cannot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks._homes import Internet, Machine, Router, kill
+
+pytestmark = pytest.mark.homes
+
+DIAL = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=2) as connection:
+    print(connection.recv(100).decode())
+"""
+
+
+def start(place: Machine | Router, module: str, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", module, *words]
+    return place.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def start_gateway(router: Router, *words: str) -> subprocess.Popen[str]:
+    process = start(router, "tests.reach.gateway", *words)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def told(listener: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next change that the program in the home speaks of."""
+    assert listener.stdout is not None
+    line: dict[str, Any] = json.loads(listener.stdout.readline())
+    return line
+
+
+def end(listener: subprocess.Popen[str]) -> None:
+    assert listener.stdin is not None
+    listener.stdin.close()
+    assert listener.wait(timeout=30) == 0
+
+
+def answers(dialer: Machine, host: str, port: int) -> bool:
+    words = [sys.executable, "-c", DIAL, host, str(port)]
+    return dialer.run(words, check=False).stdout == "home\n"
+
+
+@pytest.mark.parametrize("protocol", ["PCP", "NAT-PMP", "UPnP"])
+def test_a_home_is_dialed_through_the_port_that_its_router_opened(internet: Internet, protocol: str) -> None:
+    public, router = internet.machine("public"), internet.router("router")
+    outer = router.outside[0]
+    start_gateway(router, "--outer", outer, "--speaks", protocol)
+    listener = start(router.machine("home"), "tests.reach.mapped_listener")
+    mapping = told(listener)
+    assert (mapping["host"], mapping["method"]) == (outer, protocol)
+    assert answers(public, outer, mapping["port"])
+    end(listener)
+    assert not answers(public, outer, mapping["port"])
+
+
+def test_a_gateway_that_lies_vanishes_and_comes_back_with_another_address(internet: Internet) -> None:
+    public, router = internet.machine("public"), internet.router("router")
+    outer = router.outside[0]
+    liar = start_gateway(router, "--outer", public.address)
+    listener = start(router.machine("home"), "tests.reach.mapped_listener")
+    mapping = told(listener)
+    assert mapping["host"] == public.address  # a claim; what others see leads to the home all the same
+    assert answers(public, outer, mapping["port"])
+    kill(liar)
+    assert "does not answer" in told(listener)["problem"] or "refused" in told(listener)["problem"]
+    router.move()
+    start_gateway(router, "--outer", router.outside[0])
+    mapping = told(listener)
+    assert mapping["host"] == router.outside[0] != outer
+    assert answers(public, router.outside[0], mapping["port"])
+    end(listener)
+
+
+def test_a_gateway_that_refuses_is_asked_again(internet: Internet) -> None:
+    router = internet.router("router")
+    stubborn = start_gateway(router, "--outer", router.outside[0], "--refuses")
+    listener = start(router.machine("home"), "tests.reach.mapped_listener")
+    problem = told(listener)["problem"]
+    assert all(protocol in problem for protocol in ("PCP: it does not allow it", "NAT-PMP: port mapping", "UPnP: "))
+    kill(stubborn)
+    start_gateway(router, "--outer", router.outside[0])
+    assert told(listener)["port"]
+    end(listener)

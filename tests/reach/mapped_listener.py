@@ -1,0 +1,43 @@
+"""A program in a home: listens at a port, asks its router for it, says so, and gives it back when its input ends.
+
+    python -m tests.reach.mapped_listener
+
+It prints a line of JSON for each change: {"host", "port", "method", "problem"}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from swarmcli.reach.mapping import PortMapping, lease
+
+# The test waits for each of these.
+lease.RENEW, lease.RETRY, lease.SEARCH, lease.SPACING = 1.0, 0.3, 1.0, 0.1
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"home")
+    writer.close()
+
+
+async def tell(mapping: PortMapping) -> None:
+    async for current in mapping.leases():
+        place = {} if current is None else {"host": current.host, "port": current.port, "method": current.method}
+        print(json.dumps({"host": "", "port": 0, "method": "", **place, "problem": mapping.problem}), flush=True)
+
+
+async def main() -> None:
+    server = await asyncio.start_server(serve, "0.0.0.0", 0)
+    mapping = PortMapping(server.sockets[0].getsockname()[1])
+    telling = asyncio.create_task(tell(mapping))
+    await asyncio.to_thread(sys.stdin.read)
+    telling.cancel()
+    await asyncio.wait([telling])
+    await mapping.withdraw()
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,194 @@
+"""Ports at the gateway: asked for in three protocols, of a gateway on loopback that may lie, refuse or vanish."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+
+import pytest
+
+from swarmcli.reach.mapping import Gateway, igd, packets, pcp
+from swarmcli.reach.mapping import gateway as gateways
+from swarmcli.reach.mapping.gateway import GatewayError, GatewayRefused
+from tests.reach.gateway import Behaviour, HomeGateway, description, soap
+
+HERE = Gateway("127.0.0.1", "127.0.0.1")
+PORT = 31330
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For gateways that never answer."""
+    monkeypatch.setattr(igd, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(igd, "SEARCH_SECONDS", 0.5)
+    monkeypatch.setattr(pcp, "WAITS", (0.05, 0.1))
+
+
+def of(home: HomeGateway) -> dict[str, gateways.Method]:
+    return {
+        "PCP": pcp.PCP(HERE, home.pcp_port),
+        "NAT-PMP": pcp.NatPMP(HERE, home.pcp_port),
+        "UPnP": igd.UPnP(HERE, ("127.0.0.1", home.ssdp_port)),
+    }
+
+
+async def asked(protocol: str) -> None:
+    async with HomeGateway() as home:
+        home.ports[PORT] = ("192.168.1.9", PORT)  # somebody else's
+        method = of(home)[protocol]
+        mapping = await method.ask(PORT, PORT)
+        assert (mapping.host, mapping.method, mapping.gateway) == ("5.2.0.1", protocol, "127.0.0.1")
+        assert home.ports[mapping.port] == ("127.0.0.1", PORT)
+        assert await method.ask(PORT, mapping.port) == mapping
+        await method.withdraw(PORT)
+        assert home.ports == {PORT: ("192.168.1.9", PORT)}
+
+
+@pytest.mark.parametrize("protocol", ["PCP", "NAT-PMP", "UPnP"])
+def test_a_port_is_given_renewed_and_given_back_without_touching_anyone_elses(protocol: str) -> None:
+    asyncio.run(asked(protocol))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("protocol", ["PCP", "NAT-PMP", "UPnP"])
+def test_a_gateway_that_refuses_or_says_nothing_grants_nothing(protocol: str) -> None:
+    async def main() -> None:
+        async with HomeGateway(behaviour=Behaviour(refuses=True)) as home:
+            with pytest.raises(GatewayRefused):
+                await of(home)[protocol].ask(PORT, PORT)
+            home.behaviour.silent = True
+            with pytest.raises(GatewayError):
+                await of(home)[protocol].ask(PORT, PORT)
+            assert home.ports == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("protocol", ["PCP", "NAT-PMP", "UPnP"])
+@pytest.mark.parametrize("outer", ["0.0.0.0", "127.0.0.1", "224.0.0.1", "169.254.3.3"])
+def test_an_outer_address_that_nobody_can_have_is_no_mapping(protocol: str, outer: str) -> None:
+    async def main() -> None:
+        async with HomeGateway(behaviour=Behaviour(outer=outer)) as home:
+            with pytest.raises(GatewayError, match="outer address"):
+                await of(home)[protocol].ask(PORT, PORT)
+
+    asyncio.run(main())
+
+
+def test_a_router_that_keeps_ports_forever_gets_them_back_in_the_end() -> None:
+    async def main() -> None:
+        async with HomeGateway(behaviour=Behaviour(permanent_only=True)) as home:
+            method = of(home)["UPnP"]
+            for _ in range(2):
+                assert (await method.ask(PORT, PORT)).port == PORT
+            assert [asked for asked in home.asked if asked.startswith("UPnP")] == ["UPnP 0", "UPnP 0"]
+            await method.withdraw(PORT)
+            assert home.ports == {}
+
+    asyncio.run(main())
+
+
+ENTITIES = b"""<?xml version="1.0"?><!DOCTYPE r [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">]>
+<root>&b;</root>"""
+NESTED = "<device><deviceList>" * 3000 + "</deviceList></device>" * 3000
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        Behaviour(description=ENTITIES),
+        Behaviour(description=b"<root" + b"x" * (igd.MAX_BODY + 1)),
+        Behaviour(description=b"\xff\xfe no document"),
+        Behaviour(description=description(devices=NESTED).encode()),
+        Behaviour(description=description(services=100).encode()),
+        Behaviour(description=description("http://192.0.2.1/control").encode()),
+        Behaviour(description=description("http://[").encode()),
+        Behaviour(description=gzip.compress(description().encode()), http_head="Content-Encoding: gzip\r\n"),
+        Behaviour(drip=True),
+        Behaviour(http_head="Location: http://192.0.2.1/\r\n", action_answer=b""),
+        Behaviour(action_answer=soap("GetSpecificPortMappingEntryResponse", {"NewInternalPort": "ten"}).encode()),
+        Behaviour(action_answer=ENTITIES),
+    ],
+    ids=[
+        "entities",
+        "large",
+        "unreadable",
+        "deep",
+        "many",
+        "elsewhere",
+        "nowhere",
+        "packed",
+        "drip",
+        "empty",
+        "words",
+        "answers",
+    ],
+)
+def test_what_a_hostile_gateway_says_is_an_error_of_ours(behaviour: Behaviour) -> None:
+    async def main() -> None:
+        async with HomeGateway(behaviour=behaviour) as home:
+            with pytest.raises(GatewayError):
+                await of(home)["UPnP"].ask(PORT, PORT)
+            assert home.ports == {}
+
+    asyncio.run(main())
+
+
+def test_only_the_gateways_own_address_is_taken_from_an_answer_to_a_search() -> None:
+    ours = b"HTTP/1.1 200 OK\r\nLOCATION: http://192.168.1.1:5000/igd.xml\r\n\r\n"
+    assert igd.location_in(ours, "192.168.1.1") == "http://192.168.1.1:5000/igd.xml"
+    for location in (
+        "http://192.168.1.2/x",
+        "https://192.168.1.1/x",
+        "http://192.168.1.1@evil/x",
+        "file:///etc",
+        "http://[",
+    ):
+        assert (
+            igd.location_in(ours.replace(b"http://192.168.1.1:5000/igd.xml", location.encode()), "192.168.1.1") is None
+        )
+    assert igd.location_in(ours + b"x" * igd.MAX_DATAGRAM, "192.168.1.1") is None
+    assert igd.location_in(ours.replace(b"/igd", b"/" + b"i" * igd.MAX_LOCATION), "192.168.1.1") is None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_answer_of_a_stranger_to_the_search_is_not_read() -> None:
+    async def main() -> None:
+        async with HomeGateway(behaviour=Behaviour(location="http://127.0.0.1:9/")) as stranger:
+            there = Gateway("127.0.0.2", "127.0.0.1")  # the gateway is somebody else, and silent
+            with pytest.raises(GatewayError, match="does not answer"):
+                await igd.find_location(there, ("127.0.0.1", stranger.ssdp_port))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\x02", bytes(4), bytes(2000), b"\x02\x81" + bytes(58), b"\x00\x82" + bytes(14)]
+)
+def test_a_datagram_that_answers_something_else_is_passed_over(answer: bytes) -> None:
+    with contextlib.suppress(GatewayError):
+        assert packets.pcp_granted(answer, PORT, b"n" * 12) is None
+    with contextlib.suppress(GatewayError):
+        assert packets.pmp_granted(answer, PORT) is None
+    with contextlib.suppress(GatewayError):
+        assert packets.pmp_address(answer) is None
+
+
+def test_the_default_route_is_read_from_what_systems_print() -> None:
+    linux = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
+tun0 00000000 00000000 0001 0 0 0 00000000 0 0 0
+wlan0 00000000 0101A8C0 0003 0 0 600 00000000 0 0 0
+eth0 00000000 FE01A8C0 0003 0 0 100 00000000 0 0 0
+eth0 0001A8C0 00000000 0001 0 0 100 00FFFFFF 0 0 0
+"""
+    assert gateways.parse_routes(linux) == "192.168.1.254"
+    assert gateways.parse_routes(linux.splitlines()[0]) is None
+    none = "0" * 32
+    ipv6 = f"{none} 00 {none} 00 fe800000000000000000000000000001 00000400 00000003 00000000 00000003 eth0\n"
+    assert gateways.parse_ipv6_routes(ipv6) == "fe80::1%eth0"
+    assert gateways.parse_route_command("   route to: default\n    gateway: 10.0.0.1\n interface: en0\n") == "10.0.0.1"
+    assert gateways.parse_route_command("   route to: default\n") is None
+    with pytest.raises(ValueError, match="link#5"):
+        gateways.parse_route_command("    gateway: link#5\n")
