@@ -41,7 +41,7 @@ class DHT:
         *,
         start: bool,
         client_mode: bool = False,
-        host: str = "0.0.0.0",
+        host: str = "",
         port: int = 0,
         announce_addresses: Sequence[str] = (),
         identity_path: str | os.PathLike[str] | None = None,

@@ -315,7 +315,9 @@ class LocalSettings(Section):
     data_dir: OwnPath | None = own(None, "where relative paths of datasets begin; null: beside the recipe")
     name: str | None = own(None, "how this peer is called on the dashboard; null: the short peer id", max_length=64)
     client_mode: bool = own(False, "never listen: for machines that cannot be dialed")
-    host: str = own("0.0.0.0", "the interface to listen on", min_length=1)
+    host: str | None = own(
+        None, "the address to listen on; null: all of this machine, IPv4 and IPv6; 0.0.0.0: all of IPv4", min_length=1
+    )
     port: int = own(0, "the port to listen on; 0: any free one", ge=0, le=65535)
     announce_addresses: tuple[AddressText, ...] = own((), "addresses told to others; empty: found out")
     identity_path: OwnPath | None = own(None, "the key file of this peer; null: in its directory below output_dir")

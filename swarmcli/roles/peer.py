@@ -161,7 +161,7 @@ class RunPeer:
             self.contacts,
             start=False,
             client_mode=local.client_mode,
-            host=local.host,
+            host=local.host or "",
             port=local.port or self._port,
             announce_addresses=local.announce_addresses,
             identity_path=local.identity_path or self.home.identity,

@@ -158,6 +158,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._socket = cast(asyncio.Transport, transport)  # other loops have classes of their own
         self._shared.live.add(self)
         host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
+        host = host.removeprefix("::ffff:")  # of IPv4 on a socket that listens for both
         self.remote_address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         self._writer.attach(self._socket)
         self._reader.attach(self._socket)

@@ -19,12 +19,13 @@ _LOCAL_ONLY = ("docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "cni", "fla
 def announced_addresses(host: str, port: int) -> tuple[str, ...]:
     """Addresses to announce for a listener on `host:port`, the likeliest first.
 
-    For a certain host just that. For 0.0.0.0 and :: those of this machine's interfaces, the one that leads to the
-    internet first; loopback only when there is no other, which still lets peers on one machine find each other.
+    For a certain host just that. For 0.0.0.0 those of this machine's interfaces, the one that leads to the internet
+    first; for :: and no host those of IPv6 too. Loopback only when there is no other, which still lets peers on one
+    machine find each other.
     """
     if host not in ("", "0.0.0.0", "::"):
         return (format_address(Address("tcp", host, port)),)
-    with_ipv6 = host == "::"
+    with_ipv6 = host != "0.0.0.0"
     found = rank_hosts(_interface_hosts(), _outgoing_host(), with_ipv6=with_ipv6)
     return tuple(format_address(Address("tcp", each, port)) for each in found)
 

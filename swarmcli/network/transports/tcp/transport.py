@@ -55,7 +55,7 @@ class TCPTransport:
         self,
         identity: Identity,
         *,
-        host: str = "0.0.0.0",
+        host: str = "",
         port: int = 0,
         announce: Sequence[str] = (),
         limits: Limits = Limits(),  # noqa: B008  a frozen value
@@ -97,22 +97,30 @@ class TCPTransport:
         return self._announce or announced_addresses(self._host, self._port)
 
     async def _open_listener(self) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        dualstack = self._host == "::" and socket.has_dualstack_ipv6()
         try:
-            found = await loop.getaddrinfo(
-                self._host or "0.0.0.0", self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            family, _, _, _, place = found[0]
-            listener = socket.create_server(place[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack)
+            listener = await self._bind(self._host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0"))
         except OSError as error:
             advice = _listen_advice(error, self._host)
-            raise ListenError(f"cannot listen on {self._host}:{self._port}: {advice}") from error
+            raise ListenError(f"cannot listen on {self._host or '*'}:{self._port}: {advice}") from error
         listener.setblocking(False)
         # Accepted sockets inherit it. asyncio sets it only for sockets that know their protocol, which these do not;
         # without it small answers wait 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
+
+    async def _bind(self, host: str) -> socket.socket:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, place = found[0]
+        dualstack = host == "::" and socket.has_dualstack_ipv6()
+        try:
+            return socket.create_server(place[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack)
+        except OSError as error:
+            # A system that knows IPv6 may have it switched off.
+            if self._host or host == "0.0.0.0" or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+        return await self._bind("0.0.0.0")
 
     async def _accept_forever(self, listener: socket.socket, context: ssl.SSLContext, accept: Accept) -> None:
         loop = asyncio.get_running_loop()
