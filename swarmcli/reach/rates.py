@@ -1,0 +1,130 @@
+"""How fast bytes go between two peers: a few seconds of them one way, then the other.
+
+The receiver counts, from its first piece on, so that neither the way to the first byte nor what waits in buffers
+counts. Every peer answers, within a budget: that is bandwidth which its owner lends, and identities are free, so what
+bounds is the sum over all who ask. Who finds it used up asks another peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from swarmcli.errors import CallRefused, EndOfStream, NetworkError
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.streams.stream import Stream
+from swarmcli.network.token_bucket import TokenBucket
+
+METHOD = "reach.rate"
+PIECE_BYTES = 64 << 10
+MEASURED_BYTES = 8 << 20  # at most, in one direction
+MEASURED_SECONDS = 3.0  # at most, in one direction: 8 MiB take so long at 22 Mbit/s
+WINDOW_BYTES = 4 << 20  # under way and not counted yet: at 100 ms of round trip, 320 Mbit/s go through it
+PATIENCE = 10.0  # seconds after which either end gives up on one direction
+HOURLY_BYTES = 256 << 20  # that a peer lends to all who ask, in both directions together
+AT_ONCE_BYTES = 64 << 20  # … of which so much at once, after a quiet time
+
+
+class RateRequest(msgspec.Struct, frozen=True):
+    """`towards_asker`: the asked peer sends; else it receives, and says what came."""
+
+    towards_asker: bool
+
+
+class RatePiece(msgspec.Struct, frozen=True):
+    """Its payload means nothing."""
+
+
+class RateResult(msgspec.Struct, frozen=True):
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1e15)]  # bytes per second; 0: too little came to tell
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes per second; None: too little came to tell."""
+
+    down: float | None
+    up: float | None
+
+
+class RateService:
+    """Answers at one peer. Serves one asker at a time: two would measure each other."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._budget = TokenBucket(HOURLY_BYTES / 3600, AT_ONCE_BYTES)
+        self._busy = False
+
+    def start(self) -> None:
+        self._endpoint.serve_stream(METHOD, RateRequest, self._serve)
+
+    def close(self) -> None:
+        self._endpoint.withdraw(METHOD)
+
+    async def _serve(self, peer: PeerID, request: RateRequest, stream: Stream) -> None:
+        if self._busy:
+            raise CallRefused("busy", "another peer measures its link here at this moment")
+        if not self._budget.take_now(MEASURED_BYTES, asyncio.get_running_loop().time()):
+            raise CallRefused("budget", "this peer has lent its link for measuring often enough this hour")
+        self._busy = True
+        try:
+            async with asyncio.timeout(PATIENCE):
+                if request.towards_asker:
+                    await _send(stream)
+                else:
+                    await stream.send(RateResult(await _count(stream) or 0.0))
+        except TimeoutError:
+            raise CallRefused("slow", f"it took more than {PATIENCE:g} s") from None
+        finally:
+            self._busy = False
+
+
+async def measure(endpoint: Endpoint, peer: PeerID) -> Rates:
+    """The rates between this peer and another one, which lends at most MEASURED_BYTES for each.
+
+    Raises NetworkError, CallRefused of it where the other end's budget is used up.
+    """
+    try:
+        async with asyncio.timeout(2 * PATIENCE):
+            async with endpoint.stream(peer, METHOD, RateRequest(True), timeout=PATIENCE) as stream:
+                down = await _count(stream)
+            async with endpoint.stream(peer, METHOD, RateRequest(False), timeout=PATIENCE) as stream:
+                await _send(stream)
+                result, _ = await stream.receive(RateResult)
+    except TimeoutError:
+        raise NetworkError(f"measuring took more than {2 * PATIENCE:g} s") from None
+    return Rates(down, result.rate or None)
+
+
+async def _send(stream: Stream) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + MEASURED_SECONDS
+    payload = bytes(PIECE_BYTES)
+    for _ in range(MEASURED_BYTES // PIECE_BYTES):
+        await stream.send(RatePiece(), payload)
+        if loop.time() >= end:
+            break
+    await stream.finish()
+
+
+async def _count(stream: Stream) -> float | None:
+    """Bytes per second until the other end has finished, or has sent all that it may."""
+    stream.narrow(PIECE_BYTES, WINDOW_BYTES)
+    loop = asyncio.get_running_loop()
+    first = last = 0.0
+    received = 0
+    try:
+        for number in range(MEASURED_BYTES // PIECE_BYTES + 1):  # one more, to hear of the end
+            _, payload = await stream.receive(RatePiece)
+            last = loop.time()
+            if number == 0:
+                first = last
+            else:
+                received += len(payload)
+    except EndOfStream:
+        pass
+    return received / (last - first) if received and last > first else None
