@@ -51,6 +51,13 @@ class PeerDisconnected(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OwnAddressesChanged(Event):
+    """Where this peer announces that it can be dialed, from now on."""
+
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PeerRefused(Event):
     """A peer was turned away, or something it sent was; `reason` is for people."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from swarmcli.network.addresses import check_addresses
+from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
 
@@ -39,7 +39,7 @@ class Member:
             raise ValueError(f"a member's bandwidth must be finite and not negative, got {self.bandwidth}")
         if len(self.gathered) > MAX_GATHERED_BYTES:
             raise ValueError(f"gathered data has {len(self.gathered)} bytes, the bound is {MAX_GATHERED_BYTES}")
-        check_addresses(self.addresses)
+        object.__setattr__(self, "addresses", bounded(self.addresses))
 
 
 @dataclass(frozen=True)  # without slots, so that its id is computed once

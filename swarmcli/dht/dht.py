@@ -61,8 +61,9 @@ class DHT:
             if isinstance(addresses, str):
                 raise TypeError(f"{name} is a sequence of addresses, got the str {addresses!r}")
         self._shutdown_timeout = float(shutdown_timeout)
-        self.client_mode = client_mode  # whether this peer only calls others and cannot be dialed
-        self._listening: dict[str, Any] = {"host": host, "port": port, "announce": tuple(announce_addresses)}
+        self._never_listens = client_mode
+        self._listening: dict[str, Any] = {"host": host, "port": port}
+        self._announce = tuple(announce_addresses)
         self._node_options: dict[str, Any] = {
             "initial_peers": tuple(str(address) for address in initial_peers or ()),
             "num_replicas": num_replicas,
@@ -118,6 +119,12 @@ class DHT:
     def endpoint(self) -> Endpoint:
         """The network endpoint that everything of this peer shares."""
         return self.node.endpoint
+
+    @property
+    def client_mode(self) -> bool:
+        """Whether nobody can dial this peer directly, by its user's wish or as was found out. It may change; before the
+        peer is ready it is the wish."""
+        return self._never_listens if self._node is None else self._node.client_mode
 
     def is_alive(self) -> bool:
         """Whether the peer is up."""
@@ -224,7 +231,13 @@ class DHT:
     async def _open(self) -> DHTNode:
         self._opener = asyncio.current_task()
         transport = TCPTransport(self._identity, **self._listening)
-        endpoint = Endpoint(transport, clock=self.clock, client_mode=self.client_mode, events=self.events)
+        endpoint = Endpoint(
+            transport,
+            clock=self.clock,
+            client_mode=self._never_listens,
+            announce=self._announce,
+            events=self.events,
+        )
         try:
             await endpoint.start()
         except (Exception, asyncio.CancelledError):

@@ -45,7 +45,6 @@ class DHTNode:
     def __init__(self, core: NodeCore, *, owns_endpoint: bool) -> None:
         self.endpoint = core.endpoint
         self.peer_id = core.peer_id
-        self.client_mode = core.endpoint.client_mode
         self.core = core
         self._author = Author(core.endpoint.identity, core.limits)
         self._cache = ReadCache(core.limits)
@@ -91,6 +90,11 @@ class DHTNode:
             await node.shutdown()
             raise
         return node
+
+    @property
+    def client_mode(self) -> bool:
+        """See Endpoint.client_mode."""
+        return self.endpoint.client_mode
 
     async def store(self, key: str, value: Any, expiration_time: float, subkey: Subkey = None) -> bool:
         """Whether at least one replica holds the value now.

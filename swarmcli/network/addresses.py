@@ -1,35 +1,85 @@
-"""Where peers can be dialed: URLs `tcp://host:port[/peer id]` and, inside one process, `memory://name[/peer id]`."""
+"""Where peers can be dialed, as URLs:
+
+    tcp://host:port[/peer id]
+    relay://<relay's peer id>/<peer id>    through another peer, which splices two connections
+    memory://name[:port][/peer id]         inside one process
+
+A text is an address only once it has been parsed; what comes from other peers goes through `readable`.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal, get_args
 
 from swarmcli.errors import AddressError
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 
-Scheme = Literal["tcp", "memory"]
+Scheme = Literal["tcp", "memory", "relay"]
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+_ZONE = re.compile(r"[A-Za-z0-9_.-]{1,16}")  # the interface of a link-local address
 _EXPECTED = "expected tcp://host:port, tcp://host:port/peerid or tcp://[ipv6]:port"
+_EXPECTED_RELAY = "expected relay://relayid/peerid"
+_READ_AT_MOST = 4 * MAX_ADDRESSES  # texts of one list that are looked at: more cost only their author
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a peer can be dialed. `port` is 0 for the memory transport; `peer_id` is None when it is not known."""
+    """Where a peer can be dialed. `peer_id` is None when it is not known.
+
+    A relay address has no host and no port, but names the relay and the peer behind it; how the relay itself is
+    dialed is in the address book. `port` is 0 for a peer of the memory transport that has its host for itself.
+    """
 
     scheme: Scheme
     host: str
     port: int = 0
     peer_id: PeerID | None = None
+    relay: PeerID | None = None
+
+    @property
+    def direct(self) -> bool:
+        """Whether it leads to the peer itself."""
+        return self.relay is None
 
     def __str__(self) -> str:
         return format_address(self)
+
+
+class Scope(IntEnum):
+    """From where an IP address can be dialed. A larger scope holds the smaller ones."""
+
+    HOST = 0  # from the same machine
+    LAN = 1  # from the same private network: several have the same addresses for unlike machines
+    INTERNET = 2
+
+
+_NETWORKS = {
+    None: ("0.0.0.0/8", "224.0.0.0/3", "::/128", "ff00::/8"),  # unspecified, multicast and reserved
+    Scope.HOST: ("127.0.0.0/8", "::1/128"),
+    Scope.LAN: (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fc00::/7", "fe80::/10"),
+        "100.64.0.0/10",  # between a provider and its customers' routers (RFC 6598)
+    ),
+}
+_SCOPES = [(ipaddress.ip_network(each), scope) for scope, networks in _NETWORKS.items() for each in networks]
+
+
+def scope_of(host: str) -> Scope | None:
+    """The scope of an IP address; None for a host name and for addresses that no single machine has."""
+    try:
+        found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found
+    return next((scope for network, scope in _SCOPES if found in network), Scope.INTERNET)
 
 
 def parse_address(text: str) -> Address:
@@ -40,11 +90,16 @@ def parse_address(text: str) -> Address:
     if not separator or scheme not in get_args(Scheme):
         raise AddressError(f"{text!r} is no address: {_as_url(text)}{_EXPECTED}")
     place, slash, peer_text = rest.partition("/")
+    if scheme == "relay":
+        if not slash:
+            raise AddressError(f"{text!r} names no peer behind its relay: {_EXPECTED_RELAY}")
+        return Address("relay", "", 0, PeerID.parse(peer_text), PeerID.parse(place))
     peer_id = PeerID.parse(peer_text) if slash else None
     if scheme == "memory":
-        if not _HOST_NAME.fullmatch(place):
+        name, colon, port_text = place.partition(":")
+        if not _HOST_NAME.fullmatch(name) or (colon and not _is_port(port_text)):
             raise AddressError(f"{text!r} names no peer: expected memory://name or memory://name/peerid")
-        return Address("memory", place, 0, peer_id)
+        return Address("memory", name, int(port_text or 0), peer_id)
     host, port = _split_host(text, place)
     return Address("tcp", host, port, peer_id)
 
@@ -52,55 +107,55 @@ def parse_address(text: str) -> Address:
 def format_address(address: Address) -> str:
     """The URL that `parse_address` reads."""
     host = f"[{address.host}]" if ":" in address.host else address.host
-    place = host if address.scheme == "memory" else f"{host}:{address.port}"
+    place = f"{host}:{address.port}" if address.port else host
+    if address.relay is not None:
+        place = address.relay.text
     peer = "" if address.peer_id is None else f"/{address.peer_id.text}"
     return f"{address.scheme}://{place}{peer}"
 
 
-@dataclass(slots=True)
-class _Entry:
-    own: tuple[str, ...] = ()  # what the peer itself said over an authenticated connection, or where it answered
-    heard: tuple[str, ...] = ()  # what others last said; they may err or lie, so it never displaces the former
+def readable(addresses: Iterable[str], peer: PeerID, horizon: Scope = Scope.HOST) -> tuple[str, ...]:
+    """Of what some peer says where `peer` can be dialed, what may be believed and tried; the rest is left out.
+
+    Host names are left out, since they are resolved for this peer's user alone, and so are addresses below `horizon`:
+    the narrowest scope that whoever says it shares with us (see `Endpoint.horizon`). Direct ones come first, at most
+    MAX_ADDRESSES. Never raises for a stranger's text.
+    """
+    found: dict[str, bool] = {}
+    for text in tuple(addresses)[:_READ_AT_MOST]:
+        try:
+            address = parse_address(text)
+        except AddressError:
+            continue
+        if address.peer_id in (None, peer) and _within(address, horizon):
+            known = Address(address.scheme, address.host, address.port, None if address.direct else peer, address.relay)
+            found.setdefault(str(known), address.direct)
+    return tuple(sorted(found, key=lambda text: not found[text]))[:MAX_ADDRESSES]
 
 
-class AddressBook:
-    """Bounded: the peer that was named or asked for least recently goes first."""
+def bounded(addresses: Iterable[str]) -> tuple[str, ...]:
+    """What of a list of a peer's addresses may be kept and handed on, unread: too many, or too long ones, cost nobody
+    anything but the peer that has named them."""
+    return tuple(address for address in tuple(addresses)[:_READ_AT_MOST] if len(address) <= MAX_ADDRESS)[:MAX_ADDRESSES]
 
-    def __init__(self, max_peers: int) -> None:
-        self._max_peers = max_peers
-        self._entries: OrderedDict[PeerID, _Entry] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._entries)
+def is_direct(text: str) -> bool:
+    """Whether an address that has been read leads to the peer itself, and not to a relay."""
+    return not text.startswith("relay://")
 
-    def learn(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
-        """Takes in hearsay. No addresses: nothing new."""
-        if addresses:
-            self._entry(peer).heard = _bounded(addresses)
 
-    def told(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
-        """Takes in what the peer itself says. No addresses: it cannot be dialed, or says nothing."""
-        if addresses:
-            self._entry(peer).own = _bounded(addresses)
+def _within(address: Address, horizon: Scope) -> bool:
+    if address.scheme == "relay":
+        return address.relay != address.peer_id
+    scope = scope_of(address.host)
+    if scope is None:
+        return address.scheme == "memory"  # names of peers there; nothing has to be resolved
+    return scope >= horizon and "%" not in address.host  # the name of an interface means nothing elsewhere
 
-    def answered(self, peer: PeerID, address: str) -> None:
-        """The peer has just proved that it is at this address: it is tried first from now on."""
-        entry = self._entry(peer)
-        entry.own = _bounded((address, *(other for other in entry.own if other != address)))
 
-    def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
-        entry = self._entries.get(peer)
-        if entry is None:
-            return ()
-        self._entries.move_to_end(peer)
-        return tuple(dict.fromkeys((*entry.own, *entry.heard)))[:MAX_ADDRESSES]
-
-    def _entry(self, peer: PeerID) -> _Entry:
-        entry = self._entries.setdefault(peer, _Entry())
-        self._entries.move_to_end(peer)
-        if len(self._entries) > self._max_peers:
-            self._entries.popitem(last=False)
-        return entry
+def _is_port(text: str) -> bool:
+    # At most five ASCII digits: int() alone would also take "+1", "1_0", blanks and digits of other scripts.
+    return bool(re.fullmatch(r"[0-9]{1,5}", text)) and 0 < int(text) < 65536
 
 
 def _as_url(text: str) -> str:
@@ -114,24 +169,16 @@ def _as_url(text: str) -> str:
 
 def _split_host(text: str, place: str) -> tuple[str, int]:
     host, colon, port_text = place.rpartition(":")
-    # At most five ASCII digits: int() alone would also take "+1", "1_0", blanks and digits of other scripts.
-    if not colon or not re.fullmatch(r"[0-9]{1,5}", port_text) or not 0 < int(port_text) < 65536:
+    if not colon or not _is_port(port_text):
         raise AddressError(f"{text!r} has no port from 1 to 65535: {_EXPECTED}")
     if host.startswith("[") and host.endswith("]"):
         try:
-            host = str(ipaddress.IPv6Address(host[1:-1]))
+            found = ipaddress.IPv6Address(host[1:-1])
+            if found.scope_id is not None and not _ZONE.fullmatch(found.scope_id):
+                raise ValueError("no name of an interface")
+            host = str(found)
         except ValueError as error:
             raise AddressError(f"{text!r} has no IPv6 address in its brackets: {_EXPECTED}") from error
     elif not _HOST_NAME.fullmatch(host):
         raise AddressError(f"{text!r} has no host name or IP address: {_EXPECTED}")
     return host, int(port_text)
-
-
-def _bounded(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(address for address in addresses if len(address) <= MAX_ADDRESS)[:MAX_ADDRESSES]
-
-
-def check_addresses(addresses: Sequence[str]) -> None:
-    """Raises ValueError if a peer claims more or longer addresses than it may."""
-    if len(addresses) > MAX_ADDRESSES or any(len(address) > MAX_ADDRESS for address in addresses):
-        raise ValueError(f"a peer has at most {MAX_ADDRESSES} addresses of {MAX_ADDRESS} characters")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections import Counter
@@ -12,7 +13,9 @@ from typing import Any
 from swarmcli.clock import Clock
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.events import Events, PeerRefused
-from swarmcli.network.addresses import AddressBook
+from swarmcli.network.address_book import AddressBook
+from swarmcli.network.dialer import Dialer
+from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Transport
 
@@ -42,10 +45,10 @@ class EndpointContext:
     """The values that Endpoint, ControlPool and StreamPool and their channels have in common."""
 
     def __init__(self, transport: Transport, clock: Clock, events: Events, dice: random.Random) -> None:
-        self.transport = transport
         self.limits = transport.limits
         self.peer_id = transport.identity.peer_id
-        self.addresses: tuple[str, ...] = ()  # where this peer can be dialed, once it listens
+        self.direct: tuple[str, ...] = ()  # where this peer says that it can be dialed …
+        self.relayed: tuple[str, ...] = ()  # … itself, and through relays
         self.clock = clock
         self.events = events
         self.random = dice
@@ -53,9 +56,16 @@ class EndpointContext:
         self.call_handlers: dict[str, Handler] = {}  # a method has one handler, in one of the two
         self.stream_handlers: dict[str, Handler] = {}
         self.tasks = TaskOwner()
-        self.book = AddressBook(self.limits.max_known_peers)
+        self.book = AddressBook(self.limits.max_known_peers, _loop_time)
+        self.dialer = Dialer(transport, self.book, self.limits, _loop_time)
         self.ended_traffic = Traffic()  # on connections that have ended
         self.violations: Counter[str] = Counter()  # broken rule → connections closed for it
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All that this peer announces: the direct ones first, and room for the relays."""
+        relayed = self.relayed[: MAX_ADDRESSES // 2]
+        return self.direct[: MAX_ADDRESSES - len(relayed)] + relayed
 
     def connection_ended(self, connection: Connection, error: ConnectionLost) -> None:
         self.ended_traffic += Traffic(connection.bytes_sent, connection.bytes_received)
@@ -63,3 +73,7 @@ class EndpointContext:
             self.violations[error.reason.partition(":")[0]] += 1  # a rule's name stands before the first colon
             self.events.emit(PeerRefused(connection.peer_id.text, error.reason))
             logger.warning("closed the connection to %s: %s", connection.peer_id.short, error.reason)
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()

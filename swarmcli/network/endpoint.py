@@ -14,23 +14,26 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swarmcli.clock import Clock
-from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost
-from swarmcli.events import GOODBYE, Events, WokeUp
+from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost, ProtocolViolation
+from swarmcli.events import GOODBYE, Events, OwnAddressesChanged, WokeUp
+from swarmcli.network.addresses import Scheme, Scope, is_direct, parse_address
 from swarmcli.network.context import EndpointContext, Handler, Traffic
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, Purpose, Transport
-from swarmcli.network.wire.messages import MAX_METHOD
+from swarmcli.network.wire.messages import MAX_METHOD, AddressesChanged
 
 logger = logging.getLogger(__name__)
+
+_MOST_PROBES = 256  # that others may hold at one time …
+_PROBE_SECONDS = 30.0  # … and for so long
 
 Req = TypeVar("Req")
 Resp = TypeVar("Resp")
@@ -52,6 +55,18 @@ class EndpointStatistics:
     violations: Mapping[str, int]  # name of the broken rule → connections closed for it
 
 
+@dataclass(frozen=True, slots=True)
+class SeenPeer:
+    """What the current control connection tells of where the two ends are."""
+
+    remote_address: str  # where this end sees the other one: the port is the listener's only if we dialed
+    observed_address: (
+        str | None
+    )  # where the other end says that it sees this one; None: it came to us, or a relay hides it
+    dialed: bool  # by this end
+    relayed: bool
+
+
 class Endpoint:
     """This peer on the network. Used from one loop only."""
 
@@ -65,36 +80,94 @@ class Endpoint:
         events: Events | None = None,
         seed: int | None = None,
     ) -> None:
-        """`announce` replaces the addresses that the listener finds for itself. `seed` makes `random` repeatable."""
+        """`client_mode`: never listens. `announce` replaces the addresses that the listener finds for itself. `seed`
+        makes `random` repeatable. Raises AddressError."""
+        for address in announce:
+            parse_address(address)
         dice = random.Random(seed if seed is not None else os.urandom(16))
         context = EndpointContext(transport, clock or Clock(), events or Events(), dice)
         self.identity = transport.identity
         self.peer_id = context.peer_id
         self.clock = context.clock
-        self.client_mode = client_mode
+        self.stated_addresses = tuple(announce)
+        self.listener_addresses: tuple[str, ...] = ()  # that the listener has found for itself, once it listens
         self.limits = context.limits
         self.events = context.events
         self.random = context.random
         self._context = context
-        self._announce = tuple(announce)
+        self._transport = transport
+        self._more_transports: list[Transport] = []
+        self._never_listens = client_mode
+        self._started = False
         self._control = ControlPool(context)
         self._streams = StreamPool(context, self._control)
         self._calls_made = 0
+        self._probes = 0  # connections that others hold to be seen
         self._closed = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where this peer can be dialed, once it listens; nowhere in client mode."""
+        """All that this peer announces, once it has started: where it can be dialed itself, then through relays."""
         return self._context.addresses
+
+    @property
+    def direct_addresses(self) -> tuple[str, ...]:
+        """Where this peer can be dialed itself, as far as it knows."""
+        return tuple(filter(is_direct, self._context.addresses))
+
+    @property
+    def client_mode(self) -> bool:
+        """Whether nobody can dial this peer directly, by its user's wish or as was found out. It may change."""
+        return self._never_listens or (self._started and not self._context.direct)
+
+    @property
+    def never_listens(self) -> bool:
+        """Whether client mode is its user's wish."""
+        return self._never_listens
+
+    @property
+    def reachable(self) -> bool:
+        """Whether others can dial this peer at all, be it through a relay."""
+        return bool(self._context.addresses)
+
+    @property
+    def listen_port(self) -> int:
+        """Where the listener is; 0 without one, and where ports mean nothing."""
+        return next((parse_address(address).port for address in self.listener_addresses), 0)
 
     # Life
 
     async def start(self) -> None:
-        """Listens, unless in client mode, and sets `addresses`. Raises ListenError."""
-        if not self.client_mode:
-            found = await self._context.transport.listen(self._accept)
-            self._context.addresses = (self._announce or found)[:MAX_ADDRESSES]  # others take no more of a peer
+        """Listens, unless in client mode, and announces where. Raises ListenError."""
+        if not self._never_listens:
+            self.listener_addresses = await self._transport.listen(self.adopt)
+            self._context.direct = self.stated_addresses or self.listener_addresses
+        self._started = True
         self._context.tasks.spawn(self._keep_alive())
+
+    def add_transport(self, scheme: Scheme, transport: Transport) -> None:
+        """From now on addresses of this scheme are dialed by this transport, which is closed with the endpoint.
+
+        The endpoint does not ask it to listen: what it accepts is handed to `adopt`.
+        """
+        self._context.dialer.transports[scheme] = transport
+        self._more_transports.append(transport)
+
+    def announce(self, *, direct: Sequence[str] | None = None, relayed: Sequence[str] | None = None) -> None:
+        """Says from now on that this peer can be dialed there; None: as before. Tells all connected peers.
+
+        Raises AddressError for what cannot be read. Others take at most MAX_ADDRESSES of a peer.
+        """
+        before = self._context.addresses
+        for address in (*(direct or ()), *(relayed or ())):
+            parse_address(address)
+        if direct is not None:
+            self._context.direct = tuple(direct) if not self._never_listens else ()
+        if relayed is not None:
+            self._context.relayed = tuple(relayed)
+        if self._context.addresses != before and not self._closed:
+            self._control.tell(AddressesChanged(self._context.addresses))
+            self.events.emit(OwnAddressesChanged(self._context.addresses))
 
     async def close(self) -> None:
         """Says goodbye to all peers and ends everything that is under way. Idempotent; leaves no task."""
@@ -105,7 +178,8 @@ class Endpoint:
         for channel in self._streams.channels():
             channel.reset(GOODBYE)
         await self._context.tasks.close()
-        await self._context.transport.close()
+        for transport in (*reversed(self._more_transports), self._transport):
+            await transport.close()
 
     # Serving
 
@@ -176,13 +250,42 @@ class Endpoint:
 
     # Knowing peers
 
-    def learn(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
-        """Takes up where a peer can be dialed, by hearsay. The book is bounded; see Limits.max_known_peers."""
+    def learn(self, peer: PeerID, addresses: Iterable[str], *, horizon: Scope | None = None) -> None:
+        """Takes up where a peer can be dialed, by hearsay: what cannot be read is left out, and what lies below the
+        horizon; None: that of talk which comes from nobody in particular. The book is bounded; see
+        Limits.max_known_peers."""
         if peer != self.peer_id:
-            self._context.book.learn(peer, addresses)
+            self._context.book.learn(peer, addresses, self.horizon(None) if horizon is None else horizon)
+
+    def horizon(self, source: PeerID | None) -> Scope:
+        """The narrowest scope in which addresses are believed that this connected peer names.
+
+        Whom we see on the internet names no hosts of our LAN, and whom we see in our LAN none of this machine: there
+        the same address means another host to it than to us, at best. What comes from nobody in particular (None: a
+        record in the hash table) counts as if the farthest of all peers had said it that were ever connected.
+        """
+        return self._control.horizon(source)
 
     def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
-        return self.addresses if peer == self.peer_id else self._context.book.addresses_of(peer)
+        """Where this peer would be tried now, the best address first."""
+        return self.addresses if peer == self.peer_id else self._context.dialer.addresses_of(peer)
+
+    def first_hand(self, peer: PeerID) -> tuple[str, ...]:
+        """Where we have dialed this peer and it has answered."""
+        return self._context.book.first_hand(peer)
+
+    def own_word(self, peer: PeerID) -> tuple[str, ...]:
+        """Where this peer has answered us, or says that it can be dialed: what may be told to others, for whom it is
+        hearsay. It holds no hearsay and no host names."""
+        return self.addresses if peer == self.peer_id else self._context.book.own_word(peer)
+
+    def seen(self, peer: PeerID) -> SeenPeer | None:
+        """Where the two ends of the current control connection see each other; None: there is none."""
+        channel = self._control.current(peer)
+        if channel is None:
+            return None
+        connection = channel.connection
+        return SeenPeer(connection.remote_address, connection.observed_address, connection.dialed, connection.relayed)
 
     async def connect(self, address: str, *, timeout: float) -> PeerID:
         """First contact at an address; with a peer id in it, only with that peer. Returns who answered.
@@ -195,9 +298,24 @@ class Endpoint:
         except TimeoutError:
             raise ConnectError(f"{address} did not answer within {timeout:g} s", address=address) from None
 
+    def adopt(self, connection: Connection) -> None:
+        """Takes up a connection after its handshake, whichever transport has accepted or made it."""
+        if self._closed:
+            connection.abort("this endpoint is closed")
+        elif connection.peer_id == self.peer_id:
+            connection.abort("dialed oneself")
+        elif connection.purpose is Purpose.PROBE:
+            self._probed(connection)
+        elif connection.purpose is Purpose.CONTROL:
+            self._context.tasks.spawn(self._welcome(connection))
+        elif connection.dialed:
+            self._streams.made(connection)
+        else:
+            self._streams.accepted(connection)
+
     def can_reach(self, peer: PeerID) -> bool:
         """Whether a call could work: there is a connection or an address."""
-        return self.is_connected(peer) or bool(self._context.book.addresses_of(peer))
+        return self.is_connected(peer) or bool(self._context.dialer.addresses_of(peer))
 
     def is_connected(self, peer: PeerID) -> bool:
         return self._control.current(peer) is not None
@@ -263,15 +381,26 @@ class Endpoint:
         standing = [Traffic(each.bytes_sent, each.bytes_received) for each in self._connections()]
         return sum(standing, self._context.ended_traffic)
 
-    def _accept(self, connection: Connection) -> None:
-        if self._closed:
-            connection.abort("this endpoint is closed")
-        elif connection.peer_id == self.peer_id:
-            connection.abort("dialed oneself")
-        elif connection.purpose is Purpose.BULK:
-            self._streams.accepted(connection)
+    def _probed(self, connection: Connection) -> None:
+        """The dialer knows by now where it is seen. It holds the connection a while, since that keeps its router's
+        ports as they are."""
+        if self._probes >= _MOST_PROBES:
+            connection.abort("too many probes")
         else:
-            self._context.tasks.spawn(self._welcome(connection))
+            self._probes += 1
+            self._context.tasks.spawn(self._hold(connection))
+
+    async def _hold(self, connection: Connection) -> None:
+        probe = _Probe()
+        connection.start(probe)
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                await probe.ended.wait()
+        except TimeoutError:
+            await connection.close("held long enough")
+        finally:
+            self._probes -= 1
+            connection.abort("held long enough")
 
     async def _welcome(self, connection: Connection) -> None:
         try:
@@ -306,3 +435,19 @@ class Endpoint:
                 channel.tick(watched, self._streams.received_from(peer))
             self._control.close_surplus()
             self._streams.tick()
+
+
+class _Probe:
+    """The Receiver of a connection on which nothing may come."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    def payload_buffer(self, header: bytes, size: int) -> memoryview:
+        raise ProtocolViolation("unexpected message: on a connection for probing")
+
+    def frame_received(self, header: bytes, payload: memoryview) -> None:
+        raise ProtocolViolation("unexpected message: on a connection for probing")
+
+    def connection_lost(self, error: Exception) -> None:
+        self.ended.set()

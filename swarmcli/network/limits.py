@@ -37,4 +37,8 @@ class Limits:
     asleep_after: float = 15.0  # without a tick of the keepalive: by now others have taken this peer for dead
     dial_timeout: float = 10.0  # for all addresses of a peer together
     goodbye_timeout: float = 1.0  # for the farewell to all peers when an endpoint closes
-    max_known_peers: int = 4096  # in the address book
+    max_known_peers: int = 4096  # in the address book that have said something themselves, and as many by hearsay
+    failed_dials_burst: float = 256.0  # dials that may fail at once at addresses which other peers have named …
+    failed_dials_per_second: float = 8.0  # … and in the long run …
+    failed_dials_burst_per_host: float = 64.0  # … and at one host: many honest peers may share it
+    failed_dials_per_second_per_host: float = 1.0

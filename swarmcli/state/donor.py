@@ -147,7 +147,7 @@ class StateDonor:
         asked = asyncio.get_running_loop().time()
         async with self._turn(request.version, stream), self._pins.use(request.version, asked) as pin:
             given = await self._give(pin, stream)
-        if given and request.version and (addresses := self._endpoint.addresses_of(peer)):
+        if given and request.version and (addresses := self._endpoint.own_word(peer)):
             self._done.setdefault(request.version, deque(maxlen=MAX_NAMED)).append(Holder(peer, addresses))
             self._news.ring()
         if given and self._donated is not None:

@@ -16,7 +16,6 @@ from typing import Any
 from swarmcli.errors import CallRefused, CompressionError, NetworkError, ProtocolViolation, StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, Stream
-from swarmcli.network.addresses import check_addresses
 from swarmcli.network.loop_thread import offload
 from swarmcli.state.assembly import Assembly, DonorDigests, DownloadedState, Unequal
 from swarmcli.state.donor import (
@@ -173,13 +172,12 @@ class _Download:
 
     # For visits
 
-    def hear(self, others: Sequence[Holder]) -> None:
-        """A donor in whose line this peer waits names others who have the state. Raises ValueError."""
+    def hear(self, donor: PeerID, others: Sequence[Holder]) -> None:
+        """The donor in whose line this peer waits names others who have the state."""
         for other in others:
-            check_addresses(other.addresses)
             if other.peer_id not in self._known and len(self._known) < _MOST_HEARSAY:
                 self._known.add(other.peer_id)
-                self.endpoint.learn(other.peer_id, other.addresses)
+                self.endpoint.learn(other.peer_id, other.addresses, horizon=self.endpoint.horizon(donor))
                 place = self.endpoint.random.randrange(len(self._waiting) + 1)
                 self._waiting.insert(place, other.peer_id)
 
@@ -237,7 +235,7 @@ class _Visit:
             if isinstance(header, ManifestHeader):
                 return header, manifest
             self.in_line = True
-            self._download.hear(header.others)
+            self._download.hear(self.peer, header.others)
             self._download.news.ring()
 
     async def _fetch(self, assembly: Assembly, digests: DonorDigests, stream: Stream) -> None:

@@ -53,6 +53,8 @@ class MemoryConnection:
         self.purpose = purpose
         self.dialed = dialed
         self.remote_address = address
+        self.observed_address: str | None = None  # set where it is dialed
+        self.relayed = False
         self.bytes_received = 0
         self._cables = cables
         self._loop = asyncio.get_running_loop()

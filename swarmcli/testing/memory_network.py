@@ -7,14 +7,26 @@ it again) until the path heals or someone gives up. A killed peer's connections 
 from __future__ import annotations
 
 import asyncio
+from typing import Literal, NamedTuple
 
 from swarmcli.errors import ConnectError, HandshakeError, ListenError, WrongPeerError
-from swarmcli.network.addresses import parse_address
+from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Accept, Purpose
 from swarmcli.testing.memory_cables import Cables, Latency
 from swarmcli.testing.memory_connection import MemoryConnection
+from swarmcli.testing.memory_router import MemoryRouter, networks, seen_through
+
+_FIRST_PORT = 40000  # of the ports from which a peer dials
+
+
+class _Place(NamedTuple):
+    """Where a peer is. Behind different routers there may be equal hosts."""
+
+    router: MemoryRouter | None
+    host: str
+    port: int
 
 
 class MemoryNetwork(Cables):
@@ -27,14 +39,33 @@ class MemoryNetwork(Cables):
         peer's own link, in each direction (None: unlimited); `loss` the probability that a packet has to be sent
         twice, which delays it."""
         super().__init__(seed, latency, bandwidth, loss)
-        self._transports: dict[str, MemoryTransport] = {}
+        self._transports: dict[_Place, MemoryTransport] = {}
+        self._routers: dict[tuple[MemoryRouter | None, str], MemoryRouter] = {}  # by network and host
+        self.dials: list[tuple[PeerID, str]] = []  # every one so far: who dialed which address
 
-    def transport(self, identity: Identity, *, listening: bool = True, limits: Limits | None = None) -> MemoryTransport:
-        """A peer's access to this network, at memory://<peer id's short form> if it may listen."""
-        transport = MemoryTransport(self, identity, listening=listening, limits=limits or Limits())
-        self._transports[transport.name] = transport
+    def transport(
+        self,
+        identity: Identity,
+        *,
+        listening: bool = True,
+        limits: Limits | None = None,
+        host: str = "",
+        port: int = 0,
+        behind: MemoryRouter | None = None,
+    ) -> MemoryTransport:
+        """A peer's access to this network, at memory://<host>[:<port>] if it may listen; the host is the short form of
+        the peer's id unless given. One with a port dials from ports of the system's choice. `behind` a router it can
+        be dialed from there only."""
+        place = _Place(behind, host or identity.peer_id.short, port)
+        transport = MemoryTransport(self, identity, place, listening=listening, limits=limits or Limits())
+        self._transports[place] = transport
         self.plug_in(identity.peer_id)
         return transport
+
+    def router(self, host: str, *, behind: MemoryRouter | None = None, hairpin: bool = False) -> MemoryRouter:
+        """A router, seen from outside at `host`. `hairpin`: from inside, too, its outer addresses can be dialed."""
+        router = self._routers[behind, host] = MemoryRouter(host, behind, hairpin)
+        return router
 
     def kill(self, peer: PeerID) -> None:
         """Like SIGKILL: its connections are reset, it neither listens nor dials again."""
@@ -42,19 +73,41 @@ class MemoryNetwork(Cables):
             if transport.identity.peer_id == peer:
                 transport.die("killed")
 
-    def listener(self, name: str) -> MemoryTransport | None:
-        transport = self._transports.get(name)
-        return transport if transport is not None and transport.accepts else None
+    def find(self, dialer: MemoryTransport, host: str, port: int) -> MemoryTransport | Literal["refused", "silence"]:
+        """What a dial meets."""
+        inside = networks(dialer.place.router)
+        for network in inside:
+            found = self._transports.get(_Place(network, host, port))
+            router = self._routers.get((network, host))
+            if router is not None:
+                peer = router.inside(port)
+                found = self._of(peer, router) if peer is not None else None
+                if found is None or (router in inside and not router.hairpin):
+                    return "silence"
+            if found is not None:
+                return found if found.accepts else "refused"
+        # An inner address of somebody else's network leads nowhere here.
+        elsewhere = any(place.host == host and place.router not in inside for place in self._transports)
+        return "silence" if elsewhere else "refused"
+
+    def _of(self, peer: PeerID, router: MemoryRouter) -> MemoryTransport | None:
+        fitting = (each for each in self._transports.values() if each.place.router is router)
+        return next((each for each in fitting if each.identity.peer_id == peer), None)
 
 
 class MemoryTransport:
     """One peer's access to a MemoryNetwork. `limits` bound what it takes in."""
 
-    def __init__(self, network: MemoryNetwork, identity: Identity, *, listening: bool, limits: Limits) -> None:
+    scheme: Scheme = "memory"
+
+    def __init__(
+        self, network: MemoryNetwork, identity: Identity, place: _Place, *, listening: bool, limits: Limits
+    ) -> None:
         self.network = network
         self.identity = identity
         self.limits = limits
-        self.name = identity.peer_id.short
+        self.place = place
+        self._next_port = _FIRST_PORT
         self._connections: list[MemoryConnection] = []  # those that stand, and some that have ended
         self._listening = listening
         self._accept: Accept | None = None
@@ -66,28 +119,32 @@ class MemoryTransport:
 
     async def listen(self, accept: Accept) -> tuple[str, ...]:
         if self._closed or not self._listening:
-            raise ListenError(f"{self.name} cannot listen on this memory network: closed or made with listening=False")
+            name = self.place.host
+            raise ListenError(f"{name} cannot listen on this memory network: closed or made with listening=False")
         self._accept = accept
-        return (f"memory://{self.name}",)
+        return (str(Address("memory", self.place.host, self.place.port)),)
 
     async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> MemoryConnection:
         parsed = parse_address(address)
+        self.network.dials.append((self.identity.peer_id, address))
         wanted = expected if expected is not None else parsed.peer_id
         progress = ["connect"]
         try:
             async with asyncio.timeout(timeout):
-                return await self._dial(parsed.host, wanted, purpose, address, progress)
+                return await self._dial(parsed, wanted, purpose, address, progress)
         except TimeoutError:
             kind = ConnectError if progress == ["connect"] else HandshakeError
             raise kind(f"{address} did not answer within {timeout:g} s", address=address) from None
 
     async def _dial(
-        self, name: str, wanted: PeerID | None, purpose: Purpose, address: str, progress: list[str]
+        self, place: Address, wanted: PeerID | None, purpose: Purpose, address: str, progress: list[str]
     ) -> MemoryConnection:
         if self._closed:
             raise ConnectError("this transport is closed", address=address)
-        there = self.network.listener(name)
-        if there is None:
+        there = self.network.find(self, place.host, place.port)
+        if there == "silence":
+            await asyncio.get_running_loop().create_future()
+        if isinstance(there, str):
             raise ConnectError(f"{address} refused the connection: nobody listens there", address=address)
         ids = (self.identity.peer_id, there.identity.peer_id)
         await self._round_trip(*ids)  # TCP
@@ -106,15 +163,26 @@ class MemoryTransport:
     def _connect(self, there: MemoryTransport, purpose: Purpose, address: str) -> MemoryConnection:
         ids = (self.identity.peer_id, there.identity.peer_id)
         local = MemoryConnection(self.network, ids, purpose, self.limits, dialed=True, address=address)
-        own_address = f"memory://{self.name}"
+        own_address = self._seen_at(there)
         remote = MemoryConnection(self.network, ids[::-1], purpose, there.limits, dialed=False, address=own_address)
         local.other, remote.other = remote, local
+        local.observed_address = own_address
         self._keep(local)
         there._keep(remote)
         # The dialer is done half a round trip before the listener.
         delay = self.network.latency(*ids)
         asyncio.get_running_loop().call_later(delay, there.accept, remote)
         return local
+
+    def _seen_at(self, listener: MemoryTransport) -> str:
+        """Where a listener sees the connection that is made now."""
+        router = seen_through(self.place.router, listener.place.router)
+        if router is not None:
+            return router.outer_address()
+        if not self.place.port:
+            return f"memory://{self.place.host}"
+        self._next_port += 1
+        return f"memory://{self.place.host}:{self._next_port}"
 
     def accept(self, connection: MemoryConnection) -> None:
         if self._accept is not None and not self._closed:

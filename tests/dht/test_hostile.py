@@ -82,8 +82,8 @@ MALFORMED: dict[str, Find] = {
     "another type": lambda request: WrongKind([1]),
     "too many neighbours": lambda request: FindReply(1, neighbours(200), nothing(request).answers),
     "neighbours without addresses": lambda request: FindReply(1, neighbours(1, ()), nothing(request).answers),
-    "too many addresses": lambda request: FindReply(1, neighbours(1, ("memory://a",) * 9), nothing(request).answers),
-    "too long addresses": lambda request: FindReply(1, neighbours(1, ("x" * 999,)), nothing(request).answers),
+    "too many addresses": lambda request: FindReply(1, neighbours(1, ("memory://a",) * 65), nothing(request).answers),
+    "too long addresses": lambda request: FindReply(1, neighbours(1, ("x" * 4097,)), nothing(request).answers),
     "too few answers": lambda request: FindReply(1, (), ()),
     "too many answers": lambda request: FindReply(1, (), (Answer(),) * 9),
     "no end": lambda request: FindReply(1, (), (Answer(cursor=1, more=True),) * len(request.questions)),
@@ -258,10 +258,10 @@ def _place(node: DHTNode) -> int:
     [
         (messages.FIND, FindRequest((), (messages.Question(b"short"),)), FindReply),
         (messages.FIND, FindRequest((), (messages.Question(id_to_bytes(1)),) * 1000), FindReply),
-        (messages.FIND, FindRequest(("memory://a",) * 9, ()), FindReply),
-        (messages.PING, messages.PingRequest(("x" * 1000,)), messages.PingReply),
+        (messages.FIND, FindRequest(("memory://a",) * 65, ()), FindReply),
+        (messages.PING, messages.PingRequest(("x" * 5000,)), messages.PingReply),
         (messages.SYNC, messages.SyncRequest((), ((b"short", 1),)), messages.SyncReply),
-        (messages.STORE, messages.StoreRequest(("x" * 1000,), ()), StoreReply),
+        (messages.STORE, messages.StoreRequest(("x" * 5000,), ()), StoreReply),
     ],
 )
 @simulated

@@ -72,12 +72,12 @@ def test_garbage_and_damaged_messages_have_one_kind_of_error(kind: type) -> None
 
 PEER = PeerID(bytes(32))
 BEYOND = [
-    messages.PingRequest(("a",) * 9),
-    messages.PingReply(("a" * 1000,)),
+    messages.PingRequest(("a",) * 65),
+    messages.PingReply(("a" * 5000,)),
     Question(b"short"),
     FindRequest((), (Question(bytes(32)),) * 1000),
     FindReply(1, (Contact(PEER, ("a",)),) * 1000, ()),
-    FindReply(1, (Contact(PEER, ("a",) * 9),), ()),
+    FindReply(1, (Contact(PEER, ("a",) * 65),), ()),
     StoreRequest((), (Record("key", b"", b"", 0.0),) * 5000),
     StoreReply((Outcome(0),) * 5000),
     messages.SyncRequest((), ((b"short", 1),)),

@@ -163,13 +163,17 @@ def test_versions_that_differ_are_named_at_both_ends() -> None:
                 raw.say(Kind.HELLO, b"a hello of the future", PROTOCOL_VERSION + 1)
                 refusal = await raw.hear()
                 assert refusal.kind == Kind.REFUSAL and refusal.version == PROTOCOL_VERSION
-                assert b"speaks 1, the other 2" in refusal.body
+                assert b"speaks %d, the other %d" % (PROTOCOL_VERSION, PROTOCOL_VERSION + 1) in refusal.body
             assert listener.transport.refusals == {"another version": 1}
             await still_works(listener)
         async with raw_listener(answer, listener_context(MALLORY)) as address:
-            assert "versions differ: this end speaks 1, the other 2; update" in str(await dial_fails(address))
+            versions = f"this end speaks {PROTOCOL_VERSION}, the other {PROTOCOL_VERSION + 1}"
+            assert f"versions differ: {versions}; update" in str(await dial_fails(address))
 
     asyncio.run(main())
+
+
+SWRM = b"SWRM" + PROTOCOL_VERSION.to_bytes(2, "big")  # how every greeting begins
 
 
 # ---- other programs
@@ -255,10 +259,10 @@ def test_programs_that_knock_without_tls_are_turned_away(knock: bytes) -> None:
     ("hello", "rule"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "no hello"),
-        (b"SWRM\x00\x01\x01\xff\xff" + bytes(70_000), "oversized hello"),
-        (b"SWRM\x00\x01\x01\x00\x00", "malformed hello"),
-        (b"SWRM\x00\x01\x03\x00\x40" + bytes(64), "malformed hello"),
-        (b"SWRM\x00\x01\x01\x00\x21\x07" + bytes(32), "unknown purpose"),
+        (SWRM + b"\x01\xff\xff" + bytes(70_000), "oversized hello"),
+        (SWRM + b"\x01\x00\x00", "malformed hello"),
+        (SWRM + b"\x03\x00\x40" + bytes(64), "malformed hello"),
+        (SWRM + b"\x01\x00\x21\x07" + bytes(32), "unknown purpose"),
     ],
 )
 def test_programs_that_speak_tls_but_greet_wrongly_are_turned_away(hello: bytes, rule: str) -> None:

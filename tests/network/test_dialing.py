@@ -41,7 +41,7 @@ class FakeTransport:
         return self.made[-1]
 
     async def dial_any(self, *addresses: str) -> FakeConnection:
-        return await dial_any(self, PEER, addresses, Purpose.CONTROL, 10)  # type: ignore[arg-type,return-value]
+        return await dial_any(lambda each: self.dial(each, PEER, Purpose.CONTROL, 10), addresses)  # type: ignore[arg-type,return-value]
 
     def left_open(self) -> list[str]:
         return [connection.address for connection in self.made if not connection.aborted]

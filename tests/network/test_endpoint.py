@@ -423,5 +423,7 @@ async def test_announced_addresses_replace_those_of_the_listener() -> None:
     await peer.close()
     many = Endpoint(network.transport(Identity.from_seed(2)), announce=[f"memory://public{n}" for n in range(20)])
     await many.start()
-    assert many.addresses == tuple(f"memory://public{n}" for n in range(8)), "what a greeting may name"
+    assert many.addresses == tuple(f"memory://public{n}" for n in range(8)), "what others take of a peer"
     await many.close()
+    with pytest.raises(AddressError, match="expected"):
+        Endpoint(network.transport(Identity.from_seed(3)), announce=["example.org:80"])

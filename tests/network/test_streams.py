@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
@@ -20,7 +19,7 @@ from swarmcli.errors import (
     RemoteError,
     UnknownMethod,
 )
-from swarmcli.network import Endpoint, Limits, PeerID, Stream
+from swarmcli.network import Endpoint, Identity, Limits, PeerID, Stream
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import now, simulated
 
@@ -93,20 +92,33 @@ async def test_two_clients_have_no_path() -> None:
         assert now() == 0
 
 
+@asynccontextmanager
+async def started(*peers: Endpoint) -> AsyncIterator[None]:
+    try:
+        for peer in peers:
+            await peer.start()
+        yield
+    finally:
+        for peer in peers:
+            await peer.close()
+
+
 @simulated
 async def test_a_peer_that_cannot_dial_us_after_all_says_so() -> None:
-    """The client is told an address where nobody listens (a router that forwards nothing, say)."""
+    """The router before it no longer forwards what it forwarded before. What the dial met is not told."""
 
     network = MemoryNetwork()
-
-    def make(*arguments: Any, **options: Any) -> Endpoint:
-        return Endpoint(*arguments, announce=() if options["client_mode"] else ["memory://nobody"], **options)
-
-    async with endpoints(network, 2, clients=(1,), make=make) as [a, client]:
-        await client.connect(f"memory://{a.peer_id.short}", timeout=5)
+    router = network.router("router")
+    one = Endpoint(network.transport(Identity.from_seed(1), behind=router))
+    client = Endpoint(network.transport(Identity.from_seed(2)), client_mode=True)
+    async with started(one, client):
+        outer = router.forward(4000, one.peer_id)
+        await client.connect(outer, timeout=5)
         await asyncio.sleep(1)
-        with pytest.raises(PeerUnreachable, match="refused"):
-            async with a.stream(client.peer_id, "echo", Number(0), timeout=5):
+        assert client.seen(one.peer_id).remote_address == outer and one.seen(client.peer_id).remote_address
+        router.forget(4000)
+        with pytest.raises(PeerUnreachable, match=r"did not dial this peer$"):
+            async with one.stream(client.peer_id, "echo", Number(0), timeout=30):
                 pass
 
 

@@ -357,20 +357,10 @@ def test_other_reasons_not_to_listen_are_named(error: OSError, advice: str, monk
         asyncio.run(TCPTransport(LISTENER, host="127.0.0.1", port=80).listen(lambda connection: None))
 
 
-def test_announced_addresses_replace_those_found_out() -> None:
-    async def main() -> None:
-        given = ("tcp://swarm.example.org:31330", "tcp://[2001:db8::7]:31330")
-        transport = TCPTransport(LISTENER, host="127.0.0.1", announce=given)
-        assert await transport.listen(lambda connection: None) == given
-        await transport.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("options", [{"announce": ["example.org:80"]}, {"announce": ["memory://a"]}, {"port": 70000}])
-def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"70000|expected"):
-        TCPTransport(LISTENER, **options)
+@pytest.mark.parametrize("port", [-1, 70000])
+def test_wrong_options_are_refused(port: int) -> None:
+    with pytest.raises(ValueError, match=str(port)):
+        TCPTransport(LISTENER, port=port)
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "::1", "localhost"])

@@ -23,6 +23,7 @@ from swarmcli.network.transports.tcp.handshake import (
     take_message,
 )
 
+SEEN = "tcp://203.0.113.9:4001"
 LISTENER, DIALER, MALLORY = (Identity.from_seed(number) for number in range(3))
 
 
@@ -43,7 +44,7 @@ def finish(script: Greeting, message: Message) -> Greeted:
 
 def begin(purpose: Purpose = Purpose.BULK) -> tuple[Greeting, Greeting, Message]:
     """Both scripts up to the listener's challenge."""
-    dialer, listener = greet_listener(DIALER, LISTENER.peer_id, purpose), greet_dialer(LISTENER)
+    dialer, listener = greet_listener(DIALER, LISTENER.peer_id, purpose), greet_dialer(LISTENER, SEEN)
     assert next(listener) == b""
     return dialer, listener, only(listener.send(only(next(dialer))))
 
@@ -54,7 +55,7 @@ def test_an_honest_greeting_makes_both_known_to_each_other(purpose: Purpose) -> 
     at_listener = finish(listener, only(dialer.send(challenge)))
     at_dialer = finish(dialer, only(at_listener.last_words))
     assert (at_listener.peer_id, at_listener.purpose) == (DIALER.peer_id, purpose)
-    assert at_dialer == Greeted(LISTENER.peer_id, purpose)
+    assert at_dialer == Greeted(LISTENER.peer_id, purpose, observed_address=SEEN)
 
 
 def test_every_challenge_is_fresh() -> None:
@@ -71,7 +72,7 @@ def test_a_proof_holds_for_its_challenge_its_listener_and_its_purpose_only() -> 
 
 
 def _greet_as(identity: Identity, purpose: Purpose = Purpose.BULK) -> Greeting:
-    script = greet_dialer(identity)
+    script = greet_dialer(identity, SEEN)
     next(script)
     script.send(Message(Kind.HELLO, bytes([purpose]) + DIALER.peer_id))
     return script
@@ -84,11 +85,11 @@ def _greet_as(identity: Identity, purpose: Purpose = Purpose.BULK) -> Greeting:
         (Message(Kind.HELLO, bytes(32)), "malformed hello"),
         (Message(99, b""), "malformed hello"),
         (Message(Kind.HELLO, bytes(33), PROTOCOL_VERSION + 1), "another version"),
-        (Message(Kind.HELLO, b"\x02" + bytes(32)), "unknown purpose"),
+        (Message(Kind.HELLO, b"\x03" + bytes(32)), "unknown purpose"),
     ],
 )
 def test_the_listener_refuses_anything_else_in_words(message: Message, rule: str) -> None:
-    script = greet_dialer(LISTENER)
+    script = greet_dialer(LISTENER, SEEN)
     next(script)
     with pytest.raises(Refused) as refused:
         script.send(message)

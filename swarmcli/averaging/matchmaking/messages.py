@@ -12,7 +12,7 @@ import msgspec
 
 from swarmcli.averaging.config import check_group_bits, check_terms
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
-from swarmcli.network.addresses import check_addresses
+from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
 
@@ -42,7 +42,7 @@ class Candidate:
     def __post_init__(self) -> None:
         if len(self.search) != SEARCH_BYTES or len(self.tag) > MAX_TAG_BYTES:
             raise ValueError(f"a search has {SEARCH_BYTES} bytes and a tag at most {MAX_TAG_BYTES}")
-        check_addresses(self.addresses)
+        object.__setattr__(self, "addresses", bounded(self.addresses))
         check_group_bits(self.bits)
 
     @property

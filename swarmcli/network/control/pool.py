@@ -3,7 +3,7 @@ when it is needed after it has ended.
 
 When two peers dial each other at once, both connections come about. Both ends prefer the one that the peer with the
 smaller id dialed (of two by the same dialer: the newer), and begin nothing more on the other. It is closed when it has
-not been used for a while, so no call fails for it.
+not been used for a while, so no call fails for it. A direct connection comes before any that a third peer relays.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from swarmcli.errors import ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
+from swarmcli.errors import AddressError, ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
 from swarmcli.events import PeerConnected, PeerDisconnected
-from swarmcli.network.addresses import parse_address
+from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel, Reaction
 from swarmcli.network.identity import PeerID
 from swarmcli.network.transports.base import Connection, Purpose
-from swarmcli.network.transports.dialing import dial_any
 from swarmcli.network.wire.codec import encode
-from swarmcli.network.wire.messages import Goodbye, Hello
+from swarmcli.network.wire.messages import AddressesChanged, Goodbye, Hello
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +39,9 @@ class _Pair:
 
     def prefer(self, own_id: PeerID) -> None:
         """Chooses the current channel by the rule that both ends share."""
-        smaller_dialed = [c for c in self.channels if c.connection.dialed == (own_id < self.peer)]
-        candidates = smaller_dialed or self.channels
+        direct = [c for c in self.channels if not c.connection.relayed] or self.channels
+        smaller_dialed = [c for c in direct if c.connection.dialed == (own_id < self.peer)]
+        candidates = smaller_dialed or direct
         self.current = candidates[-1] if candidates else None
 
 
@@ -53,10 +53,11 @@ class ControlPool:
     """
 
     def __init__(self, context: EndpointContext) -> None:
-        self.reactions: dict[type, Reaction] = {Hello: self._greeted}
+        self.reactions: dict[type, Reaction] = {Hello: self._greeted, AddressesChanged: self._moved}
         self.peer_lost: list[Callable[[PeerID, str], None]] = []
         self._context = context
         self._pairs: dict[PeerID, _Pair] = {}
+        self._farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
         self._closed = False
 
     def current(self, peer: PeerID) -> ControlChannel | None:
@@ -65,6 +66,18 @@ class ControlPool:
 
     def channels(self) -> list[ControlChannel]:
         return [channel for pair in self._pairs.values() for channel in pair.channels]
+
+    def horizon(self, source: PeerID | None) -> Scope:
+        """See Endpoint.horizon."""
+        channel = self.current(source) if source is not None else None
+        if channel is not None:
+            return _horizon(channel.connection)
+        return self._farthest
+
+    def tell(self, message: AddressesChanged) -> None:
+        """To every connected peer."""
+        for channel in self.channels():
+            channel.post(message)
 
     async def control(self, peer: PeerID) -> ControlChannel:
         """The channel to this peer, dialed if there is none. Raises PeerUnreachable, ConnectionLost and ValueError."""
@@ -79,7 +92,7 @@ class ControlPool:
             pair = self._pairs[peer] = _Pair(peer)
         if pair.opening is None:
             pair.opening = asyncio.get_running_loop().create_future()
-            self._context.tasks.spawn(self._open(pair, self._context.book.addresses_of(peer)))
+            self._context.tasks.spawn(self._open(pair))
         opened = await asyncio.shield(pair.opening)
         return pair.current or opened  # a better one may have come meanwhile
 
@@ -88,7 +101,7 @@ class ControlPool:
         expected = parse_address(address).peer_id
         if expected is not None and self.current(expected) is not None:
             return expected
-        connection = await self._context.transport.dial(address, expected, Purpose.CONTROL, timeout)
+        connection = await self._context.dialer.dial(address, expected, Purpose.CONTROL, timeout)
         if connection.peer_id == self._context.peer_id:
             connection.abort("dialed oneself")
             raise OwnAddressError(f"{address} is this peer itself", address=address)
@@ -96,7 +109,6 @@ class ControlPool:
             await self.establish(connection)
         except ConnectionLost as error:
             raise ConnectError(f"{address}: {error}", step="handshake", address=address) from error
-        self._context.book.answered(connection.peer_id, address)
         return connection.peer_id
 
     async def establish(self, connection: Connection) -> None:
@@ -165,6 +177,7 @@ class ControlPool:
         pair = self._pairs.setdefault(channel.peer_id, _Pair(channel.peer_id))
         first = not pair.channels
         pair.channels.append(channel)
+        self._farthest = max(self._farthest, _horizon(channel.connection))
         pair.prefer(self._context.peer_id)
         if first:
             self._emit_connected(channel)
@@ -178,13 +191,17 @@ class ControlPool:
         """A peer that started anew has forgotten its older connections: they are dead, and listeners hear of the loss,
         because the peer has also forgotten everything that it was told on them."""
         pair = self._pairs[channel.peer_id]
-        self._context.book.told(channel.peer_id, hello.addresses)
+        self._moved(channel, hello)
         outdated = [other for other in pair.channels if other.boot_id not in (None, hello.boot_id)]
         if outdated:
             self._emit_lost(pair, "the peer started anew")
             self._emit_connected(channel)
         for other in outdated:
             other.connection.abort("the peer started anew")
+
+    def _moved(self, channel: ControlChannel, message: Hello | AddressesChanged) -> None:
+        """The peer says where it can be dialed. What it says below the horizon that it shares with us is left out."""
+        self._context.book.told(channel.peer_id, message.addresses, _horizon(channel.connection))
 
     def _channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None:
         pair = self._pairs[channel.peer_id]
@@ -198,18 +215,15 @@ class ControlPool:
             for tell in self.peer_lost:
                 tell(pair.peer, error.reason)
 
-    async def _open(self, pair: _Pair, addresses: tuple[str, ...]) -> None:
+    async def _open(self, pair: _Pair) -> None:
         """Dials for `pair.opening`, unless the peer's own dial comes before."""
         opening = pair.opening
         if opening is None:
             return  # the peer's dial has come before this task began
         problem: ConnectError | ConnectionLost | None = None
-        transport, timeout = self._context.transport, self._context.limits.dial_timeout
+        dialer = self._context.dialer
         try:
-            if addresses:
-                connection = await dial_any(transport, pair.peer, addresses, Purpose.CONTROL, timeout)
-                await self.establish(connection)
-                self._context.book.answered(pair.peer, connection.remote_address)
+            await self.establish(await dialer.dial_peer(pair.peer, dialer.addresses_of(pair.peer), Purpose.CONTROL))
         except (ConnectError, ConnectionLost) as error:
             problem = error
         finally:
@@ -217,7 +231,7 @@ class ControlPool:
                 pair.opening = None
                 if not pair.channels:
                     self._pairs.pop(pair.peer, None)
-                failure = PeerUnreachable(f"{pair.peer.short} cannot be reached: {problem or 'no address is known'}")
+                failure = PeerUnreachable(f"{pair.peer.short} cannot be reached: {problem}")
                 failure.__cause__ = problem
                 opening.set_exception(failure)
                 opening.exception()  # the caller may be gone
@@ -239,6 +253,20 @@ class ControlPool:
             if not watcher.done():
                 watcher.set_result(reason)
         self._context.events.emit(PeerDisconnected(pair.peer.text, reason))
+
+
+def _horizon(connection: Connection) -> Scope:
+    """The narrowest scope that the other end shares with this one, as far as its address tells."""
+    if connection.relayed:
+        return Scope.INTERNET
+    try:
+        address = parse_address(connection.remote_address)
+    except AddressError:
+        return Scope.INTERNET
+    if address.scheme == "memory":
+        return scope_of(address.host) or Scope.HOST
+    found = scope_of(address.host)
+    return Scope.INTERNET if found is None else found
 
 
 async def _say_goodbye(channel: ControlChannel, reason: str) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from swarmcli.errors import ConnectError, ConnectionLost, PeerUnreachable, ProtocolViolation
+from swarmcli.network.addresses import is_direct, parse_address
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import MAX_ADDRESSES, Limits
 from swarmcli.network.streams.channel import Role, StreamChannel
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, Purpose
-from swarmcli.network.transports.dialing import dial_any
 from swarmcli.network.wire.codec import encode
-from swarmcli.network.wire.messages import MAX_TEXT, BulkDenied, BulkWanted, Offer
+from swarmcli.network.wire.messages import BulkDenied, BulkWanted, Offer
 
 
 class _PeerStreams:
@@ -91,6 +93,11 @@ class StreamPool:
         else:
             self._take_up(connection, Role.UNKNOWN)
 
+    def made(self, connection: Connection) -> None:
+        """Keeps a connection that this end has dialed by other means for the next stream."""
+        channel = self._take_up(connection, Role.OPENER)
+        self._streams(connection.peer_id).idle.append(channel)
+
     def tick(self) -> None:
         """Called at each keepalive interval: closes what is not used."""
         for channel in self.channels():
@@ -144,16 +151,17 @@ class StreamPool:
 
     def _bulk_wanted(self, control: ControlChannel, wanted: BulkWanted) -> None:
         streams = self._streams(control.peer_id)
-        if streams.dialing >= self._limits.max_streams_per_peer or not wanted.addresses:
-            control.reply(BulkDenied(wanted.token, "too many requests" if wanted.addresses else "no address to dial"))
+        addresses = self._where_seen(control)
+        if streams.dialing >= self._limits.max_streams_per_peer or not addresses:
+            control.reply(BulkDenied(wanted.token))
             return
         streams.dialing += 1
-        self._context.tasks.spawn(self._dial_for(control, streams, wanted))
+        self._context.tasks.spawn(self._dial_for(control, streams, wanted, addresses))
 
     def _bulk_denied(self, control: ControlChannel, denied: BulkDenied) -> None:
         future = self._streams(control.peer_id).requests.pop(denied.token, None)
         if future is not None and not future.done():
-            future.set_exception(PeerUnreachable(f"{control.peer_id.short} cannot dial this peer: {denied.reason}"))
+            future.set_exception(PeerUnreachable(f"{control.peer_id.short} did not dial this peer"))
         self._drop_if_empty(control.peer_id)
 
     # Inside
@@ -161,17 +169,14 @@ class StreamPool:
     async def _opener(self, peer: PeerID, streams: _PeerStreams) -> StreamChannel:
         """An idle channel, or a new one. Who dialed the control connection is the likelier to succeed again."""
         while streams.idle:
-            channel = streams.idle.pop()
+            channel = next((c for c in reversed(streams.idle) if not c.connection.relayed), streams.idle[-1])
+            streams.idle.remove(channel)
             if channel.error is None:
                 return channel
         control = await self._control.control(peer)
-        addresses = self._context.book.addresses_of(peer)
-        askable = bool(self._context.addresses)
-        if not addresses and not askable:
+        ways = self._ways(control, streams)
+        if not ways:
             raise PeerUnreachable(f"neither this peer nor {peer.short} can be dialed")
-        ways = [partial(self._dial, peer, addresses)] if addresses else []
-        if askable:
-            ways.insert(len(ways) if control.connection.dialed else 0, partial(self._ask, control, streams))
         problems = []
         for way in ways:
             try:
@@ -180,9 +185,34 @@ class StreamPool:
                 problems.append(problem)
         raise PeerUnreachable("; ".join(map(str, problems))) from problems[0]
 
+    def _ways(self, control: ControlChannel, streams: _PeerStreams) -> list[Callable[[], Awaitable[StreamChannel]]]:
+        """In the order in which they are tried; a relay is the last."""
+        peer, came = control.peer_id, not control.connection.dialed
+        addresses = self._context.dialer.addresses_of(peer)
+        direct = tuple(filter(is_direct, addresses))
+        relays = addresses[len(direct) :]
+        ways: list[Callable[[], Awaitable[StreamChannel]]] = [partial(self._dial, peer, direct)] if direct else []
+        # Who has dialed the control connection knows where, whatever this peer announces.
+        if self._context.direct or (came and not control.connection.relayed):
+            ways.insert(0 if came else len(ways), partial(self._ask, control, streams))
+        return [*ways, partial(self._dial, peer, relays)] if relays else ways
+
+    def _where_seen(self, control: ControlChannel) -> tuple[str, ...]:
+        """Where a peer is dialed that asks for it: nowhere but where it has answered, at the host from which it comes
+        at the ports that it announces, and over its relays. Whatever else it names would be others' hosts."""
+        peer, connection = control.peer_id, control.connection
+        proven, said = self._context.book.first_hand(peer), self._context.book.own_word(peer)
+        seen: list[str] = []
+        if not connection.dialed and not connection.relayed:
+            host = parse_address(connection.remote_address)
+            ports = [parse_address(each).port for each in said if is_direct(each)]
+            seen = [str(replace(host, port=port)) for port in ports]
+        relays = [each for each in said if not is_direct(each)]
+        return self._context.dialer.usable(dict.fromkeys((*proven, *seen, *relays)))[:MAX_ADDRESSES]
+
     async def _dial(self, peer: PeerID, addresses: tuple[str, ...]) -> StreamChannel:
         try:
-            connection = await self._dial_bulk(peer, addresses)
+            connection = await self._context.dialer.dial_peer(peer, addresses, Purpose.BULK)
         except ConnectError as error:
             raise PeerUnreachable(f"{peer.short} cannot be dialed: {error}") from error
         return self._take_up(connection, Role.OPENER)
@@ -191,7 +221,7 @@ class StreamPool:
         """Has the other end dial. It names our token on the new connection; see `_offered`."""
         token, self._next_token = self._next_token, self._next_token + 1
         future = streams.requests[token] = asyncio.get_running_loop().create_future()
-        control.post(BulkWanted(token, self._context.addresses))
+        control.post(BulkWanted(token))
         try:
             return await future
         except asyncio.CancelledError:
@@ -202,21 +232,20 @@ class StreamPool:
         finally:
             streams.requests.pop(token, None)
 
-    async def _dial_for(self, control: ControlChannel, streams: _PeerStreams, wanted: BulkWanted) -> None:
+    async def _dial_for(
+        self, control: ControlChannel, streams: _PeerStreams, wanted: BulkWanted, addresses: tuple[str, ...]
+    ) -> None:
         try:
-            connection = await self._dial_bulk(control.peer_id, wanted.addresses)
+            connection = await self._context.dialer.dial_peer(control.peer_id, addresses, Purpose.BULK)
             self._take_up(connection, Role.SERVER)
             await connection.send(encode(Offer(wanted.token)))
-        except ConnectError as error:
-            control.reply(BulkDenied(wanted.token, str(error)[:MAX_TEXT]))
+        except ConnectError:
+            control.reply(BulkDenied(wanted.token))
         except ConnectionLost:
             pass  # the asker hears of it: its request ends with the control connection or its deadline
         finally:
             streams.dialing -= 1
             self._drop_if_empty(control.peer_id)
-
-    async def _dial_bulk(self, peer: PeerID, addresses: tuple[str, ...]) -> Connection:
-        return await dial_any(self._context.transport, peer, addresses, Purpose.BULK, self._limits.dial_timeout)
 
     def _take_up(self, connection: Connection, role: Role) -> StreamChannel:
         channel = StreamChannel(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Protocol, TypeAlias
 
+from swarmcli.network.addresses import Scheme
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import Limits
 
@@ -26,6 +27,7 @@ class Purpose(IntEnum):
 
     CONTROL = 0  # multiplexed calls and keepalives, one per pair of peers
     BULK = 1  # one stream at a time, so that it delays nobody
+    PROBE = 2  # nothing: the dialer asks where it is seen, and ends
 
 
 class Receiver(Protocol):
@@ -50,7 +52,9 @@ class Connection(Protocol):
     peer_id: PeerID  # who the other end has proved to be
     purpose: Purpose
     dialed: bool  # True at the end that dialed
-    remote_address: str  # for people and logs
+    remote_address: str  # where the other end is, as this machine sees it: behind a router, the router's
+    observed_address: str | None  # at the end that dialed: where the listener sees this one; None where it cannot say
+    relayed: bool  # a third peer carries it: `remote_address` is then the relay's address of the other end
 
     @property
     def bytes_sent(self) -> int:
@@ -92,11 +96,12 @@ Accept: TypeAlias = Callable[[Connection], None]
 class Transport(Protocol):
     """Makes connections of one kind."""
 
+    scheme: Scheme  # of the addresses that it dials
     identity: Identity
     limits: Limits  # the other end is held to them, before memory is taken for what it sends
 
     async def listen(self, accept: Accept) -> tuple[str, ...]:
-        """Opens the listener and returns the addresses that others can dial. Raises ListenError.
+        """Opens the listener and returns the addresses that it has found for itself. Raises ListenError.
 
         `accept` is called with each incoming connection after its handshake. A failed or slow handshake costs
         nobody else anything. A transport in client mode is never asked to listen.

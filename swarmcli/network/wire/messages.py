@@ -13,7 +13,6 @@ import msgspec
 
 from swarmcli.errors import CallError, CallRefused, RemoteError, SwarmError, UnknownMethod
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +22,9 @@ MAX_TEXT = 1000  # characters of words for people
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Method = Annotated[str, msgspec.Meta(max_length=MAX_METHOD)]
 Words = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-Addresses = Annotated[
-    tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)
-]
+# What a peer writes here is read by `addresses.readable`, which leaves out what is no address, or one too many: a
+# sloppy peer loses these, and not its connections. The bounds are of what is taken in at all.
+Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=4096)], ...], msgspec.Meta(max_length=64)]
 FailureKind = Literal["unknown method", "refused", "error", "cancelled"]
 
 
@@ -97,16 +96,23 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     replied: float
 
 
-class BulkWanted(msgspec.Struct, frozen=True, tag="bulk wanted"):
-    """Please dial me a bulk connection at one of these addresses and name this token on it."""
+class AddressesChanged(msgspec.Struct, frozen=True, tag="addresses"):
+    """Where this end can be dialed from now on, instead of what its `Hello` said."""
 
-    token: Number
     addresses: Addresses
 
 
-class BulkDenied(msgspec.Struct, frozen=True, tag="bulk denied"):
+class BulkWanted(msgspec.Struct, frozen=True, tag="bulk wanted"):
+    """Please dial me a bulk connection and name this token on it. Where, the asked end knows by itself: it dials only
+    where it has seen this one."""
+
     token: Number
-    reason: Words
+
+
+class BulkDenied(msgspec.Struct, frozen=True, tag="bulk denied"):
+    """It does not come about. Why is not said: what a dial met is nobody else's business."""
+
+    token: Number
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
@@ -114,7 +120,17 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
 
 
 ControlMessage: TypeAlias = (
-    Hello | IncomingRequest | IncomingAnswer | Failure | Cancel | Ping | Pong | BulkWanted | BulkDenied | Goodbye
+    Hello
+    | IncomingRequest
+    | IncomingAnswer
+    | Failure
+    | Cancel
+    | Ping
+    | Pong
+    | AddressesChanged
+    | BulkWanted
+    | BulkDenied
+    | Goodbye
 )
 
 

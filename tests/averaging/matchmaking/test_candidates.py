@@ -47,10 +47,10 @@ def test_later_searches_have_greater_ids() -> None:
     assert search_id(1.5, bytes(8)) < search_id(1.500001, bytes(8)) < search_id(1e9, bytes(8))
 
 
-@pytest.mark.parametrize("changes", [{"search": b"short"}, {"tag": bytes(257)}, {"addresses": ("x",) * 9}])
+@pytest.mark.parametrize("changes", [{"search": b"short"}, {"tag": bytes(257)}])
 def test_declarations_that_no_honest_peer_makes(changes: dict[str, object]) -> None:
     values: dict[str, object] = {"peer_id": peer_id(1), "search": bytes(16), "tag": b"", "listening": True}
-    with pytest.raises(ValueError, match=r"search|addresses"):
+    with pytest.raises(ValueError, match="search"):
         Candidate(**{**values, **changes})  # type: ignore[arg-type]
 
 

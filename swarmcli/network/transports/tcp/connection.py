@@ -67,11 +67,15 @@ class TCPConnection(asyncio.BufferedProtocol):
         shared: Shared,
         *,
         dialed: bool,
+        relayed: bool = False,
         on_made: Callable[[TCPConnection], None] | None = None,
     ) -> None:
-        """`greeting` is begun when the TLS handshake is complete; `on_made` is called when the socket is there."""
+        """`greeting` is begun when the TLS handshake is complete; `on_made` is called when the socket is there.
+        `relayed`: what stands for the socket leads through another peer."""
         loop = asyncio.get_running_loop()
         self.dialed = dialed
+        self.relayed = relayed
+        self.observed_address: str | None = None
         self.remote_address = "tcp://unknown"
         self.ready: asyncio.Future[None] = loop.create_future()
         self._loop = loop
@@ -237,6 +241,7 @@ class TCPConnection(asyncio.BufferedProtocol):
 
     def _open(self, greeted: Greeted) -> None:
         self.peer_id, self.purpose = greeted.peer_id, greeted.purpose
+        self.observed_address = greeted.observed_address
         self._writer.write(greeted.last_words)
         self._reader.feed(self._greetings)  # frames may follow at once
         self._phase = Phase.OPEN

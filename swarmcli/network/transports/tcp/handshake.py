@@ -10,7 +10,7 @@ I/O:
       HELLO  purpose, peer id  ──────▶
              ◀──────────────────────    CHALLENGE  32 random bytes
       PROOF  signature         ──────▶
-             ◀──────────────────────    WELCOME, or at any time REFUSAL with words
+             ◀──────────────────────    WELCOME  the dialer's address as seen here, or at any time REFUSAL with words
 
 The dialer signs the challenge together with the id of the listener whose certificate it sees. So a recorded proof
 is worthless on another connection, and one that a man in the middle asked for names the man in the middle: to the
@@ -40,12 +40,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from swarmcli.errors import HandshakeError, OwnAddressError, WrongPeerError
+from swarmcli.errors import AddressError, HandshakeError, OwnAddressError, WrongPeerError
+from swarmcli.network.addresses import parse_address, scope_of
 from swarmcli.network.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Identity, PeerID, verify
 from swarmcli.network.transports.base import Purpose
 from swarmcli.network.transports.frames import printable
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 ALPN = "swarm"  # tells this protocol from other programs that speak TLS; the version is agreed on later
 
 _PREFIX = struct.Struct("!4sHBH")  # magic, version, kind, length of the body
@@ -80,6 +81,7 @@ class Greeted:
     peer_id: PeerID
     purpose: Purpose
     last_words: bytes = b""
+    observed_address: str | None = None  # at the dialer: where the listener sees it
 
 
 class Refused(HandshakeError):
@@ -117,12 +119,12 @@ def greet_listener(identity: Identity, listener: PeerID, purpose: Purpose) -> Gr
     hello = Message(Kind.HELLO, bytes([purpose]) + identity.peer_id).encode()
     challenge = _expect(Kind.CHALLENGE, (yield hello), _CHALLENGE_BYTES)
     proof = identity.sign(_SIGNED_PURPOSE, challenge, listener, bytes([purpose]))
-    _expect(Kind.WELCOME, (yield Message(Kind.PROOF, proof).encode()), 0)
-    return Greeted(listener, purpose)
+    welcome = _expect(Kind.WELCOME, (yield Message(Kind.PROOF, proof).encode()))
+    return Greeted(listener, purpose, observed_address=_observed(welcome))
 
 
-def greet_dialer(identity: Identity) -> Greeting:
-    """The listener's side."""
+def greet_dialer(identity: Identity, dialer: str) -> Greeting:
+    """The listener's side. `dialer` is the address from which the other end has come."""
     hello = _expect(Kind.HELLO, (yield b""), 1 + PEER_ID_BYTES)
     if hello[0] not in tuple(Purpose):
         raise Refused("unknown purpose", f"connections for purpose {hello[0]} are not known here")
@@ -132,7 +134,7 @@ def greet_dialer(identity: Identity) -> Greeting:
     signature = _expect(Kind.PROOF, reply, SIGNATURE_BYTES)
     if not verify(peer_id, _SIGNED_PURPOSE, signature, challenge, identity.peer_id, bytes([purpose])):
         raise Refused("false proof", "the proof does not belong to this peer id, this listener and this connection")
-    return Greeted(peer_id, purpose, Message(Kind.WELCOME, b"").encode())
+    return Greeted(peer_id, purpose, Message(Kind.WELCOME, dialer.encode()[:_MAX_BODY]).encode())
 
 
 def check_listener(found: PeerID, expected: PeerID | None, own: PeerID) -> None:
@@ -145,7 +147,16 @@ def check_listener(found: PeerID, expected: PeerID | None, own: PeerID) -> None:
         raise OwnAddressError("this peer itself answers there")
 
 
-def _expect(kind: Kind, message: Message, length: int) -> bytes:
+def _observed(welcome: bytes) -> str | None:
+    """One peer's word, which may be a lie; None for one that cannot be an address, and over a relay, which hides it."""
+    try:
+        address = parse_address(welcome.decode())
+    except (AddressError, UnicodeDecodeError):
+        return None
+    return str(address) if address.scheme == "tcp" and scope_of(address.host) is not None else None
+
+
+def _expect(kind: Kind, message: Message, length: int | None = None) -> bytes:
     if message.version != PROTOCOL_VERSION:
         raise Refused(
             "another version",
@@ -154,8 +165,9 @@ def _expect(kind: Kind, message: Message, length: int) -> bytes:
         )
     if message.kind == Kind.REFUSAL:
         raise HandshakeError(f"refused by the other end: {printable(message.body)}")
-    if message.kind != kind or len(message.body) != length:
-        raise Refused("malformed hello", f"expected {kind.name} of {length} bytes, got kind {message.kind}")
+    if message.kind != kind or (length is not None and len(message.body) != length):
+        what = kind.name if length is None else f"{kind.name} of {length} bytes"
+        raise Refused("malformed hello", f"expected {what}, got kind {message.kind}")
     return message.body
 
 

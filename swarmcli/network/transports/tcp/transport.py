@@ -9,7 +9,6 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -23,7 +22,7 @@ from swarmcli.errors import (
     OwnAddressError,
     WrongPeerError,
 )
-from swarmcli.network.addresses import Address, parse_address
+from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import DIAL_STAGGER, Limits
 from swarmcli.network.transports.base import Accept, Connection, Purpose
@@ -51,24 +50,21 @@ class TCPTransport:
     """Implements `base.Transport`. `refusals` counts connections that ended by a broken rule, by the
     class of the error."""
 
+    scheme: Scheme = "tcp"
+
     def __init__(
         self,
         identity: Identity,
         *,
         host: str = "",
         port: int = 0,
-        announce: Sequence[str] = (),
         limits: Limits = Limits(),  # noqa: B008  a frozen value
     ) -> None:
-        """`host` and `port` are where to listen (port 0: any free one); `announce` replaces the addresses that
-        `listen` would find out by itself. Raises AddressError, ValueError."""
+        """`host` and `port` are where to listen (port 0: any free one). Raises ValueError."""
         if not 0 <= port < 65536:
             raise ValueError(f"port must be from 0 to 65535, got {port}")
-        for address in announce:
-            _parse_tcp(address)
         self.identity = identity
         self._host, self._port = host, port
-        self._announce = tuple(announce)
         self.limits = limits
         self._shared = Shared(limits)
         self._dialer_context = dialer_context()
@@ -94,7 +90,7 @@ class TCPTransport:
         engines = listener_context(self.identity)
         self._accepting = asyncio.create_task(self._accept_forever(listener, engines, accept), name="tcp accept")
         self._accepting.add_done_callback(partial(_end_listening, listener))
-        return self._announce or announced_addresses(self._host, self._port)
+        return announced_addresses(self._host, self._port)
 
     async def _open_listener(self) -> socket.socket:
         try:
@@ -128,12 +124,13 @@ class TCPTransport:
         def admit(connection: TCPConnection) -> None:
             self._admit(connection, accept)
 
-        def greet(engine: TLSEngine) -> Greeting:
-            return greet_dialer(self.identity)
-
         def make_connection() -> TCPConnection:
+            def greet(engine: TLSEngine) -> Greeting:
+                return greet_dialer(self.identity, connection.remote_address)
+
             engine = TLSEngine(context, server_side=True)
-            return TCPConnection(engine, greet, self._shared, dialed=False, on_made=admit)
+            connection = TCPConnection(engine, greet, self._shared, dialed=False, on_made=admit)
+            return connection
 
         while True:
             await self._wait_for_room()

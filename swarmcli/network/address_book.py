@@ -1,0 +1,139 @@
+"""Where peers are known to be, and on whose word."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from swarmcli.network.addresses import Scope, is_direct, readable
+from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_ADDRESSES
+
+_FIRST_PAUSE = 5.0  # seconds for which an address that did not answer is not tried again …
+_LONGEST_PAUSE = 600.0  # … which doubles with each failure in a row
+_PROVEN_FAILURES = 3  # in a row, and …
+_PROVEN_SECONDS = 600.0  # … over so long a time, before a proven address is forgotten: a link may be down for a while
+
+
+@dataclass(slots=True)
+class _Failures:
+    count: int
+    first: float  # the loop's time
+    until: float  # when it may be tried again
+
+
+@dataclass(slots=True)
+class _Entry:
+    proven: tuple[str, ...] = ()  # we dialed it, and this peer answered there
+    told: tuple[str, ...] = ()  # what the peer says of itself
+    heard: tuple[str, ...] = ()  # what others say of it; they may err or lie
+    failures: dict[str, _Failures] = field(default_factory=dict)  # in a row, by address
+
+
+class AddressBook:
+    """Where each peer can be dialed: proven addresses first, then those it tells, then hearsay; none displaces a better
+    one. Bounded: peers that were named or asked for least recently go first, and hearsay never drives out others.
+
+    Everything is parsed as it comes in. What a stranger has written badly is left out and costs nobody else anything.
+    """
+
+    def __init__(self, max_peers: int, now: Callable[[], float] = lambda: 0.0) -> None:
+        """`now`: the loop's time in seconds, by which addresses that failed come up for another try."""
+        self._max_peers = max_peers
+        self._now = now
+        self._met: OrderedDict[PeerID, _Entry] = OrderedDict()  # who has answered or told something
+        self._heard_of: OrderedDict[PeerID, _Entry] = OrderedDict()  # all others; as many again
+
+    def __len__(self) -> int:
+        return len(self._met) + len(self._heard_of)
+
+    def answered(self, peer: PeerID, address: str) -> None:
+        """The peer has just proved that it is at this address: it is tried first from now on."""
+        entry = self._meet(peer)
+        entry.failures.pop(address, None)
+        entry.proven = (address, *(other for other in entry.proven if other != address))[:MAX_ADDRESSES]
+
+    def told(self, peer: PeerID, addresses: Iterable[str], horizon: Scope = Scope.HOST) -> None:
+        """Takes in what the peer itself says now, instead of what it said before. None: it cannot be dialed."""
+        self._meet(peer).told = readable(addresses, peer, horizon)
+
+    def learn(self, peer: PeerID, addresses: Iterable[str], horizon: Scope = Scope.HOST) -> None:
+        """Takes in hearsay. No addresses: nothing new."""
+        found = readable(addresses, peer, horizon)
+        if not found:
+            return
+        entry = self._met.get(peer) or self._heard_of.get(peer)
+        if entry is None:
+            entry = self._heard_of[peer] = _Entry()
+            if len(self._heard_of) > self._max_peers:
+                self._heard_of.popitem(last=False)
+        # Older hearsay keeps half of the places, or one liar could drive out what honest peers have said.
+        new = [each for each in found if each not in self._paused(entry)]
+        room = MAX_ADDRESSES - min(len(entry.heard), MAX_ADDRESSES // 2)
+        entry.heard = tuple(dict.fromkeys((*new[:room], *entry.heard)))[:MAX_ADDRESSES]
+        self._touch(peer)
+
+    def failed(self, peer: PeerID, address: str, *, somebody_else: bool = False) -> None:
+        """Nobody, or `somebody_else`, answers there: it is not tried again for a while. Hearsay is dropped at once, a
+        proven address after having failed for long; what the peer says of itself stays until it says otherwise."""
+        entry = self._met.get(peer) or self._heard_of.get(peer)
+        if entry is None:
+            return
+        now = self._now()
+        failures = entry.failures.pop(address, None) or _Failures(0, now, now)
+        failures.count += 1
+        failures.until = now + min(_FIRST_PAUSE * 2.0 ** min(failures.count - 1, 10), _LONGEST_PAUSE)
+        entry.failures[address] = failures  # the latest last: the oldest are forgotten first
+        while len(entry.failures) > 2 * MAX_ADDRESSES:
+            del entry.failures[next(iter(entry.failures))]
+        entry.heard = _without(entry.heard, address)
+        lasting = failures.count >= _PROVEN_FAILURES and now - failures.first >= _PROVEN_SECONDS
+        if somebody_else or lasting:
+            entry.proven = _without(entry.proven, address)
+
+    def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
+        """Where to try now, the best first: proven, told, heard; all direct ones before all relays."""
+        entry = self._met.get(peer) or self._heard_of.get(peer)
+        if entry is None:
+            return ()
+        self._touch(peer)
+        paused = self._paused(entry)
+        sound = [address for address in entry.proven if address not in entry.failures]
+        talk = [address for address in (*entry.told, *entry.heard) if address not in paused]
+        # A proven address stays dialable while it fails, for it may be we who are cut off; but the others go before.
+        found = list(dict.fromkeys((*sound, *talk, *entry.proven)))
+        return tuple(sorted(found, key=lambda address: not is_direct(address)))[:MAX_ADDRESSES]
+
+    def first_hand(self, peer: PeerID) -> tuple[str, ...]:
+        """Where the peer has answered us."""
+        entry = self._met.get(peer)
+        return entry.proven if entry is not None else ()
+
+    def own_word(self, peer: PeerID) -> tuple[str, ...]:
+        """Where the peer has answered us or says that it can be dialed: what may be handed on, as hearsay."""
+        entry = self._met.get(peer)
+        if entry is None:
+            return ()
+        return readable((*entry.proven, *entry.told), peer)
+
+    def _paused(self, entry: _Entry) -> set[str]:
+        now = self._now()
+        return {address for address, failures in entry.failures.items() if failures.until > now}
+
+    def _meet(self, peer: PeerID) -> _Entry:
+        entry = self._heard_of.pop(peer, None) or self._met.get(peer) or _Entry()
+        self._met[peer] = entry
+        self._met.move_to_end(peer)
+        if len(self._met) > self._max_peers:
+            self._met.popitem(last=False)
+        return entry
+
+    def _touch(self, peer: PeerID) -> None:
+        for entries in (self._met, self._heard_of):
+            if peer in entries:
+                entries.move_to_end(peer)
+
+
+def _without(addresses: tuple[str, ...], gone: str) -> tuple[str, ...]:
+    return tuple(address for address in addresses if address != gone)

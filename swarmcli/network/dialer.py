@@ -1,0 +1,129 @@
+"""Dialing peers by what the address book knows of them, and telling the book what came of it."""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from swarmcli.errors import AddressError, ConnectError, WrongPeerError
+from swarmcli.network.address_book import AddressBook
+from swarmcli.network.addresses import Address, parse_address, scope_of
+from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import Limits
+from swarmcli.network.transports.base import Connection, Purpose, Transport
+from swarmcli.network.transports.dialing import dial_any
+
+# Failures that say something about this machine, and nothing about the address.
+_OURS = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
+_TOO_MANY = "{} is not tried: too many addresses that others have named do not answer"
+_MOST_HOSTS = 1024  # whose budgets are remembered
+
+
+class Dialer:
+    """Names each address's transport. Addresses that nobody has proved cost a budget where they fail."""
+
+    def __init__(self, transport: Transport, book: AddressBook, limits: Limits, now: Callable[[], float]) -> None:
+        self.transports: dict[str, Transport] = {transport.scheme: transport}
+        self._book = book
+        self._limits = limits
+        self._budget = DialBudget(limits, now)
+
+    def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
+        """Where this peer can be tried now, with the transports that are there."""
+        return self.usable(self._book.addresses_of(peer))
+
+    def usable(self, addresses: Iterable[str]) -> tuple[str, ...]:
+        """Those for which there is a transport."""
+        return tuple(address for address in addresses if address.partition("://")[0] in self.transports)
+
+    async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> Connection:
+        """One address, whoever named it. Raises ConnectError and its kinds, or AddressError."""
+        parsed = parse_address(address)
+        transport = self.transports.get(parsed.scheme)
+        if transport is None:
+            raise AddressError(f"{address} cannot be dialed: this peer has no transport for it")
+        connection = await transport.dial(address, expected, purpose, timeout)
+        if connection.peer_id != transport.identity.peer_id:
+            self._book.answered(connection.peer_id, _bare(parsed))
+            if parsed.scheme == "tcp" and scope_of(parsed.host) is None:  # a name, which others do not take from us
+                self._book.answered(connection.peer_id, connection.remote_address)
+        return connection
+
+    async def dial_peer(self, peer: PeerID, addresses: tuple[str, ...], purpose: Purpose) -> Connection:
+        """The first of these addresses at which the peer answers. Raises ConnectError with what failed at each."""
+
+        async def attempt(address: str) -> Connection:
+            return await self._attempt(peer, address, purpose)
+
+        if not addresses:
+            raise ConnectError("no address is known")
+        return await dial_any(attempt, addresses)
+
+    async def _attempt(self, peer: PeerID, address: str, purpose: Purpose) -> Connection:
+        stranger = address not in self._book.first_hand(peer)
+        host = parse_address(address).host
+        if stranger and not self._budget.take(host):
+            raise ConnectError(_TOO_MANY.format(address), address=address)
+        try:
+            connection = await self.dial(address, peer, purpose, self._limits.dial_timeout)
+        except (ConnectError, AddressError) as error:
+            if not _is_ours(error):
+                self._book.failed(peer, address, somebody_else=isinstance(error, WrongPeerError))
+            raise
+        if stranger:
+            self._budget.give_back(host)
+        return connection
+
+
+@dataclass(slots=True)
+class _Tokens:
+    left: float
+    at: float  # the loop's time
+
+
+class DialBudget:
+    """How many dials may fail at addresses that others named: in all, and at each host. It refills with time, so that
+    strangers can make this peer neither search a network nor burden a victim. Dials under way count as failed."""
+
+    def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
+        self._limits = limits
+        self._now = now
+        self._all = _Tokens(limits.failed_dials_burst, 0.0)
+        self._hosts: OrderedDict[str, _Tokens] = OrderedDict()
+
+    def take(self, host: str) -> bool:
+        """Whether one more dial may begin there; it counts as failed until it is given back."""
+        limits = self._limits
+        one = self._hosts.setdefault(host, _Tokens(limits.failed_dials_burst_per_host, self._now()))
+        self._hosts.move_to_end(host)
+        if len(self._hosts) > _MOST_HOSTS:
+            self._hosts.popitem(last=False)
+        self._refill(self._all, limits.failed_dials_per_second, limits.failed_dials_burst)
+        self._refill(one, limits.failed_dials_per_second_per_host, limits.failed_dials_burst_per_host)
+        if self._all.left < 1 or one.left < 1:
+            return False
+        self._all.left -= 1
+        one.left -= 1
+        return True
+
+    def give_back(self, host: str) -> None:
+        """The peer has answered there."""
+        self._all.left += 1
+        if host in self._hosts:
+            self._hosts[host].left += 1
+
+    def _refill(self, tokens: _Tokens, per_second: float, burst: float) -> None:
+        now = self._now()
+        tokens.left = min(burst, tokens.left + (now - tokens.at) * per_second)
+        tokens.at = now
+
+
+def _bare(address: Address) -> str:
+    """As the book keeps it: a direct one without the peer's id."""
+    return str(replace(address, peer_id=None) if address.direct else address)
+
+
+def _is_ours(error: BaseException) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OURS

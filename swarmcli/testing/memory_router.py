@@ -1,0 +1,56 @@
+"""Routers of a memory network: peers behind them dial out, and nobody dials in."""
+
+from __future__ import annotations
+
+from swarmcli.network.identity import PeerID
+
+_FIRST_PORT = 20000
+
+
+class MemoryRouter:
+    """A home's router with a stateful filter: each connection from inside is seen at `host`, at a port of its own; what
+    comes from outside to a port that was not forwarded meets silence, as a filter gives it."""
+
+    def __init__(self, host: str, behind: MemoryRouter | None, hairpin: bool) -> None:
+        """See MemoryNetwork.router."""
+        self.host = host
+        self.behind = behind
+        self.hairpin = hairpin
+        self._forwarded: dict[int, PeerID] = {}
+        self._next_port = _FIRST_PORT
+
+    def forward(self, port: int, peer: PeerID) -> str:
+        """Leads what comes to this port to a peer behind this very router; returns the outer address. Port 0: whatever
+        has no rule of its own."""
+        self._forwarded[port] = peer
+        return f"memory://{self.host}:{port}" if port else f"memory://{self.host}"
+
+    def forget(self, port: int) -> None:
+        """Forwards it no more."""
+        self._forwarded.pop(port, None)
+
+    def inside(self, port: int) -> PeerID | None:
+        """Whom a dial from outside reaches."""
+        return self._forwarded.get(port) or self._forwarded.get(0)
+
+    def outer_address(self) -> str:
+        """Of one more connection from inside."""
+        self._next_port += 1
+        return f"memory://{self.host}:{self._next_port}"
+
+
+def networks(router: MemoryRouter | None) -> list[MemoryRouter | None]:
+    """Those into which a peer behind this router can dial: its own first, the open one (None) last."""
+    found = [router]
+    while router is not None:
+        router = router.behind
+        found.append(router)
+    return found
+
+
+def seen_through(dialer: MemoryRouter | None, listener: MemoryRouter | None) -> MemoryRouter | None:
+    """The router whose address a listener sees instead of the dialer's own; None: it sees the dialer."""
+    seen = None
+    while dialer is not listener and dialer is not None:
+        seen, dialer = dialer, dialer.behind
+    return seen
