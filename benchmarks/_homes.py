@@ -1,6 +1,6 @@
 """An internet with homes behind routers, on one machine: network namespaces, nftables and token buckets (tbf).
 
-    with Internet() as internet:
+    with Internet(delay=0.02) as internet:                   # seconds from one site to another; 0 where not needed
         relay = internet.machine("relay")                     # 5.1.0.1 and 2a00:1::1, as everyone sees it
         north = internet.router("north", MASQUERADE, mbit=20)  # 5.2.0.1
         ann = north.machine("ann")                            # 192.168.1.2, as in every other home
@@ -25,9 +25,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -134,7 +136,8 @@ class _Namespace:
 class Internet(_Namespace):
     """Routes between all sites. Use as a context manager: at the end no process and no namespace is left."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, delay: float = 0.0) -> None:
+        """`delay`: seconds that a packet takes from one site to another."""
         self.holders: list[subprocess.Popen[bytes]] = []
         self.started: list[subprocess.Popen[Any]] = []
         self._sites = 0
@@ -148,6 +151,25 @@ class Internet(_Namespace):
             ip -6 route add blackhole default
             nft add table inet cuts
             nft add chain inet cuts passing '{{ type filter hook forward priority 0; policy accept; }}'
+            """
+        )
+        self.delay = delay
+        if delay:
+            self._delay_everything()
+
+    def _delay_everything(self) -> None:
+        # A process passes packets on, since not every kernel has netem; each site sends its own into the device.
+        words = [sys.executable, "-m", "benchmarks._delay", str(self.delay)]
+        process = self.start(words, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise OSError("packets cannot be delayed here: is there no /dev/net/tun?")
+        self.sh(
+            """
+            ip link set dev delay up
+            ip link set dev delayed up
+            ip route add default dev delay table 100
+            ip -6 route add default dev delay table 100
             """
         )
 
@@ -215,6 +237,8 @@ class Site:
             """
         )
         end.sh("ip link set wan up; ip -6 addr add fe80::2/64 dev wan")
+        if self._internet.delay:
+            self._internet.sh("".join(f"ip {ip} rule add iif {self._device} lookup 100\n" for ip in ("-4", "-6")))
         if mbit is not None:
             end.sh(namespaces.shaping("wan", mbit))
             self._internet.sh(namespaces.shaping(self._device, mbit))

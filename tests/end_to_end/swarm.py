@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,17 @@ class Swarm:
         verb: str,
         name: str,
         *arguments: str,
-        recipe: Path | None = None,
+        recipe: Path | str | None = None,
         launcher: Sequence[str] = (),
         prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Starts a peer that knows the first monitor; its files are in `home(name)`, its output in `<name>.log`."""
+        """Starts a peer that knows the first monitor; its files are in `home(name)`, its output in `<name>.log`.
+        `recipe` may be a link."""
         contact = ["--peer", self.contact] if self.contact else []
         words = [verb, str(recipe or self.recipe), "--home", str(self.home(name)), "--name", name, *contact, *arguments]
-        return self.children.start(name, words, self.directory / f"{name}.log", launcher=launcher, prefix=prefix)
+        log = self.directory / f"{name}.log"
+        return self.children.start(name, words, log, environment, launcher=launcher, prefix=prefix)
 
     def start_monitor(self, *arguments: str, name: str = "monitor") -> Child:
         return self.start_contact("monitor", name, "--port", "0", "--web", "0", *arguments)

@@ -27,6 +27,12 @@ import socket, sys
 with socket.create_connection((sys.argv[1], {PORT}), timeout=1) as connection:
     print(connection.getsockname()[1], connection.recv(100).decode())
 """
+DIAL_SECONDS = f"""
+import socket, sys, time
+began = time.monotonic()
+with socket.create_connection((sys.argv[1], {PORT}), timeout=10):
+    print(time.monotonic() - began)
+"""
 
 
 def listen(machine: Machine) -> str:
@@ -104,3 +110,11 @@ def test_homes_with_hairpins_and_behind_two_routers_move_and_are_cut_off(interne
     assert is_silent(home, contact) and is_silent(public, router.outside[0])
     router.mend()
     dial(home, contact)
+
+
+def test_packets_take_as_long_as_is_said(internet: Internet) -> None:  # skipped where the fixture is
+    with Internet(delay=0.05) as far:
+        public, home = far.machine("far"), far.router("router").machine("home")
+        listen(public)
+        for machine, address in ((home, public.addresses[0]), (far.machine("other"), public.addresses[1])):
+            assert float(machine.run([sys.executable, "-c", DIAL_SECONDS, address]).stdout) >= 0.1
