@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import random
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_PROBES = 256  # that others may hold at one time …
 _PROBE_SECONDS = 30.0  # … and for so long
+MAX_PROBE = 4096  # bytes of the message on a probe
 
 Req = TypeVar("Req")
 Resp = TypeVar("Resp")
@@ -65,6 +67,9 @@ class SeenPeer:
     )  # where the other end says that it sees this one; None: it came to us, or a relay hides it
     dialed: bool  # by this end
     relayed: bool
+    # It came in at this end's listener, as dials of strangers do: alone such a connection proves that others can dial
+    # this peer. One that both ends made at once through their routers does not.
+    listened: bool = False
 
 
 class Endpoint:
@@ -103,6 +108,9 @@ class Endpoint:
         self._streams = StreamPool(context, self._control)
         self._calls_made = 0
         self._probes = 0  # connections that others hold to be seen
+        self._listened: weakref.WeakSet[Connection] = weakref.WeakSet()  # that came in at the listener
+        # Told of each message that came on a probe at the listener: who sent it, from where, and what it says.
+        self.on_probe: Callable[[PeerID, str, bytes], None] | None = None
         self._closed = False
 
     @property
@@ -140,10 +148,16 @@ class Endpoint:
     async def start(self) -> None:
         """Listens, unless in client mode, and announces where. Raises ListenError."""
         if not self._never_listens:
-            self.listener_addresses = await self._transport.listen(self.adopt)
+            self.listener_addresses = await self._transport.listen(self._dialed)
             self._context.direct = self.stated_addresses or self.listener_addresses
         self._started = True
         self._context.tasks.spawn(self._keep_alive())
+
+    def refresh_listener_addresses(self) -> tuple[str, ...]:
+        """Looks again where the listener is: this machine may have moved to another network."""
+        if self.listener_addresses:
+            self.listener_addresses = self._transport.own_addresses()
+        return self.listener_addresses
 
     def add_transport(self, scheme: Scheme, transport: Transport) -> None:
         """From now on addresses of this scheme are dialed by this transport, which is closed with the endpoint.
@@ -285,7 +299,13 @@ class Endpoint:
         if channel is None:
             return None
         connection = channel.connection
-        return SeenPeer(connection.remote_address, connection.observed_address, connection.dialed, connection.relayed)
+        return SeenPeer(
+            connection.remote_address,
+            connection.observed_address,
+            connection.dialed,
+            connection.relayed,
+            connection in self._listened,
+        )
 
     async def connect(self, address: str, *, timeout: float) -> PeerID:
         """First contact at an address; with a peer id in it, only with that peer. Returns who answered.
@@ -295,6 +315,25 @@ class Endpoint:
         try:
             async with asyncio.timeout(timeout):
                 return await self._control.connect(address, timeout)
+        except TimeoutError:
+            raise ConnectError(f"{address} did not answer within {timeout:g} s", address=address) from None
+
+    async def probe(self, address: str, peer: PeerID, message: bytes = b"", *, timeout: float) -> str | None:
+        """Dials a peer there, on a new connection that ends at once: where the peer sees this one.
+
+        A `message` of at most MAX_PROBE bytes reaches whoever listens to probes at the other end. Raises ConnectError
+        and its kinds, AddressError, ConnectionLost.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                connection = await self._context.dialer.dial(address, peer, Purpose.PROBE, timeout)
+                connection.start(_Probe(None))
+                try:
+                    if message:
+                        await connection.send(message)
+                finally:
+                    await connection.close("seen")
+                return connection.observed_address
         except TimeoutError:
             raise ConnectError(f"{address} did not answer within {timeout:g} s", address=address) from None
 
@@ -391,7 +430,11 @@ class Endpoint:
             self._context.tasks.spawn(self._hold(connection))
 
     async def _hold(self, connection: Connection) -> None:
-        probe = _Probe()
+        def heard(message: bytes) -> None:
+            if self.on_probe is not None and connection in self._listened:
+                self.on_probe(connection.peer_id, connection.remote_address, message)
+
+        probe = _Probe(heard)
         connection.start(probe)
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
@@ -401,6 +444,11 @@ class Endpoint:
         finally:
             self._probes -= 1
             connection.abort("held long enough")
+
+    def _dialed(self, connection: Connection) -> None:
+        """A stranger's dial has come in at the listener."""
+        self._listened.add(connection)
+        self.adopt(connection)
 
     async def _welcome(self, connection: Connection) -> None:
         try:
@@ -438,16 +486,20 @@ class Endpoint:
 
 
 class _Probe:
-    """The Receiver of a connection on which nothing may come."""
+    """The Receiver of a connection on which one short message may come, or nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[bytes], None] | None) -> None:
         self.ended = asyncio.Event()
+        self._heard = heard
 
     def payload_buffer(self, header: bytes, size: int) -> memoryview:
         raise ProtocolViolation("unexpected message: on a connection for probing")
 
     def frame_received(self, header: bytes, payload: memoryview) -> None:
-        raise ProtocolViolation("unexpected message: on a connection for probing")
+        if self._heard is None or len(header) > MAX_PROBE:
+            raise ProtocolViolation("unexpected message: on a connection for probing")
+        heard, self._heard = self._heard, None
+        heard(header)
 
     def connection_lost(self, error: Exception) -> None:
         self.ended.set()

@@ -67,6 +67,13 @@ class MemoryNetwork(Cables):
         router = self._routers[behind, host] = MemoryRouter(host, behind, hairpin)
         return router
 
+    def move(self, transport: MemoryTransport, host: str, behind: MemoryRouter | None = None) -> None:
+        """The machine is taken to another place, where it listens at once; its connections are reset."""
+        del self._transports[transport.place]
+        transport.place = _Place(behind, host, transport.place.port)
+        self._transports[transport.place] = transport
+        transport.reset("moved to another network")
+
     def kill(self, peer: PeerID) -> None:
         """Like SIGKILL: its connections are reset, it neither listens nor dials again."""
         for transport in list(self._transports.values()):
@@ -122,6 +129,9 @@ class MemoryTransport:
             name = self.place.host
             raise ListenError(f"{name} cannot listen on this memory network: closed or made with listening=False")
         self._accept = accept
+        return self.own_addresses()
+
+    def own_addresses(self) -> tuple[str, ...]:
         return (str(Address("memory", self.place.host, self.place.port)),)
 
     async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> MemoryConnection:
@@ -196,8 +206,12 @@ class MemoryTransport:
     def die(self, reason: str) -> None:
         """Every connection is reset; nothing listens and nothing is dialed any more."""
         self._closed = True
+        self.reset(f"closed by us: {reason}")
+
+    def reset(self, reason: str) -> None:
+        """Every connection ends; new ones may be made."""
         for connection in self._connections:
-            connection.die(f"closed by us: {reason}")
+            connection.die(reason)
 
     def _keep(self, connection: MemoryConnection) -> None:
         self._connections = [each for each in self._connections if not each.ended]

@@ -107,6 +107,9 @@ class Transport(Protocol):
         nobody else anything. A transport in client mode is never asked to listen.
         """
 
+    def own_addresses(self) -> tuple[str, ...]:
+        """What `listen` would return now: a machine may move to another network."""
+
     async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> Connection:
         """Connects; with `expected` only to that peer. Raises ConnectError and its kinds, or AddressError."""
 

@@ -90,6 +90,9 @@ class TCPTransport:
         engines = listener_context(self.identity)
         self._accepting = asyncio.create_task(self._accept_forever(listener, engines, accept), name="tcp accept")
         self._accepting.add_done_callback(partial(_end_listening, listener))
+        return self.own_addresses()
+
+    def own_addresses(self) -> tuple[str, ...]:
         return announced_addresses(self._host, self._port)
 
     async def _open_listener(self) -> socket.socket:
