@@ -58,6 +58,16 @@ class OwnAddressesChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ReachabilityChanged(Event):
+    """Who can dial this peer, as it has found out by now. `sentence` says to people what that means."""
+
+    dialable: bool | None  # from as far away as `scope`; None: not known yet
+    scope: str  # "host", "lan" or "internet"
+    addresses: tuple[str, ...]  # that are announced, those over relays last
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class PeerRefused(Event):
     """A peer was turned away, or something it sent was; `reason` is for people."""
 

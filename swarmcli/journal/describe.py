@@ -98,6 +98,8 @@ def describe(event: happened.Event) -> Line | None:
             return Line("detail", "connected", peer, f"connected to {short(peer)} at {address}")
         case happened.PeerDisconnected(peer, reason):
             return Line("detail", "disconnected", peer, f"connection to {short(peer)} ended: {reason}")
+        case happened.ReachabilityChanged(sentence=sentence):
+            return Line("info", "reach", "", sentence)
         case happened.PeerSilent(peer, _, _, answers):
             does = "answers again" if answers else "does not answer"
             return Line("info" if answers else "warning", "silent", peer, f"{_who(event)} {does}")

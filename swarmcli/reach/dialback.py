@@ -1,0 +1,318 @@
+"""Dial-backs: a contact has this peer dialed, which proves that it can be dialed.
+
+    asker ── DialBackRequest(nonce, port) ──▶ contact ── DialForRequest ──▶ a third peer
+      ▲                                          │ (where there is none)        │
+      └───────────── probe with the nonce ◀──────┴──────────────────────────────┘
+
+The contact names no host that it was told: it dials the one at which it sees the asker, at the port that the asker
+names. A third peer whom the asker does not know is better than the contact, for which the asker's router may have
+opened a way; it dials hosts of the internet alone, never one of its own network. The nonce comes on a new connection
+that the asker's listener accepted. Nobody is told what became of a dial, so nobody can look around with it, and
+budgets bound how many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation
+from swarmcli.network.addresses import Address, Scope, format_address, parse_address, scope_of
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.wire.codec import decode_header, encode
+from swarmcli.reach.budgets import DialBudget, DialLimits
+from swarmcli.reach.verdict import Ask, Family, Surroundings, family_of, host_of, network_of
+
+logger = logging.getLogger(__name__)
+
+DIAL_BACK = "reach.dialback"
+DIAL_FOR = "reach.dialfor"
+
+NONCE_BYTES = 16
+MAX_KNOWN = 64  # peers that an asker names as known to it
+_CALL_SECONDS = 2.0  # for the contact's yes; the dial comes after it
+_DIAL_SECONDS = 5.0  # that a dial for somebody may take
+_DELEGATES = 2  # third peers that are asked before the contact dials by itself
+_NONCE_SECONDS = 30.0  # a nonce that comes this late still proves what it proves
+_MAX_PENDING = 64  # nonces that are waited for
+
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class DialBackRequest(msgspec.Struct, frozen=True):
+    """Have me dialed at the host where you see me, at this port, with this nonce; best by none of the `known`."""
+
+    nonce: Nonce
+    port: Port
+    known: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MAX_KNOWN)] = ()
+
+
+class DialBackReply(msgspec.Struct, frozen=True):
+    """It will be tried, there. What comes of it only the dialed peer hears."""
+
+    address: Annotated[str, msgspec.Meta(max_length=128)]
+
+
+class DialForRequest(msgspec.Struct, frozen=True):
+    """Dial this peer there with its nonce."""
+
+    peer: PeerID
+    address: Annotated[str, msgspec.Meta(max_length=128)]
+    nonce: Nonce
+
+
+class DialForReply(msgspec.Struct, frozen=True):
+    """It will be tried."""
+
+
+class Proof(msgspec.Struct, frozen=True, tag="proof"):
+    """What a probe carries that was asked for."""
+
+    nonce: Nonce
+
+
+class Wish(msgspec.Struct, frozen=True, tag="wish"):
+    """A request on a probe: its connection shows the contact a host of another family than the control connection."""
+
+    request: DialBackRequest
+
+
+ProbeMessage: TypeAlias = Proof | Wish
+
+
+class DialBackService:
+    """Dials for others, within its budget."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        peers: Callable[[], Iterable[PeerID]],
+        limits: DialLimits = DialLimits(),  # noqa: B008
+    ) -> None:
+        """`peers` are those whom this one is connected to: the third peers that it may ask."""
+        self._endpoint = endpoint
+        self._peers = peers
+        self._budget = DialBudget(limits)
+        self._dials = TaskOwner()
+        self.dials = 0  # made so far, for anybody
+
+    def start(self) -> None:
+        self._endpoint.serve(DIAL_BACK, DialBackRequest, self.dial_back)
+        self._endpoint.serve(DIAL_FOR, DialForRequest, self.dial_for)
+
+    async def close(self) -> None:
+        self._endpoint.withdraw(DIAL_BACK, DIAL_FOR)
+        await self._dials.close()
+
+    async def dial_back(self, peer: PeerID, request: DialBackRequest) -> DialBackReply:
+        """Answers at once; the dial is a task of its own. Raises CallRefused."""
+        seen = self._endpoint.seen(peer)
+        if seen is None or seen.relayed:
+            raise CallRefused("unseen", "this peer does not see where you are")
+        return DialBackReply(self._begin(peer, seen.remote_address, request))
+
+    async def dial_for(self, peer: PeerID, request: DialForRequest) -> DialForReply:
+        """The same for a peer that another one names. Raises CallRefused."""
+        host = _plain_host(request.address)
+        if scope_of(host) is not Scope.INTERNET or request.peer == self._endpoint.peer_id:
+            raise CallRefused("scope", "only hosts of the internet are dialed for others")
+        self._spend(peer, host)
+        self._spawn(self._dial(request.peer, request.address, request.nonce))
+        return DialForReply()
+
+    def wished(self, peer: PeerID, remote_address: str, request: DialBackRequest) -> None:
+        """A request that came on a probe. There is nobody to refuse it to."""
+        try:
+            self._begin(peer, remote_address, request)
+        except CallRefused as refusal:
+            logger.debug("no dial-back for %s: %s", peer.short, refusal)
+
+    def _begin(self, peer: PeerID, remote_address: str, request: DialBackRequest) -> str:
+        place = parse_address(remote_address)
+        if place.scheme == "tcp" and not request.port:
+            raise CallRefused("port", "a port to dial is missing")
+        address = _with_port(remote_address, request.port)
+        self._spend(peer, place.host)
+        self._spawn(self._carry_out(peer, address, request))
+        return address
+
+    def _spend(self, peer: PeerID, host: str) -> None:
+        """Raises CallRefused if no more dials are made for this peer, or to this network, or at all."""
+        busy = len(self._dials) >= self._budget.limits.under_way
+        if busy or not self._budget.take(peer, network_of(host), asyncio.get_running_loop().time()):
+            raise CallRefused("busy", "enough dials for now; ask again in some minutes")
+
+    async def _carry_out(self, peer: PeerID, address: str, request: DialBackRequest) -> None:
+        for third in self._thirds(peer, address, {peer, *request.known}):
+            try:
+                wish = DialForRequest(peer, address, request.nonce)
+                await self._endpoint.call(third, DIAL_FOR, wish, DialForReply, timeout=_CALL_SECONDS)
+                return
+            except NetworkError:
+                continue
+        await self._dial(peer, address, request.nonce)
+
+    def _thirds(self, peer: PeerID, address: str, known: set[PeerID]) -> list[PeerID]:
+        """Some whom the asker does not know and who stand in another network than it does."""
+        host = host_of(address)
+        if scope_of(host) is not Scope.INTERNET:
+            return []
+        found = []
+        for third in self._peers():
+            seen = self._endpoint.seen(third)
+            if third not in known and seen is not None and not seen.relayed:
+                place = host_of(seen.remote_address)
+                if family_of(place) == family_of(host) and network_of(place) != network_of(host):
+                    found.append(third)
+        return self._endpoint.random.sample(found, min(_DELEGATES, len(found)))
+
+    async def _dial(self, peer: PeerID, address: str, nonce: bytes) -> None:
+        self.dials += 1
+        try:
+            await self._endpoint.probe(address, peer, encode(Proof(nonce)), timeout=_DIAL_SECONDS)
+        except NetworkError as error:
+            logger.debug("%s cannot be dialed back: %s", peer.short, error)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            await work
+
+        self._dials.spawn(run())
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A nonce that was sent to a contact."""
+
+    contact: PeerID
+    family: Family
+    network: str  # of the contact …
+    scope: Scope  # … and from how far away it sees this peer
+    address: str  # that will be dialed
+    asked_at: float
+    proved: bool = False
+    refused: bool = True  # until the contact has said yes
+
+
+class DialBacks:
+    """The asker's side: what was asked for, and what came of it."""
+
+    def __init__(self, endpoint: Endpoint, around: Callable[[], Surroundings], news: Callable[[], None]) -> None:
+        """`news` is called whenever a nonce has come."""
+        self._endpoint = endpoint
+        self._around = around
+        self._news = news
+        self._pending: OrderedDict[bytes, _Pending] = OrderedDict()
+
+    async def ask(self, contact: PeerID, family: Family, port: int, known: Iterable[PeerID]) -> bytes | None:
+        """Asks one contact; the nonce to look for, or None if it did not take it on."""
+        request = DialBackRequest(self._endpoint.random.randbytes(NONCE_BYTES), port, tuple(known)[:MAX_KNOWN])
+        seen = self._endpoint.seen(contact)
+        if seen is not None and not seen.relayed and family_of(host_of(seen.remote_address)) == family:
+            return await self._by_call(contact, family, request, seen.remote_address, seen.observed_address)
+        return await self._by_probe(contact, family, request)
+
+    def asks(self, nonces: Iterable[bytes], now: float, patience: float) -> list[Ask]:
+        """How these stand; those that were refused are left out. Nonces that have had `patience` seconds are over."""
+        found = [self._pending[nonce] for nonce in nonces if nonce in self._pending]
+        return [
+            Ask(each.network, each.address, each.proved, now - each.asked_at >= patience)
+            for each in found
+            if not each.refused
+        ]
+
+    def heard(self, peer: PeerID, remote_address: str, nonce: bytes) -> None:
+        """A probe with a nonce came in at the listener. It proves something if it was dialed from as far away as the
+        contact is that was asked: whoever is in the same home as this peer can dial it anyway."""
+        pending = self._pending.get(nonce)
+        if pending is None or asyncio.get_running_loop().time() - pending.asked_at > _NONCE_SECONDS:
+            return
+        host = host_of(remote_address)
+        if self._around().is_near(host) or _scope(host) < pending.scope:
+            logger.debug("a probe from %s at %s proves nothing", peer.short, remote_address)
+            return
+        pending.proved, pending.refused = True, False  # a dial can be faster than the contact's yes
+        self._news()
+
+    def forget(self) -> None:
+        """This peer has moved: what was dialed before is no address of it any more."""
+        self._pending.clear()
+
+    async def _by_call(
+        self, contact: PeerID, family: Family, request: DialBackRequest, remote: str, observed: str | None
+    ) -> bytes | None:
+        pending = self._note(contact, family, request, host_of(remote))
+        if observed is not None:
+            pending.address = _with_port(observed, request.port)
+        try:
+            reply = await self._endpoint.call(contact, DIAL_BACK, request, DialBackReply, timeout=_CALL_SECONDS)
+        except NetworkError as error:
+            logger.debug("%s does not have this peer dialed: %s", contact.short, error)
+            return request.nonce if pending.proved else None
+        if observed is None and family_of(_plain_host(reply.address)) == family:
+            # It dialed this peer, so it alone knows where. Several such words are compared; a false one is an
+            # address at which others do not find this peer, and drop.
+            pending.address = _with_port(reply.address, request.port)
+        pending.refused = False
+        return request.nonce
+
+    async def _by_probe(self, contact: PeerID, family: Family, request: DialBackRequest) -> bytes | None:
+        for address in self._endpoint.addresses_of(contact):
+            if family_of(_plain_host(address)) != family:
+                continue
+            pending = self._note(contact, family, request, host_of(address))
+            try:
+                observed = await self._endpoint.probe(address, contact, encode(Wish(request)), timeout=_CALL_SECONDS)
+            except NetworkError as error:
+                logger.debug("no probe of %s at %s: %s", contact.short, address, error)
+                continue
+            if observed is not None:
+                pending.address, pending.refused = _with_port(observed, request.port), False
+                return request.nonce
+        return None
+
+    def _note(self, contact: PeerID, family: Family, request: DialBackRequest, host: str) -> _Pending:
+        now = asyncio.get_running_loop().time()
+        pending = _Pending(contact, family, network_of(host), _scope(host), "", now)
+        self._pending[request.nonce] = pending
+        while len(self._pending) > _MAX_PENDING:
+            self._pending.popitem(last=False)
+        return pending
+
+
+def read_probe(message: bytes) -> ProbeMessage | None:
+    """What a probe says; None if it cannot be read."""
+    try:
+        found = decode_header(ProbeMessage, message)
+    except ProtocolViolation:
+        return None
+    return found if isinstance(found, Proof | Wish) else None
+
+
+def _with_port(seen_at: str, port: int) -> str:
+    """Where this peer listens, at the host where somebody saw it: it dialed from another port."""
+    place = parse_address(seen_at)
+    return format_address(Address(place.scheme, place.host, port))
+
+
+def _scope(host: str) -> Scope:
+    return scope_of(host) or Scope.HOST
+
+
+def _plain_host(address: str) -> str:
+    """The host of an address that names an IP literal or a peer of a memory network; "" otherwise."""
+    try:
+        place = parse_address(address)
+    except NetworkError:
+        return ""
+    named = place.scheme == "tcp" and family_of(place.host) == "memory"
+    return "" if named else place.host

@@ -1,0 +1,560 @@
+"""Reach: everything by which a peer finds out whether others can dial it, and helps itself where they cannot.
+
+One keeper task looks at the evidence, asks for dial-backs when it is time, and concludes; `verdict.py` says what
+follows from the evidence, `dialback.py` asks. What the endpoint announces follows the verdicts, and with it whether
+this peer is in client mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from swarmcli.events import Event, Noticed, PeerConnected, PeerDisconnected, ReachabilityChanged
+from swarmcli.network.addresses import Address, Scope, format_address, parse_address, scope_of
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_ADDRESSES
+from swarmcli.network.task_owner import TaskOwner
+from swarmcli.reach.dialback import DialBacks, DialBackService, Proof, read_probe
+from swarmcli.reach.surroundings import look_around
+from swarmcli.reach.verdict import (
+    WANTED_NETWORKS,
+    Ask,
+    Family,
+    Sighting,
+    Surroundings,
+    Verdict,
+    families,
+    family_of,
+    host_of,
+    judge,
+    network_of,
+)
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 2.0  # seconds for a dial-back before its silence counts; a nonce that comes later still counts
+CHECK_SECONDS = 600.0  # between two checks of a verdict at rest
+_EARLY_CHECKS = (15.0, 60.0, 240.0)  # the first ones, while fewer than WANTED_NETWORKS could be asked
+_SOONEST = 10.0  # seconds between two checks, however much contacts say that this peer has moved
+_LOOK_SECONDS = 5.0  # between two looks at the interfaces: laptops change their network
+_SIGHTING_SECONDS = 2 * CHECK_SECONDS  # how long the word of a contact that has gone still counts
+_MAX_SIGHTINGS = 512
+_MAX_CANDIDATES = 16  # contacts that are tried in one check, where many refuse
+
+
+@dataclass(frozen=True, slots=True)
+class ReachOptions:
+    """What the user wants of reach."""
+
+    port_mapping: bool = True  # ask the router to let others in where it does not
+    relay: bool = False  # carry the connections of others who cannot dial each other
+
+
+class Lease(Protocol):
+    """What a router has opened. Its host is only the router's claim; a dial-back finds the true one."""
+
+    @property
+    def port(self) -> int: ...
+
+
+class PortMapping(Protocol):
+    """A way to have a router let others in to one port (reach/mapping)."""
+
+    def leases(self) -> AsyncIterator[Lease | None]:
+        """Yields whatever stands now, whenever that changes: it asks and renews by itself, and never ends."""
+
+    def refresh(self) -> None:
+        """Asks again now: what stands has not helped, or this machine has moved."""
+
+    async def withdraw(self) -> None:
+        """Gives the port back, in a second at most."""
+
+
+class Part(Protocol):
+    """What runs while it is wanted: relays (reach/relays.py), hole punching (reach/punch.py)."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None:
+        """Idempotent; may be started again."""
+
+
+class Reach:
+    """The keeper of one endpoint's reachability. `start` it on the loop, once the endpoint listens."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        contacts: Callable[[], Iterable[PeerID]] = tuple,
+        options: ReachOptions = ReachOptions(),
+        alone: bool = True,
+        mapping: Callable[[int, Family], PortMapping] | None = None,
+        relays: Part | None = None,
+        punch: Part | None = None,
+    ) -> None:
+        """`contacts` are further peers that can be asked, of whom addresses are known. `alone`: there are no first
+        contacts, so that nobody is waited for before this peer says where it can be dialed. `mapping(port, family)`
+        makes a mapping for the listener."""
+        self.endpoint = endpoint
+        self.options = options
+        self.verdicts: tuple[Verdict, ...] = ()
+        self.checks = 0  # rounds of dial-backs so far
+        self._contacts = contacts
+        self._joined = alone  # whether whoever is to be met first has been met
+        self._wish = False  # to be dialed by nobody: the endpoint does not even listen
+        self._mapping, self._relays, self._punch = mapping, relays, punch
+        self._around = Surroundings()
+        self._stated: tuple[str, ...] = ()  # by the user; IP addresses alone …
+        self._names: dict[str, tuple[str, ...]] = {}  # … of these host names, and of what was stated without one
+        self._connected: dict[PeerID, None] = {}
+        self._sightings: OrderedDict[PeerID, tuple[Sighting, float]] = OrderedDict()  # with the time of the sighting
+        self._service = DialBackService(endpoint, lambda: list(self._connected))
+        self._dial_backs = DialBacks(endpoint, lambda: self._around, self._news)
+        self._nonces: dict[Family, tuple[bytes, ...]] = {}  # of each family's last check
+        self._mappings: dict[Family, PortMapping] = {}  # that routers were asked for …
+        self._mapped: dict[Family, int] = {}  # … and the outer ports of those that stand
+        self._relays_run = False
+        self._checked_at = float("-inf")  # loop time
+        self._check_due = float("inf")
+        self._checking = False
+        self._event = asyncio.Event()  # something happened that the keeper or a check should look at
+        self._settled = asyncio.Event()
+        self._tasks = TaskOwner()
+        self._said = ""
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    # Life
+
+    async def start(self) -> None:
+        """Begins to look. Where there is nobody to ask, the first verdict is there at once."""
+        self._wish = self.endpoint.never_listens
+        self._stated, self._names = await _resolved(self.endpoint.stated_addresses)
+        self._around = look_around(self.endpoint.listener_addresses)
+        self._service.start()
+        self.endpoint.on_probe = self._probed
+        self._unsubscribe = self.endpoint.events.subscribe(self._on_event)
+        if self._joined:
+            self._conclude()
+        elif not self._wish:
+            self.endpoint.announce(direct=())  # until the first verdict
+        if self._punch is not None:
+            await self._punch.start()
+        self._tasks.spawn(self._keep())
+
+    async def settle(self, timeout: float) -> bool:
+        """Waits for the first verdict, at most `timeout` seconds; whether it is there.
+
+        Whoever calls it has met the first contacts by now. If they are on this machine or in its network, or if there
+        are none, the verdict is there already.
+        """
+        self._joined = True
+        self._conclude()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._settled.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends everything, and gives back what routers and relays were asked for. Idempotent."""
+        self._unsubscribe()
+        self.endpoint.on_probe = None
+        await self._tasks.close()
+        await self._service.close()
+        if self._punch is not None:
+            await self._punch.close()
+        await self._stop_relays()
+        await self._withdraw_mappings()
+
+    # What is known
+
+    @property
+    def dialable(self) -> bool | None:
+        """Whether others can dial this peer; None: that is not known yet."""
+        if any(verdict.dialable for verdict in self.verdicts):
+            return True
+        unknown = not self.verdicts or any(verdict.dialable is None for verdict in self.verdicts)
+        return None if unknown and not self._settled.is_set() else False
+
+    @property
+    def scope(self) -> Scope:
+        """From how far away, if it can be dialed; else how far away those are who cannot."""
+        able = [verdict.scope for verdict in self.verdicts if verdict.dialable]
+        return max(able or [verdict.scope for verdict in self.verdicts] or [Scope.HOST])
+
+    def sentence(self) -> str:
+        """One sentence for people: what all this means for taking part."""
+        if self._wish:
+            return f"nobody dials this peer, as was wished; {self._instead()}"
+        if self.dialable is None:
+            return "this peer is finding out whether others can dial it"
+        if not self.dialable:
+            return f"others cannot dial this peer: its router or firewall lets nobody in; {self._instead()}"
+        verdict = max((each for each in self.verdicts if each.dialable), key=lambda each: each.scope)
+        where = {
+            Scope.HOST: "peers on this machine",
+            Scope.LAN: "peers in this network",
+            Scope.INTERNET: "others",
+        }[verdict.scope]
+        how = "" if verdict.how != "assumed" or verdict.scope is not Scope.INTERNET else ", as far as it knows"
+        mapped = ", by a port that its router has opened for it" if verdict.how == "mapped" else ""
+        return f"{where} can dial this peer at {verdict.address}{mapped}{how}"
+
+    def _instead(self) -> str:
+        relays = len(self.endpoint.addresses) - len(self.endpoint.direct_addresses)
+        if relays:
+            return f"it takes part through {relays} {'relay' if relays == 1 else 'relays'}, and dials those it can"
+        return "it takes part with those whom it can dial"
+
+    # Evidence
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case PeerConnected(peer):
+                self._met(PeerID.parse(peer))
+            case PeerDisconnected(peer):
+                self._connected.pop(PeerID.parse(peer), None)
+
+    def _met(self, peer: PeerID) -> None:
+        self._connected[peer] = None
+        seen = self.endpoint.seen(peer)
+        if seen is None or seen.relayed or not (host := host_of(seen.remote_address)):
+            return
+        observed = host_of(seen.observed_address) if seen.observed_address else None
+        if not seen.dialed and not seen.listened:
+            return  # made by both ends at once through their routers: it says nothing about whom others can dial
+        now = asyncio.get_running_loop().time()
+        self._sightings[peer] = Sighting(host, observed, came_in=seen.listened), now
+        self._sightings.move_to_end(peer)
+        while len(self._sightings) > _MAX_SIGHTINGS:
+            self._sightings.popitem(last=False)
+        self._conclude()
+        if self._around.beyond(self._sightings[peer][0]):
+            self._consider_check(family_of(host), observed)
+
+    def _consider_check(self, family: Family, observed: str | None) -> None:
+        """Somebody from beyond is there: a reason to ask if nobody was asked yet, if it dialed this peer at an address
+        that this peer does not know, or if it sees this peer elsewhere than where it announces itself."""
+        self._event.set()  # a check under way may ask it
+        if self._checking:
+            return
+        verdict = self._verdict(family)
+        if verdict is None or not verdict.dialable:
+            due = family not in self._nonces
+        elif scope_of(host_of(verdict.address)) is Scope.LAN:
+            due = verdict.how != "assumed"
+        else:
+            due = observed is not None and observed not in map(host_of, verdict.addresses)
+        if due:
+            self._check_soon()
+        elif self._check_due == float("inf"):
+            self._check_due = asyncio.get_running_loop().time() + CHECK_SECONDS
+
+    def _check_soon(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._check_due = min(self._check_due, max(now, self._checked_at + _SOONEST))
+        self._event.set()
+
+    def _probed(self, peer: PeerID, remote_address: str, message: bytes) -> None:
+        said = read_probe(message)
+        if isinstance(said, Proof):
+            self._dial_backs.heard(peer, remote_address, said.nonce)
+        elif said is not None:
+            self._service.wished(peer, remote_address, said.request)
+
+    def _news(self) -> None:
+        """A nonce has come. Of a check that is over, it may turn the verdict."""
+        self._event.set()
+        self._conclude()
+
+    def _verdict(self, family: Family) -> Verdict | None:
+        return next((verdict for verdict in self.verdicts if verdict.family == family), None)
+
+    # Keeping
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout_at(min(self._check_due, loop.time() + _LOOK_SECONDS)):
+                    await self._event.wait()
+            except TimeoutError:
+                pass
+            self._event.clear()
+            self._look_again()
+            if loop.time() >= self._check_due and not self._wish:
+                await self._check()
+                await self._help()
+
+    def _look_again(self) -> None:
+        """Notices that this machine has moved to another network: then nothing of what was known holds."""
+        if self._wish:
+            return
+        around = look_around(self.endpoint.refresh_listener_addresses())
+        if around == self._around:
+            return
+        logger.info("this machine has other addresses now: %s", ", ".join(around.addresses))
+        alone = not any(map(self._around.beyond, self._recent()))
+        self._around = around
+        self._nonces.clear()
+        self._sightings.clear()
+        self._dial_backs.forget()
+        self._checked_at = float("-inf")
+        if alone:
+            self._conclude()
+        else:  # its contacts are in the internet, and have to be met again before it announces anything
+            self._joined = False
+            self._settled.clear()
+            self.verdicts = ()
+            self.endpoint.announce(direct=())
+        for peer in list(self._connected):
+            seen = self.endpoint.seen(peer)
+            if seen is not None and seen.dialed:  # what came in before came in elsewhere
+                self._met(peer)
+        for mapping in self._mappings.values():
+            mapping.refresh()
+
+    async def _check(self) -> None:
+        """One round of dial-backs in each family, side by side."""
+        loop = asyncio.get_running_loop()
+        self._checked_at = loop.time()
+        self._check_due = float("inf")
+        self.checks += 1
+        now = loop.time()
+        stale = [peer for peer, (_, at) in self._sightings.items() if now - at > _SIGHTING_SECONDS]
+        for peer in stale:
+            if peer not in self._connected:
+                del self._sightings[peer]
+        around = self._around
+        found = self._families()
+        self._checking = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                for family in found:
+                    group.create_task(self._check_family(family))
+        finally:
+            self._checking = False
+        if around is not self._around:
+            return  # it moved meanwhile; the next check is due already
+        self._settled.set()
+        self._conclude()
+        few = all(verdict.networks < WANTED_NETWORKS for verdict in self.verdicts)
+        early = _EARLY_CHECKS[self.checks - 1] if few and self.checks <= len(_EARLY_CHECKS) else CHECK_SECONDS
+        self._check_due = min(self._check_due, loop.time() + early * (1 + 0.25 * self.endpoint.random.random()))
+
+    async def _check_family(self, family: Family) -> None:
+        nonces, asked = await self._ask_around(family, set())
+        before = self._verdict(family)
+        if before is not None and before.dialable and nonces and not self._judge(family, nonces).dialable:
+            # A verdict is not lost by one bad moment of three contacts: others are asked too, where there are some.
+            again, _ = await self._ask_around(family, asked)
+            nonces = again or nonces
+        if nonces:
+            self._nonces[family] = nonces
+
+    async def _ask_around(self, family: Family, avoid: set[PeerID]) -> tuple[tuple[bytes, ...], set[PeerID]]:
+        """Has this peer dialed back on behalf of up to three contacts in unlike networks, those too that are met
+        meanwhile. Returns their nonces, as soon as they say enough or have had their time, and who was asked."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE
+        under_way: dict[asyncio.Task[bytes | None], str] = {}
+        taken: dict[str, bytes] = {}  # network → nonce
+        asked: set[PeerID] = set()
+        try:
+            while True:
+                busy = set(taken) | set(under_way.values())
+                for contact, network in self._candidates(family, asked | avoid):
+                    if len(busy) < WANTED_NETWORKS and network not in busy and len(asked) < _MAX_CANDIDATES:
+                        asked.add(contact)
+                        busy.add(network)
+                        work = self._dial_backs.ask(contact, family, self._port(family), self._connected)
+                        under_way[asyncio.create_task(work)] = network
+                if self._enough(taken.values(), len(under_way)) or loop.time() >= deadline:
+                    return tuple(taken.values()), asked
+                await self._something(under_way, deadline)
+                for task in [task for task in under_way if task.done()]:
+                    if (nonce := task.result()) is not None:
+                        taken[under_way[task]] = nonce
+                    del under_way[task]
+        finally:
+            for task in under_way:
+                task.cancel()
+            if under_way:
+                await asyncio.wait(under_way)
+
+    async def _something(self, tasks: Iterable[asyncio.Task[bytes | None]], deadline: float) -> None:
+        """Returns when a contact has answered, a nonce has come, somebody was met, or the time is up."""
+        self._event.clear()
+        waiting = asyncio.ensure_future(self._event.wait())
+        seconds = max(0.0, deadline - asyncio.get_running_loop().time())
+        try:
+            await asyncio.wait({waiting, *tasks}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+
+    def _enough(self, nonces: Iterable[bytes], unanswered: int) -> bool:
+        """Whether no further answer of those who were asked could turn the verdict."""
+        asks = self._dial_backs.asks(nonces, 0.0, float("inf"))
+        proofs = sum(ask.proved for ask in asks)
+        return proofs > 0 and proofs >= len(asks) - proofs + unanswered
+
+    def _candidates(self, family: Family, without: set[PeerID]) -> list[tuple[PeerID, str]]:
+        """Who may be asked, each with its network: contacts beyond this peer's own network, connected ones first; the
+        order within is drawn by lot, so that a contact cannot count on being asked."""
+        found: list[tuple[PeerID, str]] = []
+        elsewhere: list[tuple[PeerID, str]] = []
+        for peer in self._connected:
+            sighting, _ = self._sightings.get(peer, (None, 0.0))
+            if peer in without or sighting is None or not self._around.beyond(sighting):
+                continue
+            if family_of(sighting.host) == family:
+                found.append((peer, network_of(sighting.host)))
+            elif (network := self._network_in(family, peer)) is not None:
+                elsewhere.append((peer, network))
+        for peer in self._contacts():
+            known = peer in self._connected or peer in without
+            if not known and (network := self._network_in(family, peer)) is not None:
+                elsewhere.append((peer, network))
+        for each in (found, elsewhere):
+            self.endpoint.random.shuffle(each)
+        return [*found, *elsewhere][: 4 * _MAX_CANDIDATES]
+
+    def _network_in(self, family: Family, peer: PeerID) -> str | None:
+        for address in self.endpoint.addresses_of(peer):
+            host = host_of(address)
+            if host and family_of(host) == family and self._around.beyond(Sighting(host)):
+                return network_of(host)
+        return None
+
+    def _port(self, family: Family) -> int:
+        """Where others are to dial: as the user states, as the router maps, or where this peer listens."""
+        stated = self._stated_in(family)
+        return parse_address(stated[0]).port if stated else self._mapped.get(family, self.endpoint.listen_port)
+
+    # Concluding
+
+    def _families(self) -> list[Family]:
+        return families(self._around, self._recent(), self._stated)
+
+    def _recent(self) -> list[Sighting]:
+        return [sighting for sighting, _ in self._sightings.values()]
+
+    def _stated_in(self, family: Family) -> tuple[str, ...]:
+        return tuple(address for address in self._stated if family_of(host_of(address)) == family)
+
+    def _judge(self, family: Family, nonces: Sequence[bytes]) -> Verdict:
+        asks: list[Ask] = self._dial_backs.asks(nonces, asyncio.get_running_loop().time(), 0.0)
+        verdict = judge(family, self._around, self._recent(), asks, self._stated_in(family))
+        mapped = self._mapped.get(family)
+        if mapped is not None and verdict.how == "dialed back" and parse_address(verdict.address).port == mapped:
+            return replace(verdict, how="mapped")
+        return verdict
+
+    def _conclude(self) -> None:
+        """Judges all evidence anew, and has the endpoint announce what follows."""
+        if self._wish:
+            self._settled.set()
+            self._say()
+            return
+        if not self._joined and not self._sightings:
+            return  # the first contact is being dialed
+        verdicts = tuple(self._judge(family, self._nonces.get(family, ())) for family in self._families())
+        beyond = any(map(self._around.beyond, self._recent()))
+        if not beyond or any(verdict.dialable for verdict in verdicts):
+            self._settled.set()
+        self.verdicts = verdicts
+        direct = self._with_names(dict.fromkeys(address for each in verdicts for address in each.addresses))
+        if direct != self.endpoint.direct_addresses:
+            self.endpoint.announce(direct=direct)
+        self._say()
+
+    def _with_names(self, addresses: Iterable[str]) -> tuple[str, ...]:
+        """With the host names that lead there, for people; one that cannot be resolved here may lead there, too."""
+        found = tuple(addresses)
+        names = tuple(name for name, known in self._names.items() if not known or set(known).intersection(found))
+        if found and names and not self._stated and all(verdict.how == "assumed" for verdict in self.verdicts):
+            return names  # as the user wants it, instead of what the listener has found
+        return (*(names if found else ()), *found)[:MAX_ADDRESSES]
+
+    def _say(self) -> None:
+        sentence = self.sentence()
+        if sentence == self._said:
+            return
+        self._said = sentence
+        scope = self.scope.name.lower()
+        event = ReachabilityChanged(self.dialable, scope, tuple(self.endpoint.addresses), sentence)
+        self.endpoint.events.emit(event)
+        announced = set(self.endpoint.direct_addresses)
+        if self._stated and self.dialable is not None and not announced.intersection(self._stated):
+            where = ", ".join(self._stated)
+            text = f"this peer was to be announced at {where}, but nobody's dial came in there, so it is not"
+            self.endpoint.events.emit(Noticed("warning", text))
+
+    # Helping itself
+
+    async def _help(self) -> None:
+        """Where nobody can dial this peer, relays carry its connections, and the router is asked for a port."""
+        if self.dialable:
+            await self._stop_relays()
+            return
+        if self._relays is not None and not self._relays_run:
+            self._relays_run = True
+            await self._relays.start()
+        if self._mapping is None or not self.options.port_mapping:
+            return
+        for verdict in self.verdicts:
+            family = verdict.family
+            if family in self._mappings:
+                self._mappings[family].refresh()
+            elif verdict.dialable is False and not self._stated_in(family):
+                self._mappings[family] = self._mapping(self.endpoint.listen_port, family)
+                self._tasks.spawn(self._follow(family, self._mappings[family]))
+
+    async def _follow(self, family: Family, mapping: PortMapping) -> None:
+        """Has each port that the router opens dialed back."""
+        async for lease in mapping.leases():
+            port = None if lease is None else lease.port
+            if port != self._mapped.pop(family, None):
+                self._checked_at = float("-inf")
+                self._check_soon()
+            if port is not None:
+                self._mapped[family] = port
+
+    async def _withdraw_mappings(self) -> None:
+        mappings, self._mappings = self._mappings, {}
+        self._mapped.clear()
+        if mappings:
+            await asyncio.wait([asyncio.ensure_future(mapping.withdraw()) for mapping in mappings.values()])
+
+    async def _stop_relays(self) -> None:
+        if self._relays is not None and self._relays_run:
+            self._relays_run = False
+            await self._relays.close()
+
+
+async def _resolved(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """What the user states, with IP addresses for host names, which other peers do not resolve; and the names, each
+    with its addresses. A name that cannot be resolved now has none, and is warned of."""
+    literals: dict[str, None] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for text in addresses:
+        place = parse_address(text)
+        if place.scheme != "tcp" or family_of(place.host) != "memory":
+            literals[text] = None
+            continue
+        names[text] = ()
+        try:
+            entries = await asyncio.get_running_loop().getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+            names[text] = tuple(format_address(Address("tcp", str(entry[4][0]), place.port)) for entry in entries)
+        except OSError as error:
+            logger.warning("%s is announced, but %s cannot be resolved: %s", text, place.host, error)
+        literals.update(dict.fromkeys(names[text]))
+    return tuple(literals), names

@@ -1,0 +1,203 @@
+"""What a peer concludes about who can dial it: one verdict for each family of addresses. Pure logic, no I/O.
+
+The evidence is what contacts see (where they are, at which address they see this peer), whether somebody's dial came in
+at the listener, and what became of the dial-backs that were asked for. Nobody's word counts alone: that a dial worked
+is proved by the dial itself, and that none worked is believed only if contacts in unlike networks were asked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from swarmcli.errors import AddressError
+from swarmcli.network.addresses import Scope, parse_address, scope_of
+
+Family = Literal["IPv4", "IPv6", "memory"]
+How = Literal["assumed", "dialed back", "dialed from outside", "mapped", "stated", "asked in vain", "not checked"]
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+WANTED_NETWORKS = 3  # unlike networks that are asked before a verdict is at rest
+_PREFIX = {4: 16, 6: 32}  # bits of an address that name a network; neighbours within it may belong together
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Who can dial this peer at its addresses of one family."""
+
+    family: Family
+    scope: Scope  # how far away those are who can dial it; of one whom nobody can dial, who would want to
+    dialable: bool | None  # None: not known yet, so this peer is a client until it is
+    addresses: tuple[str, ...]  # what is announced, the likeliest first; empty unless dialable
+    how: How
+    networks: int = 0  # unlike networks that were asked or dialed in
+
+    @property
+    def address(self) -> str:
+        return self.addresses[0] if self.addresses else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One contact: where it is, and at which host it sees this peer. `came_in`: it dialed this peer's listener, and
+    so says nothing about `observed`."""
+
+    host: str
+    observed: str | None = None
+    came_in: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One contact that said it would have this peer dialed at `address`. `over`: it has had its time."""
+
+    network: str
+    address: str
+    proved: bool = False
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where this peer stands: what its listener found, and the interfaces of this machine."""
+
+    addresses: tuple[str, ...] = ()  # of the listener
+    hosts: frozenset[str] = frozenset()  # of all interfaces
+    networks: tuple[Network, ...] = ()  # behind them
+
+    def of(self, family: Family) -> tuple[str, ...]:
+        return tuple(address for address in self.addresses if family_of(host_of(address)) == family)
+
+    def beyond(self, sighting: Sighting) -> bool:
+        """Whether this contact is farther away than this machine and its networks: it sees this peer translated, or
+        stands in the internet."""
+        if self._is_own(sighting.host):
+            return False
+        if sighting.observed is not None and not self._is_own(sighting.observed):
+            return True
+        return scope_of(sighting.host) is Scope.INTERNET and not self.is_near(sighting.host)
+
+    def is_near(self, host: str) -> bool:
+        """Whether a host is this machine, or in a network that one of its interfaces is in."""
+        if self._is_own(host):
+            return True
+        address = _ip(host)
+        return address is not None and any(address in network for network in self.networks)
+
+    def _is_own(self, host: str) -> bool:
+        return host in self.hosts or scope_of(host) is Scope.HOST
+
+
+def judge(
+    family: Family,
+    around: Surroundings,
+    sightings: Collection[Sighting],
+    asks: Collection[Ask] = (),
+    stated: tuple[str, ...] = (),
+) -> Verdict:
+    """The verdict on one family. `sightings` are of all families: who has contacts beyond its network, even if by
+    another family, does not take its own addresses for granted any more. `stated` are this family's addresses that
+    the user announces."""
+    own = stated or around.of(family)
+    seen = [sighting for sighting in sightings if family_of(sighting.host) == family]
+    beyond = [sighting for sighting in seen if around.beyond(sighting)]
+    if not beyond and not asks:
+        return _judge_within(family, around, own, seen, any(map(around.beyond, sightings)))
+
+    came_in = {network_of(sighting.host) for sighting in beyond if sighting.came_in}
+    proofs = came_in | {ask.network for ask in asks if ask.proved}
+    silent = {ask.network for ask in asks if ask.over and not ask.proved} - proofs
+    asked = len(proofs | {ask.network for ask in asks})
+    # At least as many networks got through as did not. A silence may be a lie or a loss, a dial that came in is
+    # neither; but one network alone may have a way in that the others have not (a campus, a tunnel).
+    if proofs and len(proofs) >= len(silent):
+        addresses, how = _proven(family, around, own, seen, asks, stated)
+        return Verdict(family, Scope.INTERNET, True, addresses, how, asked)
+    known = any(ask.over for ask in asks) and all(ask.over or ask.proved for ask in asks)
+    return Verdict(
+        family, Scope.INTERNET, False if known else None, (), "asked in vain" if known else "not checked", asked
+    )
+
+
+def _judge_within(
+    family: Family, around: Surroundings, own: tuple[str, ...], seen: Collection[Sighting], beyond_elsewhere: bool
+) -> Verdict:
+    """Where nobody of this family is beyond this peer's own network."""
+    if beyond_elsewhere and not seen:
+        return Verdict(family, Scope.INTERNET, None, (), "not checked")
+    if seen:
+        scope = Scope.HOST if all(around._is_own(sighting.host) for sighting in seen) else Scope.LAN
+    else:
+        scope = max((scope_of(host_of(address)) or Scope.LAN for address in own), default=Scope.HOST)
+    return Verdict(family, scope, bool(own), own, "assumed")
+
+
+def _proven(
+    family: Family,
+    around: Surroundings,
+    own: tuple[str, ...],
+    seen: Collection[Sighting],
+    asks: Collection[Ask],
+    stated: tuple[str, ...],
+) -> tuple[tuple[str, ...], How]:
+    """What to announce once somebody from beyond has come in: the address that most networks were told to dial, and
+    behind it this peer's own ones for contacts nearby (a router need not let them through by the outer one)."""
+    votes = Counter({ask.address: 0 for ask in asks})
+    for address in {(ask.network, ask.address) for ask in asks if ask.proved}:
+        votes[address[1]] += 1
+    proven = [address for address, count in votes.most_common() if count]
+    nearby = own if any(not around.beyond(sighting) for sighting in seen) else ()
+    if proven:
+        best = (max(proven, key=lambda address: (votes[address], address in own)),)
+        how: How = "stated" if best[0] in stated else "dialed back"
+        return tuple(dict.fromkeys((*best, *nearby))), how
+    # Somebody dialed in, at an address that this peer does not know yet: its own one if that is of the internet, or
+    # the one that the user states. Else it goes on with what it has, until a dial-back names the outer one.
+    outer = tuple(address for address in own if scope_of(host_of(address)) is Scope.INTERNET)
+    return outer or own, "dialed from outside"
+
+
+def family_of(host: str) -> Family:
+    address = _ip(host)
+    if address is None:
+        return "memory"
+    return "IPv4" if address.version == 4 else "IPv6"
+
+
+def network_of(host: str) -> str:
+    """The network that a host is in, as far as an outsider can tell: hosts of one network are taken for one voice."""
+    address = _ip(host)
+    if address is None:
+        return host
+    return str(ipaddress.ip_network((address, _PREFIX[address.version]), strict=False))
+
+
+def host_of(address: str) -> str:
+    """The host in an address; "" if it cannot be read or names none."""
+    try:
+        return parse_address(address).host
+    except AddressError:
+        return ""
+
+
+def families(around: Surroundings, sightings: Iterable[Sighting], stated: Iterable[str]) -> list[Family]:
+    """Those that this peer listens in or is seen in, in the order of their usefulness."""
+    hosts = [*map(host_of, (*around.addresses, *stated)), *(sighting.host for sighting in sightings)]
+    found = {family_of(host) for host in hosts if host}
+    order: tuple[Family, ...] = ("IPv4", "IPv6", "memory")
+    return [family for family in order if family in found]
+
+
+@lru_cache(maxsize=4096)
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address

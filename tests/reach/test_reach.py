@@ -1,0 +1,340 @@
+"""Reach as a whole, in virtual time on a memory network with routers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from swarmcli.errors import CallRefused, UnknownMethod
+from swarmcli.events import Noticed
+from swarmcli.network.addresses import Scope
+from swarmcli.network.endpoint import SeenPeer
+from swarmcli.network.identity import PeerID
+from swarmcli.network.wire.codec import encode
+from swarmcli.reach.budgets import DialLimits
+from swarmcli.reach.dialback import (
+    DIAL_BACK,
+    DIAL_FOR,
+    DialBackReply,
+    DialBackRequest,
+    DialForReply,
+    DialForRequest,
+    Proof,
+)
+from swarmcli.reach.reach import CHECK_SECONDS, PATIENCE
+from swarmcli.testing import run
+from swarmcli.testing.memory_router import MemoryRouter
+from tests.reach.homes import PORT, Homes
+
+
+def test_the_first_peer_and_its_neighbours_need_nobody():
+    async def main() -> None:
+        async with Homes() as homes:
+            router = homes.router("5.2.0.1")
+            first = await homes.peer("192.168.1.2", router)
+            assert first.reach.dialable and first.endpoint.addresses == (f"memory://192.168.1.2:{PORT}",)
+            second = await homes.peer("192.168.1.3", router, contacts=[first])
+            before = asyncio.get_running_loop().time()
+            assert await second.reach.settle(5) and asyncio.get_running_loop().time() == before
+            assert second.reach.dialable and second.reach.scope is Scope.LAN
+            assert "peers in this network can dial" in second.reach.sentence()
+            assert first.reach.dialable and first.reach.checks == second.reach.checks == 0
+
+    run(main(), timeout=600)
+
+
+def test_behind_a_router_a_peer_is_a_client_until_a_dial_back_proves_the_opposite():
+    async def main() -> None:
+        async with Homes(latency=0.05) as homes:
+            router = homes.router("5.2.0.1")
+            public = await homes.peer("5.1.0.1")
+            home = await homes.peer("192.168.1.2", router, contacts=[public])
+            begun = now()
+            assert home.endpoint.client_mode  # before it is known
+            assert await home.reach.settle(5)
+            assert now() - begun <= PATIENCE + 0.1
+            assert home.reach.dialable is False and home.endpoint.client_mode
+            assert "lets nobody in" in home.reach.sentence() == home.said[-1].sentence
+
+            router.forward(PORT, home.endpoint.peer_id)
+            await asyncio.sleep(1.3 * CHECK_SECONDS)
+            assert home.reach.dialable and not home.endpoint.client_mode
+            assert home.endpoint.addresses == (f"memory://5.2.0.1:{PORT}",)
+            assert public.endpoint.own_word(home.endpoint.peer_id)[-1] == f"memory://5.2.0.1:{PORT}"
+
+            router.forget(PORT)
+            await asyncio.sleep(1.3 * CHECK_SECONDS)
+            assert home.endpoint.client_mode and home.said[-1].dialable is False
+            assert [event.dialable for event in home.said] == [None, False, True, False]
+
+    run(main(), timeout=7200)
+
+
+def test_a_public_newcomer_is_proved_at_once_and_proves_the_first_one():
+    async def main() -> None:
+        async with Homes(latency=0.05) as homes:
+            first = await homes.peer("5.1.0.1")
+            assert first.endpoint.addresses == (first.address,)
+            second = await homes.peer("5.2.0.1", contacts=[first])
+            begun = now()
+            assert second.endpoint.client_mode and await second.reach.settle(5)
+            assert now() - begun < 1.0
+            assert second.reach.verdicts[0].how == "dialed back" and second.endpoint.addresses == (second.address,)
+            assert first.reach.verdicts[0].how == "dialed from outside" and first.reach.checks == 0
+
+    run(main(), timeout=600)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_a_silent_contact_alone_decides_nothing():
+    """It says that it will have the newcomer dialed, and does nothing. Two others dial."""
+
+    async def main() -> None:
+        async with Homes() as homes:
+            liar = await homes.peer("5.9.0.1", honest=False)
+
+            async def lie(peer: PeerID, request: DialBackRequest) -> DialBackReply:
+                return DialBackReply("memory://5.66.0.1:9")
+
+            liar.endpoint.serve(DIAL_BACK, DialBackRequest, lie)
+            honest = [await homes.peer(f"5.{number}.0.1") for number in (1, 2)]
+            newcomer = await homes.peer("5.5.0.1", contacts=[liar, *honest])
+            assert await newcomer.reach.settle(5)
+            assert newcomer.reach.dialable and newcomer.endpoint.addresses == (newcomer.address,)
+
+            alone = await homes.peer("5.6.0.1", contacts=[liar])
+            assert await alone.reach.settle(5) and alone.reach.dialable is False
+            await alone.meet(honest[0])  # and it recovers once it knows an honest one
+            await alone.meet(honest[1])
+            await asyncio.sleep(30)
+            assert alone.reach.dialable and alone.endpoint.addresses == (alone.address,)
+
+    run(main(), timeout=600)
+
+
+def test_who_says_that_a_dial_worked_has_to_have_dialed():
+    """The liar sends the nonce on the connection that the newcomer dialed: that proves nothing, and ends it."""
+
+    async def main() -> None:
+        async with Homes() as homes:
+            router = homes.router("5.2.0.1")
+            liar = await homes.peer("5.9.0.1", honest=False)
+            nonces: list[bytes] = []
+
+            async def lie(peer: PeerID, request: DialBackRequest) -> DialBackReply:
+                nonces.append(request.nonce)
+                return DialBackReply("memory://5.2.0.1:4000")
+
+            liar.endpoint.serve(DIAL_BACK, DialBackRequest, lie)
+            newcomer = await homes.peer("192.168.1.2", router, contacts=[liar])
+            assert await newcomer.reach.settle(5) and nonces
+            with pytest.raises(UnknownMethod):
+                await liar.endpoint.call(newcomer.endpoint.peer_id, "reach.proof", Proof(nonces[0]), Proof, timeout=1)
+            assert newcomer.reach.dialable is False
+            # From the same home it can be dialed, but that is not what the liar's network would do.
+            insider = await homes.peer("192.168.1.3", router, honest=False)
+            place = f"memory://192.168.1.2:{PORT}"
+            await insider.endpoint.probe(place, newcomer.endpoint.peer_id, encode(Proof(nonces[0])), timeout=1)
+            await asyncio.sleep(1)
+            assert newcomer.reach.dialable is False
+
+    run(main(), timeout=600)
+
+
+def test_a_third_peer_dials_that_the_asker_does_not_know():
+    async def main() -> None:
+        async with Homes() as homes:
+            public = await homes.peer("5.1.0.1")
+            third = await homes.peer("5.3.0.1", contacts=[public])
+            assert await third.reach.settle(5)
+            homes.network.dials.clear()
+            newcomer = await homes.peer("5.5.0.1", contacts=[public])
+            assert await newcomer.reach.settle(5) and newcomer.reach.dialable
+            assert [who for who, address in homes.network.dials if address == newcomer.address] == [
+                third.endpoint.peer_id
+            ]
+
+    run(main(), timeout=600)
+
+
+def test_nobody_can_be_made_to_dial_more_than_its_budget():
+    """A flood of wishes, by many identities that stand in one network, against hosts of that network."""
+
+    async def main() -> None:
+        limits = DialLimits()
+        async with Homes() as homes:
+            public = await homes.peer("5.1.0.1")
+            served = 0
+            homes.network.dials.clear()
+            for number in range(12):
+                stranger = await homes.peer(f"5.66.0.{number + 1}", honest=False)
+                await stranger.meet(public)
+                for port in range(100):
+                    request = DialBackRequest(bytes(16), 1000 + port)
+                    try:
+                        await stranger.endpoint.call(
+                            public.endpoint.peer_id, DIAL_BACK, request, DialBackReply, timeout=9
+                        )
+                        served += 1
+                    except CallRefused as refusal:
+                        assert refusal.code == "busy"
+            assert served <= limits.network_burst + 1 + now() * limits.network_rate
+            await asyncio.sleep(10)
+            assert homes.dials_to("5.66.") == served  # each asked once, and never a host that was only named
+            victim = DialForRequest(stranger.endpoint.peer_id, "memory://192.168.1.1:80", bytes(16))
+            with pytest.raises(CallRefused, match="only hosts of the internet"):
+                await stranger.endpoint.call(public.endpoint.peer_id, DIAL_FOR, victim, DialForReply, timeout=9)
+
+    run(main(), timeout=6000)
+
+
+def test_a_false_observed_address_is_outvoted():
+    """One of three contacts says that it sees the newcomer at a victim's address, and dials it at its own."""
+
+    async def main() -> None:
+        async with Homes() as homes:
+            contacts = [await homes.peer(f"5.{number}.0.1") for number in (1, 2, 3)]
+            liar = contacts[0].endpoint.peer_id
+            newcomer = await homes.peer("5.5.0.1", contacts=contacts[:0], expects=True)
+            truly = newcomer.endpoint.seen
+
+            def seen(peer: PeerID) -> SeenPeer | None:
+                found = truly(peer)
+                return replace(found, observed_address="memory://5.66.0.1:80") if found and peer == liar else found
+
+            newcomer.endpoint.seen = seen  # type: ignore[method-assign]
+            for contact in contacts:
+                await newcomer.meet(contact)
+            await asyncio.sleep(30)
+            assert newcomer.endpoint.addresses == (newcomer.address,)
+            assert homes.dials_to("5.66.") == 0
+
+    run(main(), timeout=600)
+
+
+def test_a_statement_that_does_not_hold_is_said_and_not_announced():
+    async def main() -> None:
+        async with Homes() as homes:
+            router = homes.router("5.2.0.1")
+            public = await homes.peer("5.1.0.1")
+            stated = f"memory://5.2.0.1:{PORT}"
+            home = await homes.peer("192.168.1.2", router, contacts=[public], announce=(stated,))
+            assert await home.reach.settle(5)
+            assert home.endpoint.addresses == ()
+            warnings = [event.text for event in home.events if isinstance(event, Noticed)]
+            assert len(warnings) == 1 and stated in warnings[0] and "nobody's dial came in" in warnings[0]
+
+            router.forward(PORT, home.endpoint.peer_id)
+            await asyncio.sleep(1.3 * CHECK_SECONDS)
+            assert home.endpoint.addresses == (stated,) and home.reach.verdicts[0].how == "stated"
+
+    run(main(), timeout=6000)
+
+
+def test_client_mode_stays_a_wish():
+    async def main() -> None:
+        async with Homes() as homes:
+            public = await homes.peer("5.1.0.1")
+            wisher = await homes.peer("5.2.0.1", contacts=[public], client_mode=True)
+            assert await wisher.reach.settle(5) and wisher.reach.checks == 0
+            assert wisher.endpoint.addresses == () and "as was wished" in wisher.reach.sentence()
+            assert homes.dials_to("5.2.0.1") == 0
+
+    run(main(), timeout=600)
+
+
+def test_routers_and_relays_are_asked_where_nobody_can_dial_this_peer():
+    async def main() -> None:
+        async with Homes() as homes:
+            router = homes.router("5.2.0.1")
+            public = await homes.peer("5.1.0.1")
+            relays, mappings = FakeRelays(), []
+
+            def mapping(port: int, family: str) -> FakeMapping:
+                mappings.append(FakeMapping(router))
+                return mappings[-1]
+
+            home = await homes.peer("192.168.1.2", router, contacts=[public], mapping=mapping, relays=relays)
+            assert await home.reach.settle(5) and home.reach.dialable is False
+            await asyncio.sleep(1)
+            assert relays.running and len(mappings) == 1
+            mappings[0].open(home.endpoint.peer_id, 5000)
+            await asyncio.sleep(20)
+            assert home.endpoint.addresses == ("memory://5.2.0.1:5000",) and home.reach.verdicts[0].how == "mapped"
+            assert not relays.running  # given back
+            mappings[0].lose()
+            await asyncio.sleep(20)
+            assert home.endpoint.client_mode and relays.running
+            await home.reach.close()
+            assert mappings[0].withdrawn and not relays.running
+
+    run(main(), timeout=6000)
+
+
+def test_a_peer_that_moves_to_another_network_is_judged_anew():
+    async def main() -> None:
+        async with Homes() as homes:
+            public = await homes.peer("5.1.0.1")
+            mover = await homes.peer("5.5.0.1", contacts=[public])
+            assert await mover.reach.settle(5) and mover.reach.dialable
+            homes.move(mover, "192.168.1.7", homes.router("5.6.0.1"))
+            await asyncio.sleep(6)
+            assert mover.endpoint.addresses == ()  # nothing of what was known holds
+            await mover.meet(public)
+            await asyncio.sleep(PATIENCE + 1)
+            assert mover.reach.dialable is False
+
+    run(main(), timeout=600)
+
+
+class FakeRelays:
+    running = False
+
+    async def start(self) -> None:
+        self.running = True
+
+    async def close(self) -> None:
+        self.running = False
+
+
+class FakeMapping:
+    """What a router opens, when the test says so."""
+
+    def __init__(self, router: MemoryRouter) -> None:
+        self._router = router
+        self._port: int | None = None
+        self._changed = asyncio.Event()
+        self.withdrawn = False
+
+    def open(self, peer: PeerID, port: int) -> None:
+        self._router.forward(port, peer)
+        self._port = port
+        self._changed.set()
+
+    def lose(self) -> None:
+        self._router.forget(self._port or 0)
+        self._port = None
+        self._changed.set()
+
+    async def leases(self) -> AsyncIterator[FakeLease | None]:
+        while True:
+            yield FakeLease(self._port) if self._port else None
+            await self._changed.wait()
+            self._changed.clear()
+
+    def refresh(self) -> None:
+        pass
+
+    async def withdraw(self) -> None:
+        self.withdrawn = True
+
+
+@dataclass
+class FakeLease:
+    port: int
