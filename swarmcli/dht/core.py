@@ -17,7 +17,15 @@ from swarmcli.dht.records import Record, id_to_bytes, key_id
 from swarmcli.dht.routing import Contact, Contacts
 from swarmcli.dht.schema import RecordChecker, RecordValidator
 from swarmcli.dht.storage import Storage, Verdict
-from swarmcli.errors import CallRefused, ConnectionLost, NetworkError, ProtocolViolation, RemoteError, ValidationError
+from swarmcli.errors import (
+    CallRefused,
+    ConnectionLost,
+    NetworkError,
+    ProtocolViolation,
+    RemoteError,
+    UnknownMethod,
+    ValidationError,
+)
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
@@ -241,6 +249,9 @@ class NodeCore:
                 # end because the peer gave it up for another.
                 return await call()
         except (CallRefused, RemoteError):
+            raise
+        except UnknownMethod:  # it is no node of the hash table any more: nobody can dial it
+            self.contacts.withdrawn(peer)
             raise
         except ProtocolViolation:
             self.contacts.ban(peer, self.loop_time())

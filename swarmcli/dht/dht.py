@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
@@ -21,10 +22,15 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread, SwarmFuture
 from swarmcli.network.transports.tcp.transport import TCPTransport
+from swarmcli.reach.mapping import PortMapping
+from swarmcli.reach.reach import Reach, ReachOptions
+from swarmcli.reach.verdict import Family
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_FIRST_VERDICT_SECONDS = 3.0  # that a peer with contacts beyond its own network waits to know whether it can be dialed
 
 
 class DHT:
@@ -48,6 +54,8 @@ class DHT:
         record_validators: Iterable[RecordValidator] = (),
         num_replicas: int = 5,
         cache_locally: bool = True,
+        port_mapping: bool = True,
+        relay: bool = False,
         startup_timeout: float = 15,
         shutdown_timeout: float = 3,
         await_ready: bool = True,
@@ -64,6 +72,7 @@ class DHT:
         self._never_listens = client_mode
         self._listening: dict[str, Any] = {"host": host, "port": port}
         self._announce = tuple(announce_addresses)
+        self._reach_options = ReachOptions(port_mapping=port_mapping, relay=relay)
         self._node_options: dict[str, Any] = {
             "initial_peers": tuple(str(address) for address in initial_peers or ()),
             "num_replicas": num_replicas,
@@ -76,6 +85,8 @@ class DHT:
         self._opening: SwarmFuture[DHTNode] | None = None
         self._opener: asyncio.Task[Any] | None = None
         self._node: DHTNode | None = None
+        self._reach: Reach | None = None
+        self._ends = AsyncExitStack()
         self._closed = False
         self.events = Events()
         self.clock = Clock()
@@ -125,6 +136,13 @@ class DHT:
         """Whether nobody can dial this peer directly, by its user's wish or as was found out. It may change; before the
         peer is ready it is the wish."""
         return self._never_listens if self._node is None else self._node.client_mode
+
+    @property
+    def reach(self) -> Reach:
+        """What this peer has found out about who can dial it. RuntimeError as for `node`."""
+        if self._reach is None or self._node is None:
+            raise RuntimeError("this DHT is not running")
+        return self._reach
 
     def is_alive(self) -> bool:
         """Whether the peer is up."""
@@ -238,22 +256,34 @@ class DHT:
             announce=self._announce,
             events=self.events,
         )
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(endpoint.close)
             await endpoint.start()
-        except (Exception, asyncio.CancelledError):
-            await endpoint.close()
-            raise
-        set_default_clock(self.clock)
-        self._node = await DHTNode.create(endpoint, **self._node_options)
-        return self._node
+            set_default_clock(self.clock)
+            # Before the first contact is met: what it sees says at once where this peer can be dialed, or that a
+            # dial-back has to show it. Meanwhile the node finds its neighbours.
+            alone = not self._node_options["initial_peers"]
+            reach = Reach(
+                endpoint, contacts=self._contacts, options=self._reach_options, alone=alone, mapping=_port_mapping
+            )
+            undo.push_async_callback(reach.close)
+            await reach.start()
+            node = await DHTNode.create(endpoint, owns_endpoint=False, **self._node_options)
+            undo.push_async_callback(node.shutdown)
+            await reach.settle(_FIRST_VERDICT_SECONDS)
+            self._ends = undo.pop_all()
+        self._reach, self._node = reach, node
+        return node
+
+    def _contacts(self) -> list[PeerID]:
+        return [] if self._node is None else [contact.peer_id for contact in self._node.core.contacts.table]
 
     async def _close(self) -> None:
         if self._opener is not None and not self._opener.done():
             self._opener.cancel()
             await asyncio.wait([self._opener])
-        if self._node is not None:
-            node, self._node = self._node, None
-            await node.shutdown()
+        self._node = None
+        await self._ends.aclose()
 
     def _do(self, action: Callable[[DHTNode], Awaitable[T]], return_future: bool) -> Any:
         return self._deliver(self._with_node(action), return_future)
@@ -268,3 +298,7 @@ class DHT:
             coroutine.close()
             raise RuntimeError("this DHT is not running; start it with run_in_background()")
         return self._thread.submit(coroutine) if return_future else self._thread.run(coroutine)
+
+
+def _port_mapping(port: int, family: Family) -> PortMapping:
+    return PortMapping(port, family="ipv6" if family == "IPv6" else "ipv4")

@@ -29,6 +29,7 @@ from swarmcli.dht.service import DHTService
 from swarmcli.dht.storage import ReadCache
 from swarmcli.dht.writing import write
 from swarmcli.errors import ValidationError
+from swarmcli.events import Event, OwnAddressesChanged
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
 
@@ -53,6 +54,7 @@ class DHTNode:
         self._replicator = Replicator(core)
         self._work: asyncio.Task[None] | None = None
         self._owns_endpoint = owns_endpoint
+        self._moved = asyncio.Event()
 
     @classmethod
     async def create(
@@ -190,6 +192,7 @@ class DHTNode:
     async def shutdown(self) -> None:
         """Ends the node and, if it owns it, the endpoint. Idempotent; leaves no task."""
         self._unsubscribe()
+        self._unsubscribe_own()
         self._service.stop()
         if self._work is not None:
             self._work.cancel()
@@ -201,11 +204,12 @@ class DHTNode:
         # Before the first call: nodes that are met while joining ask back, and changes of contacts must be noted.
         self.core.contacts.listeners.append(self._maintenance.contact_changed)
         self._unsubscribe = self.endpoint.events.subscribe(self._maintenance.on_event)
-        if not self.client_mode:
-            self.core.contacts.listeners.append(self._replicator.contact_changed)
-            self._service.start()
+        self.core.contacts.listeners.append(self._replicator.contact_changed)
+        self._turn()
+        self._unsubscribe_own = self.endpoint.events.subscribe(self._on_event)
         if initial_peers:
             self._maintenance.first_contacts = await find_first_contact(self.core, initial_peers, timeout)
+            self._moved.clear()  # whoever hears of this node now hears where it is
             await self.core.explore(node_id(self.peer_id))
         self._work = asyncio.create_task(self._run(), name=f"dht {self.peer_id.short}")
 
@@ -213,10 +217,29 @@ class DHTNode:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._maintenance.run())
-                if not self.client_mode:
-                    group.create_task(self._replicator.run())
+                group.create_task(self._replicator.run())
+                group.create_task(self._keep_introducing())
         except ExceptionGroup:
             logger.exception("the node no longer looks after its contacts and records")
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, OwnAddressesChanged):
+            self._turn()
+            self._moved.set()
+
+    def _turn(self) -> None:
+        """A peer that can be dialed answers as a node of the table; one in client mode does not. It may change."""
+        if self.client_mode:
+            self._service.stop()
+        else:
+            self._service.start()
+
+    async def _keep_introducing(self) -> None:
+        """The neighbours hear where this node can be dialed, or that it cannot be any more, as soon as that changes."""
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            await self.core.explore(node_id(self.peer_id))
 
     async def _store_records(self, records: list[Record]) -> list[bool]:
         """Whether each was stored; numbers those anew that a record from an earlier life of this owner outranks."""

@@ -53,6 +53,8 @@ class Replicator:
                 self._news.clear()
                 news = self._appeared, self._lost
                 self._appeared, self._lost = {}, {}
+            if self._core.endpoint.client_mode:
+                continue  # nobody asks this node for what it may still hold
             for rank, work in sorted((await self._plan(news)).items()):
                 # The nearest replica acts first; when the others compare, there is mostly nothing left to send.
                 await asyncio.sleep(rank * self._core.limits.sync_delay)

@@ -180,8 +180,12 @@ class Contacts:
         self._banned: OrderedDict[PeerID, float] = OrderedDict()  # until when, in loop time
 
     def heard_from(self, contact: Contact, now: float) -> None:
-        """A listening peer has called or answered, and this is where it says it is."""
-        if contact.peer_id == self._own or not contact.addresses or self.is_banned(contact.peer_id, now):
+        """A peer has called or answered, and this is where it says it is. One that nobody can dial any more leaves the
+        table."""
+        if contact.peer_id == self._own or self.is_banned(contact.peer_id, now):
+            return
+        if not contact.addresses:
+            self.withdrawn(contact.peer_id)
             return
         if self.table.get(contact.peer_id) != contact:
             self._learn(contact.peer_id, contact.addresses)
@@ -203,6 +207,15 @@ class Contacts:
         elif known := self._lost.get(peer):
             known.pause = min(4 * known.pause, _LONGEST_PAUSE)
             known.next_probe = now + known.pause
+        if successor is not None:
+            self._tell("appeared", successor)
+
+    def withdrawn(self, peer: PeerID) -> None:
+        """It says that it cannot be dialed: it leaves the table, and nobody looks for it."""
+        self._lost.pop(peer, None)
+        lost, successor = self.table.failed(peer)
+        if lost is not None:
+            self._tell("lost", lost)
         if successor is not None:
             self._tell("appeared", successor)
 

@@ -23,9 +23,13 @@ class DHTService:
     def __init__(self, core: NodeCore) -> None:
         self._core = core
         self._meter = WriteMeter(core.limits)
+        self._serving = False
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Begins to answer. Idempotent."""
+        if self._serving:
+            return
+        self._serving = True
         endpoint = self._core.endpoint
         endpoint.serve(messages.PING, messages.PingRequest, self.ping)
         endpoint.serve(messages.FIND, messages.FindRequest, self.find)
@@ -33,7 +37,8 @@ class DHTService:
         endpoint.serve(messages.SYNC, messages.SyncRequest, self.sync)
 
     def stop(self) -> None:
-        """Answers no more."""
+        """Answers no more. Idempotent."""
+        self._serving = False
         self._core.endpoint.withdraw(messages.PING, messages.FIND, messages.STORE, messages.SYNC)
 
     async def ping(self, peer: PeerID, request: messages.PingRequest) -> messages.PingReply:
