@@ -87,15 +87,14 @@ class DecentralizedAverager:
         the DHT's mode and to none. `state_compression`: how others download the state from here; with a lossy codec
         they do not get every bit of it. `tensor_infos`: key and role of each tensor, by which adaptive compressions
         choose; unless given, keys are indices (in a state they always are). `allow_state_sharing`: others may download
-        what `get_current_state` gives; unless given, a peer that can be dialed and is no auxiliary shares. It can be
-        set later, as can `state_sharing_priority`.
+        what `get_current_state` gives; unless given, a peer that is no auxiliary shares while others can reach it,
+        directly or over a relay. It can be set later, as can `state_sharing_priority`.
         `daemon=False` keeps the process alive, when its main thread has ended, until somebody calls `shutdown`.
 
         Raises ValueError and TypeError for arguments that make no sense.
         """
-        if client_mode is False and dht.client_mode:
-            raise ValueError("client_mode=False needs a DHT that others can dial; this one is in client mode")
-        hidden = dht.client_mode if client_mode is None else client_mode
+        if client_mode is False and dht.stays_hidden:
+            raise ValueError("client_mode=False needs a DHT that others may dial; this one is in client mode")
         patience = next_chunk_timeout if sender_timeout is None else sender_timeout
         codec = NoCompression() if compression is None else compression
         state_codec = NoCompression() if state_compression is None else state_compression
@@ -103,9 +102,10 @@ class DecentralizedAverager:
         self.dht = dht
         check_tensors(averaged_tensors)
         check_numbers(shutdown_timeout=shutdown_timeout)
-        if allow_state_sharing is None:
-            allow_state_sharing = not (hidden or auxiliary)
-        check_flags(allow_state_sharing=allow_state_sharing)
+        if allow_state_sharing is None and auxiliary:
+            allow_state_sharing = False
+        if allow_state_sharing is not None:
+            check_flags(allow_state_sharing=allow_state_sharing)
         self._tensors = list(averaged_tensors)
         self._holder: int | None = None  # the thread that is inside get_tensors()
         self.config = AveragerConfig(
@@ -170,8 +170,8 @@ class DecentralizedAverager:
 
     @property
     def client_mode(self) -> bool:
-        own = self.config.client_mode
-        return self.dht.client_mode if own is None else own
+        """Whether nobody can dial this peer directly, as things stand now; see `client_mode` of the DHT."""
+        return bool(self.config.client_mode) or self.dht.client_mode
 
     @property
     def mode(self) -> AveragingMode:
@@ -311,13 +311,16 @@ class DecentralizedAverager:
 
     @property
     def allow_state_sharing(self) -> bool:
-        """Whether others may download the state from here. Once it is False, who asks is refused; downloads under way
-        go on."""
+        """Whether others may download the state from here, as things stand now. Once it is False, who asks is refused;
+        downloads under way go on."""
+        if self._allow_state_sharing is None:
+            return not self.config.client_mode and self.dht.reachable
         return self._allow_state_sharing
 
     @allow_state_sharing.setter
-    def allow_state_sharing(self, allow: bool) -> None:
-        check_flags(allow_state_sharing=allow)
+    def allow_state_sharing(self, allow: bool | None) -> None:
+        if allow is not None:
+            check_flags(allow_state_sharing=allow)
         self._allow_state_sharing = allow
         if self._runner.can_be_called:
             self._runner.call(lambda core: core.share_state(allow))

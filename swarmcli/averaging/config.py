@@ -126,7 +126,9 @@ class AveragerConfig:
     bandwidth: float | None = None  # share of the reducing work; None: as measured in past rounds; 0: reduces nothing
     auxiliary: bool = False  # reduces for others, and its own tensors stay out
     client_mode: bool | None = None  # as if nobody could dial this peer; None: as the node
-    share_state: bool = False  # others may download from here what `get_state` gives
+    # Whether others may download from here what `get_state` gives; None: while they can reach this peer, directly or
+    # over a relay.
+    share_state: bool | None = False
     # How that state travels. Whoever downloads it with a lossy codec holds other bits than the donor, and is told so.
     state_compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
     declare_state_period: float = 30.0  # seconds between two repetitions of the offer to share

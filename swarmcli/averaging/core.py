@@ -190,8 +190,9 @@ class AveragerCore:
         """
         return await self._sharing.download(timeout)
 
-    def share_state(self, donates: bool) -> None:
-        """Whether others may download the state from here, from now on; downloads under way go on."""
+    def share_state(self, donates: bool | None) -> None:
+        """Whether others may download the state from here, from now on; None: while they can reach this peer.
+        Downloads under way go on."""
         self._sharing.share(donates)
 
     def declare_state(self, *, priority: float = 0.0, epoch: int = -1, tag: bytes = b"") -> None:
@@ -312,6 +313,7 @@ class AveragerCore:
                 round_ = self._make_round(group, weight)
                 with self._finder.link.watching():
                     result = await round_.run()
+                self._finder.spare(result.failed)
                 if result.total_weight > 0 and result.averages:
                     await on_executor(self._layout.nbytes, self._apply, result.averages)
                     self.archive.keep(group.group_id, group.tag, result)

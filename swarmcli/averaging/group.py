@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
 
 from swarmcli.network.addresses import bounded
@@ -23,15 +24,29 @@ MAX_MEMBERS = 4096
 MAX_GATHERED_BYTES = 16 << 10  # of one member
 
 
+class Dialable(IntEnum):
+    """How others come to a peer, the better the greater."""
+
+    NEVER = 0  # it dials others, and is reached over the connections that it made
+    OVER_RELAY = 1  # a byte costs the relay's rate as well
+    DIRECTLY = 2
+
+    @classmethod
+    def of(cls, listening: bool, addresses: Sequence[str]) -> Dialable:
+        if listening:
+            return cls.DIRECTLY
+        return cls.OVER_RELAY if addresses else cls.NEVER
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One peer of a group. Raises ValueError for values that no honest peer has."""
 
     peer_id: PeerID
-    listening: bool = True  # others can dial it
+    listening: bool = True  # others can dial it directly
     auxiliary: bool = False  # reduces for others and has no tensors of its own in the average
     bandwidth: float = 1.0  # relative to the other members; 0: reduces nothing
-    addresses: tuple[str, ...] = ()  # empty unless listening
+    addresses: tuple[str, ...] = ()  # where it can be dialed; of one that does not listen, those at relays
     gathered: bytes = b""  # what it handed to `gather`
 
     def __post_init__(self) -> None:
@@ -40,6 +55,10 @@ class Member:
         if len(self.gathered) > MAX_GATHERED_BYTES:
             raise ValueError(f"gathered data has {len(self.gathered)} bytes, the bound is {MAX_GATHERED_BYTES}")
         object.__setattr__(self, "addresses", bounded(self.addresses))
+
+    @property
+    def dialable(self) -> Dialable:
+        return Dialable.of(self.listening, self.addresses)
 
 
 @dataclass(frozen=True)  # without slots, so that its id is computed once

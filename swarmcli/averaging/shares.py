@@ -7,14 +7,22 @@ slowest link, so the shares solve a linear program:
     minimize T   with   traffic_i(v_i) / bandwidth_i <= T,   sum of v = 1,   v >= 0
 
 Members whom some sender cannot reach get nothing. Bandwidths count per direction and only relative to each other.
+
+Where two members come together only over a relay, each of their bytes passes the relay's link as well, in and out:
+2·v vectors for each sender that goes to a reducer over it. A relay that is a member has its own link for that, any
+other one is taken for as slow as the slowest member, and is shared by all who go over it. Those who can be reached
+directly reduce, unless a round with the others as well would take less than half as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
-from swarmcli.averaging.group import Member
+from swarmcli.averaging.group import Dialable, Member
 from swarmcli.errors import NoReducerError
 
 # Weight of the second aim, shares in proportion to bandwidth, which decides where the first leaves a choice: with two
@@ -31,6 +39,82 @@ def reducing_shares(members: Sequence[Member], total_size: int, min_vector_size:
     able = [index for index in range(len(members)) if _can_reduce(members, index)]
     if not able:
         raise NoReducerError(_why_nobody(members))
+    direct = [index for index in able if _can_reduce(members, index, Dialable.DIRECTLY)]
+    shares = _divide(members, direct or able, total_size, min_vector_size)
+    if len(direct) in (0, len(able)) or not _relays_may_pay(members, able, slowest_link(members, shares)):
+        return shares
+    mixed = _divide(members, able, total_size, min_vector_size)
+    return mixed if 2 * slowest_link(members, mixed) < slowest_link(members, shares) else shares
+
+
+def slowest_link(members: Sequence[Member], shares: Sequence[float]) -> float:
+    """What the linear program minimizes: the time of a round in units of (vector size) / (bandwidth)."""
+    senders = _count_senders(members)
+    own = [_traffic(member, share, senders) for member, share in zip(members, shares, strict=True)]
+    outside = 0.0
+    for relay, rates in _relayed(members, range(len(members))).items():
+        passed = sum(rate * shares[reducer] for reducer, rate in rates.items())
+        if isinstance(relay, int):
+            own[relay] += passed
+        else:
+            outside = max(outside, passed)
+    used = [(traffic, member.bandwidth) for traffic, member in zip(own, members, strict=True) if member.bandwidth > 0]
+    return max(outside / min(bandwidth for _, bandwidth in used), *(traffic / bandwidth for traffic, bandwidth in used))
+
+
+def meeting(first: Member, second: Member) -> Dialable:
+    """How the two come together: by the one that is easier to dial."""
+    return max(first.dialable, second.dialable)
+
+
+def reducer_opens(reducer: Member, sender: Member) -> bool:
+    """Which of the two opens their stream: the sender, unless it is easier to dial than the reducer."""
+    return sender.dialable > reducer.dialable
+
+
+def reducers_among(members: Sequence[Member], able: Sequence[int], senders: Sequence[int]) -> tuple[int, ...]:
+    """Those of `able` whom all senders can reach; if possible only those who offered to reduce, and of these those who
+    are reached without a relay."""
+
+    def reachable(reducer: int, way: Dialable) -> bool:
+        others = (sender for sender in senders if sender != reducer)
+        return all(meeting(members[reducer], members[sender]) >= way for sender in others)
+
+    within = [index for index in able if reachable(index, Dialable.OVER_RELAY)]
+    willing = [index for index in within if members[index].bandwidth > 0] or within
+    return tuple([index for index in willing if reachable(index, Dialable.DIRECTLY)] or willing)
+
+
+def _relays_may_pay(members: Sequence[Member], able: Sequence[int], direct: float) -> bool:
+    """Whether a round that takes so long with direct reducers alone could be twice as fast; it spares the solver.
+
+    If relayed reducers take a fraction f, the round takes at least (1 - f)·direct, and 2·k·f / capacity for the relays,
+    through which each part goes for k senders: together more than direct/2 unless 2·k < direct·capacity.
+    """
+    relayed = _relayed(members, able)
+    slowest = min(member.bandwidth for member in members if member.bandwidth > 0)
+    capacity = sum((members[relay].bandwidth if isinstance(relay, int) else 0.0) or slowest for relay in relayed)
+    vectors = min(sum(rates.get(index, 0.0) for rates in relayed.values()) or math.inf for index in able)
+    return vectors < direct * capacity
+
+
+def _can_reduce(members: Sequence[Member], index: int, way: Dialable = Dialable.OVER_RELAY) -> bool:
+    reducer = members[index]
+    others = (other for place, other in enumerate(members) if place != index and not other.auxiliary)
+    return reducer.bandwidth > 0 and all(meeting(reducer, other) >= way for other in others)
+
+
+def _why_nobody(members: Sequence[Member]) -> str:
+    silent = sum(not member.dialable for member in members)
+    unwilling = sum(member.bandwidth == 0 for member in members)
+    return (
+        f"none of {len(members)} members can reduce for all: {silent} of them cannot be dialed and {unwilling} offer "
+        "no bandwidth; a reducer must listen or have a relay, unless every other member that sends tensors does"
+    )
+
+
+def _divide(members: Sequence[Member], able: Sequence[int], total_size: int, min_vector_size: int) -> tuple[float, ...]:
+    """Shares among those of the `able` that get at least `min_vector_size` elements."""
     # The fastest first, and members of equal bandwidth in their order.
     most = len(able) if min_vector_size <= 0 else max(1, total_size // min_vector_size)
     chosen = sorted(able, key=lambda index: -members[index].bandwidth)[:most]
@@ -41,54 +125,35 @@ def reducing_shares(members: Sequence[Member], total_size: int, min_vector_size:
     return tuple(shares)
 
 
-def slowest_link(members: Sequence[Member], shares: Sequence[float]) -> float:
-    """What the linear program minimizes: the time of a round in units of (vector size) / (bandwidth)."""
-    senders = _count_senders(members)
-    return max(
-        (_traffic(member, share, senders) / member.bandwidth)
-        for member, share in zip(members, shares, strict=True)
-        if member.bandwidth > 0
-    )
-
-
-def can_exchange(first: Member, second: Member) -> bool:
-    """Whether one of the two can dial the other."""
-    return first.listening or second.listening
-
-
-def reducers_among(members: Sequence[Member], able: Sequence[int], senders: Sequence[int]) -> tuple[int, ...]:
-    """Those of `able` whom all senders can reach; if possible only those who offered to reduce."""
-
-    def reachable(reducer: int) -> bool:
-        return all(reducer == sender or can_exchange(members[reducer], members[sender]) for sender in senders)
-
-    within = list(filter(reachable, able))
-    return tuple([index for index in within if members[index].bandwidth > 0] or within)
-
-
-def _can_reduce(members: Sequence[Member], index: int) -> bool:
-    reducer = members[index]
-    others = (other for place, other in enumerate(members) if place != index and not other.auxiliary)
-    return reducer.bandwidth > 0 and all(can_exchange(reducer, other) for other in others)
-
-
-def _why_nobody(members: Sequence[Member]) -> str:
-    silent = sum(not member.listening for member in members)
-    unwilling = sum(member.bandwidth == 0 for member in members)
-    return (
-        f"none of {len(members)} members can reduce for all: {silent} of them cannot be dialed and {unwilling} offer "
-        "no bandwidth; a reducer must listen, unless every other member that sends tensors does"
-    )
-
-
 def _solve(members: Sequence[Member], chosen: Sequence[int]) -> list[float]:
     """Shares for all members, zero except for the chosen."""
-    kinds = tuple((members[index].bandwidth, members[index].auxiliary) for index in chosen)
-    solved = _optimal_shares(kinds, _count_senders(members))
+    relayed = _relayed(members, chosen)
+    if not relayed:
+        kinds = tuple((members[index].bandwidth, members[index].auxiliary) for index in chosen)
+        solved: Sequence[float] = _optimal_shares(kinds, _count_senders(members))
+    else:
+        solved = _solve_with_relays(members, chosen, relayed)
     shares = [0.0] * len(members)
     for index, share in zip(chosen, solved, strict=True):
         shares[index] = share
     return shares
+
+
+def _relayed(members: Sequence[Member], reducers: Sequence[int]) -> dict[int | str, dict[int, float]]:
+    """What passes each relay: reducer → vectors each way for its whole share. Relays are members by index, or texts."""
+    passed: dict[int | str, dict[int, float]] = {}
+    if not any(member.dialable == Dialable.OVER_RELAY for member in members):
+        return passed
+    places = {member.peer_id.text: index for index, member in enumerate(members)}
+    for reducer in reducers:
+        for sender, member in enumerate(members):
+            if sender == reducer or member.auxiliary or meeting(members[reducer], member) != Dialable.OVER_RELAY:
+                continue
+            dialed = member if reducer_opens(members[reducer], member) else members[reducer]
+            relay = dialed.addresses[0].removeprefix("relay://").partition("/")[0]
+            rates = passed.setdefault(places.get(relay, relay), defaultdict(float))
+            rates[reducer] += 2.0  # the sender's part, and the average that comes back
+    return passed
 
 
 @lru_cache(maxsize=64)
@@ -101,21 +166,62 @@ def _optimal_shares(reducers: tuple[tuple[float, bool], ...], senders: int) -> t
 
 def _solve_program(reducers: tuple[tuple[float, bool], ...], senders: int) -> tuple[float, ...]:
     import numpy as np
-    from scipy.optimize import linprog  # takes a third of a second to load, so only when needed
 
-    count = len(reducers)
     bandwidth = np.array([bandwidth for bandwidth, _ in reducers], dtype=np.float64)
-    bandwidth /= bandwidth.max()
     fixed = np.array([0.0 if auxiliary else 1.0 for _, auxiliary in reducers])  # traffic without reducing anything
     slope = np.array([float(senders if auxiliary else senders - 2) for _, auxiliary in reducers])
+    return _minimize(np.diag(slope), fixed, bandwidth, bandwidth)
+
+
+def _solve_with_relays(
+    members: Sequence[Member], chosen: Sequence[int], relayed: Mapping[int | str, Mapping[int, float]]
+) -> tuple[float, ...]:
+    """The same with a row for each link that relays: those of members that reduce nothing, and of relays outside."""
+    import numpy as np
+
+    senders, column = _count_senders(members), {index: place for place, index in enumerate(chosen)}
+    slowest = min(member.bandwidth for member in members if member.bandwidth > 0)
+    rows: list[list[float]] = []
+    fixed: list[float] = []
+    bandwidth: list[float] = []
+    for link in [*chosen, *(relay for relay in relayed if relay not in column)]:
+        row = [relayed.get(link, {}).get(reducer, 0.0) for reducer in chosen]
+        member = members[link] if isinstance(link, int) else None
+        if member is not None and link in column:
+            row[column[link]] += senders if member.auxiliary else senders - 2
+        rows.append(row)
+        fixed.append(0.0 if member is None or member.auxiliary else 1.0)
+        bandwidth.append((member.bandwidth if member is not None else 0.0) or slowest)
+    own = np.array([members[index].bandwidth for index in chosen])
+    return _minimize(np.array(rows), np.array(fixed), np.array(bandwidth), own)
+
+
+def _minimize(traffic: Any, fixed: Any, links: Any, bandwidth: Any) -> tuple[float, ...]:
+    """Shares of least T, where each link (rows) carries `traffic @ shares + fixed` vectors.
+
+    traffic     (links, reducers) vectors for a whole share of each reducer
+    fixed       (links,) vectors that it carries in any case
+    links       (links,) what they carry per unit of time
+    bandwidth   (reducers,)
+    """
+    import numpy as np
+    from scipy.optimize import linprog  # takes a third of a second to load, so only when needed
+
+    rows, count = traffic.shape
+    links, bandwidth = links / bandwidth.max(), bandwidth / bandwidth.max()
     # Variables: the shares, T, and the largest share in proportion to its owner's bandwidth. Rows are scaled by the
     # smallest bandwidth, or a link a million times slower than another would upset the solver.
-    scale = bandwidth.min()
-    none, each = np.zeros((count, 1)), np.full((count, 1), -scale)
+    scale = min(links.min(), bandwidth.min())
+    slack = np.full((rows, 1), -scale), np.zeros((rows, 1))
     solution = linprog(
         c=np.array([0.0] * count + [1.0, _TIE_BREAK]),
-        A_ub=np.block([[np.diag(slope * scale / bandwidth), each, none], [np.diag(scale / bandwidth), none, each]]),
-        b_ub=np.concatenate([-fixed * scale / bandwidth, np.zeros(count)]),
+        A_ub=np.block(
+            [
+                [traffic * (scale / links)[:, None], *slack],
+                [np.diag(scale / bandwidth), np.zeros((count, 1)), np.full((count, 1), -scale)],
+            ]
+        ),
+        b_ub=np.concatenate([-fixed * scale / links, np.zeros(count)]),
         A_eq=np.array([[1.0] * count + [0.0, 0.0]]),
         b_eq=np.array([1.0]),
     )

@@ -69,7 +69,7 @@ class DHT:
             if isinstance(addresses, str):
                 raise TypeError(f"{name} is a sequence of addresses, got the str {addresses!r}")
         self._shutdown_timeout = float(shutdown_timeout)
-        self._never_listens = client_mode
+        self.stays_hidden = client_mode  # whether the user wants nobody to dial this peer directly
         self._listening: dict[str, Any] = {"host": host, "port": port}
         self._announce = tuple(announce_addresses)
         self._reach_options = ReachOptions(port_mapping=port_mapping, relay=relay)
@@ -115,6 +115,11 @@ class DHT:
             raise
 
     @property
+    def reachable(self) -> bool:
+        """Whether others can reach this peer as things stand now, directly or over a relay."""
+        return self._node is not None and bool(self._node.endpoint.addresses)
+
+    @property
     def peer_id(self) -> PeerID:
         """Who this peer is."""
         return self._identity.peer_id
@@ -135,7 +140,7 @@ class DHT:
     def client_mode(self) -> bool:
         """Whether nobody can dial this peer directly, by its user's wish or as was found out. It may change; before the
         peer is ready it is the wish."""
-        return self._never_listens if self._node is None else self._node.client_mode
+        return self.stays_hidden if self._node is None else self._node.client_mode
 
     @property
     def reach(self) -> Reach:
@@ -252,7 +257,7 @@ class DHT:
         endpoint = Endpoint(
             transport,
             clock=self.clock,
-            client_mode=self._never_listens,
+            client_mode=self.stays_hidden,
             announce=self._announce,
             events=self.events,
         )

@@ -16,6 +16,7 @@ from typing import Any
 from swarmcli.errors import CallRefused, CompressionError, NetworkError, ProtocolViolation, StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, Stream
+from swarmcli.network.addresses import is_direct
 from swarmcli.network.loop_thread import offload
 from swarmcli.state.assembly import Assembly, DonorDigests, DownloadedState, Unequal
 from swarmcli.state.donor import (
@@ -47,6 +48,7 @@ async def download_state(
     prefix: str,
     donors: Sequence[PeerID],
     *,
+    relayed: Sequence[PeerID] = (),
     version: bytes = b"",
     timeout: float,
     max_bytes: int = 1 << 40,
@@ -55,7 +57,8 @@ async def download_state(
 ) -> DownloadedState:
     """Downloads the state `version` (b"": the one that the first donor to answer has), from several at a time.
 
-    `donors` come best first. `check` raises ValueError for an outline that does not fit here, before memory is
+    `donors` come best first; those that are `relayed` are asked when no other one is left, since their bytes cost
+    others their links. `check` raises ValueError for an outline that does not fit here, before memory is
     allocated for it. With `spool`, a directory, the state is put together in a file there, which has no name and is
     gone with the last tensor: only the chunks on their way are in memory. Where donors let this peer wait in line, it
     waits until `timeout`, which bounds the whole in seconds. Raises StateDownloadError, whose `attempts` say what
@@ -73,7 +76,7 @@ async def download_state(
     download = _Download(endpoint, prefix, version, make_room)
     try:
         async with asyncio.timeout(timeout):
-            return await download.run(donors)
+            return await download.run(donors, relayed)
     except TimeoutError:
         raise download.failure(f"no complete state within {timeout:g} s") from None
 
@@ -90,6 +93,7 @@ class _Download:
         self._known: set[PeerID] = set()
         self._waiting: deque[PeerID] = deque()  # to be visited
         self._busy: list[PeerID] = []
+        self._relayed: deque[PeerID] = deque()  # reached over relays: not asked yet
         self._unequal: list[PeerID] = []
         self._visits: dict[_Visit, asyncio.Task[None]] = {}
         self._second_chance: set[PeerID] = set()  # lost after they gave something: they are asked once more
@@ -100,9 +104,10 @@ class _Download:
         words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in self._attempts.items())
         return StateDownloadError(f"{message} ({words or 'there was nobody to ask'})", self._attempts)
 
-    async def run(self, donors: Sequence[PeerID]) -> DownloadedState:
-        self._waiting.extend(donors)
-        self._known.update(donors)
+    async def run(self, donors: Sequence[PeerID], relayed: Sequence[PeerID]) -> DownloadedState:
+        self._waiting.extend(donors or relayed)
+        self._relayed.extend(relayed if donors else ())
+        self._known.update(donors, relayed)
         while self._waiting:
             async with asyncio.TaskGroup() as tasks:
                 await self._visit_all(tasks)
@@ -119,6 +124,9 @@ class _Download:
                 await asyncio.sleep(_BUSY_PAUSE * (1 + self.endpoint.random.random()))
                 self._waiting.extend(self._busy)
                 self._busy.clear()
+            elif self._relayed:
+                self._waiting.extend(self._relayed)
+                self._relayed.clear()
             else:  # all donors of this state have failed: now the ones whose state is another one
                 self._waiting.extend(self._unequal)
                 self._unequal.clear()
@@ -178,8 +186,8 @@ class _Download:
             if other.peer_id not in self._known and len(self._known) < _MOST_HEARSAY:
                 self._known.add(other.peer_id)
                 self.endpoint.learn(other.peer_id, other.addresses, horizon=self.endpoint.horizon(donor))
-                place = self.endpoint.random.randrange(len(self._waiting) + 1)
-                self._waiting.insert(place, other.peer_id)
+                queue = self._waiting if any(map(is_direct, other.addresses)) else self._relayed
+                queue.insert(self.endpoint.random.randrange(len(queue) + 1), other.peer_id)
 
     def join(self, manifest: bytes) -> Assembly:
         """The assembly that this manifest belongs to. Raises ValueError, or Unequal if it is of another state."""

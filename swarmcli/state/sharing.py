@@ -17,12 +17,14 @@ from itertools import groupby
 
 import msgspec
 import psutil
+from msgspec.structs import replace as replace_fields
 
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import DHTError, NetworkError, StateDownloadError
 from swarmcli.events import StateDonated, StateDownloaded
 from swarmcli.network import wire
+from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.task_owner import TaskOwner
@@ -43,8 +45,11 @@ class StateOffer(msgspec.Struct, frozen=True):
     priority: float = 0.0  # the higher is asked first
     epoch: int = -1
     tag: bytes = b""  # lineage
+    addresses: tuple[str, ...] = ()  # where the donor can be dialed
+    listening: bool = True  # directly
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "addresses", bounded(self.addresses))
         if not math.isfinite(self.priority) or len(self.tag) > MAX_TAG_BYTES:
             raise ValueError(f"a priority is finite, and a tag has at most {MAX_TAG_BYTES} bytes")
 
@@ -58,12 +63,13 @@ class StateSharing:
         prefix: str,
         provide: Callable[[], Awaitable[Snapshot]],
         *,
-        donates: bool,
+        donates: bool | None,
         period: float,
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`provide` gives the present state; `donates`: whether others may download it, until `share` says otherwise;
-        `period`: seconds between two repetitions of the offer; `courtesy`: see StateDonor."""
+        None: while they can reach this peer; `period`: seconds between two repetitions of the offer; `courtesy`: see
+        StateDonor."""
         self.offer = StateOffer()
         self._node = node
         self._prefix, self._key = prefix, f"{prefix}.state"
@@ -88,11 +94,11 @@ class StateSharing:
         await self._tasks.close()
         await self._withdraw()
 
-    def share(self, donates: bool) -> None:
-        """Whether others may download from now on; downloads under way go on."""
+    def share(self, donates: bool | None) -> None:
+        """Whether others may download from now on; see __init__. Downloads under way go on."""
         self._donates = donates
         self._changed.set()
-        if donates and self._donor is None:
+        if donates is not False and self._donor is None:
             endpoint = self._node.endpoint
 
             def donated(peer: PeerID, snapshot: Snapshot, sent: int) -> None:
@@ -101,7 +107,7 @@ class StateSharing:
             donor = StateDonor(endpoint, self._prefix, self._snapshot, donated=donated, courtesy=self._courtesy)
             donor.start()
             self._donor = donor
-        elif not donates and self._donor is not None:
+        elif donates is False and self._donor is not None:
             self._donor.close()
             self._donor = None
 
@@ -111,13 +117,16 @@ class StateSharing:
         self._changed.set()
 
     async def donors(self) -> list[tuple[PeerID, StateOffer]]:
-        """Everyone else who offers a state, the best first; equals in random order, so that newcomers spread."""
+        """Everyone else who offers a state, the best first. Of equals those that can be dialed directly come first, and
+        otherwise the order is random, so that newcomers spread."""
         found = await self._node.get(self._key, latest=True)
         entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
         offers = [(subkey.owner, offer) for subkey, entry in entries if (offer := _offer(subkey, entry.value))]
         offers = [(peer, offer) for peer, offer in offers if peer != self._node.peer_id]
         self._node.endpoint.random.shuffle(offers)
-        return sorted(offers, key=lambda item: (-item[1].priority, -item[1].epoch))
+        for peer, offer in offers:
+            self._node.endpoint.learn(peer, offer.addresses)
+        return sorted(offers, key=lambda item: (-item[1].priority, -item[1].epoch, not item[1].listening))
 
     async def download(self, timeout: float | None) -> DownloadedState | None:
         """The state of the best donors; None if nobody offers any. Raises StateDownloadError.
@@ -133,12 +142,13 @@ class StateSharing:
         for (_, epoch), equals in groupby(offers, key=lambda item: (item[1].priority, item[1].epoch)):
             peers = dict(equals)
             tag = next(iter(peers.values())).tag
-            like = [peer for peer, offer in peers.items() if offer.tag == tag]
+            like = {peer: offer.listening for peer, offer in peers.items() if offer.tag == tag}
             try:
                 state = await download_state(
                     self._node.endpoint,
                     self._prefix,
-                    like,
+                    [peer for peer, listening in like.items() if listening],
+                    relayed=[peer for peer, listening in like.items() if not listening],
                     version=_version(tag),  # where states have tags: donors keep others for a while
                     timeout=max(deadline - _now(), 0.0),
                     max_bytes=psutil.virtual_memory().total,
@@ -157,19 +167,25 @@ class StateSharing:
     async def _keep_offering(self) -> None:
         while True:
             self._changed.clear()
-            if self._donates:
+            offers = self._can_be_reached() if self._donates is None else self._donates
+            if offers:
                 await self._make_offer()
             else:
                 await self._withdraw()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._period if self._donates else None):
+                async with asyncio.timeout(None if self._donates is False else self._period):
                     await self._changed.wait()
+
+    def _can_be_reached(self) -> bool:
+        return bool(self._node.endpoint.addresses)
 
     async def _make_offer(self) -> None:
         expiration = self._node.endpoint.clock.now() + 2 * self._period
         self._offered = True  # also where storing fails: part of it may have been stored
         try:
-            await self._node.store(self._key, wire.encode(self.offer), expiration, subkey=self._node.own_subkey())
+            node = self._node
+            offer = replace_fields(self.offer, addresses=node.endpoint.addresses, listening=not node.client_mode)
+            await node.store(self._key, wire.encode(offer), expiration, subkey=node.own_subkey())
         except (NetworkError, DHTError) as error:
             logger.debug("%s is out of reach: %s", self._key, error)
 

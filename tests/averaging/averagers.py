@@ -22,6 +22,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.testing.memory_network import MemoryNetwork
 from swarmcli.testing.virtual_time import EPOCH
+from tests.relayed import ShortCut, hide
 
 FAST = AllreduceOptions(sender_timeout=5.0)
 
@@ -88,6 +89,7 @@ class Averagers:
         self,
         *,
         listening: bool = True,
+        relayed: bool = False,
         clock_error: float = 0.0,
         shapes: Sequence[tuple[int, ...]] = ((3, 5), (40,)),
         matchmaking: dict[str, Any] | None = None,
@@ -105,7 +107,10 @@ class Averagers:
         events: list[Event] = []
         endpoint.events.subscribe(events.append)
         await endpoint.start()
-        contacts = [peer.endpoint.addresses[0] for peer in self.peers if peer.endpoint.addresses][:1]
+        endpoint.add_transport("relay", ShortCut(transport))
+        if relayed:
+            hide(endpoint, self.peers[0].peer_id)
+        contacts = [peer.endpoint.addresses[0] for peer in self.peers if not peer.endpoint.client_mode][:1]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         if tensors is None:
             tensors = [torch.full(shape, float(number * 10**index)) for index, shape in enumerate(shapes)]

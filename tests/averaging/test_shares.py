@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swarmcli.averaging.group import Member
-from swarmcli.averaging.shares import can_exchange, reducing_shares, slowest_link
+from swarmcli.averaging.group import Dialable, Member
+from swarmcli.averaging.shares import meeting, reducing_shares, slowest_link
 from swarmcli.errors import NoReducerError
 from swarmcli.network.identity import PeerID
 
@@ -33,11 +33,10 @@ def divisions(count: int, steps: int) -> Iterator[tuple[float, ...]]:
         yield tuple((right - left - 1) / steps for left, right in itertools.pairwise(edges))
 
 
-def can_reduce(members: Sequence[Member], index: int) -> bool:
+def can_reduce(members: Sequence[Member], index: int, way: Dialable = Dialable.OVER_RELAY) -> bool:
     me = members[index]
-    return me.bandwidth > 0 and all(
-        can_exchange(me, other) for other in members if other is not me and not other.auxiliary
-    )
+    others = (other for other in members if other is not me and not other.auxiliary)
+    return me.bandwidth > 0 and all(meeting(me, other) >= way for other in others)
 
 
 @settings(deadline=None)  # the first example loads the solver
@@ -109,3 +108,51 @@ def test_short_vectors_are_not_scattered() -> None:
 def test_bandwidths_of_all_magnitudes_are_solved(bandwidths: list[float]) -> None:
     shares = reducing_shares(members_of(*[(bandwidth, True, False) for bandwidth in bandwidths]), 1000)
     assert sum(shares) == pytest.approx(1) and min(shares) >= 0
+
+
+RELAYS = ["aa", "bb", PeerID(bytes([0]) * 32).text]  # two outside, and the first member
+relayed_kinds = st.tuples(st.sampled_from([0.0, 1.0, 5.0, 0.05]), st.sampled_from(["", "tcp", *RELAYS]), st.booleans())
+
+
+@settings(deadline=None)
+@given(st.lists(relayed_kinds, min_size=2, max_size=4))
+def test_relayed_members_reduce_where_no_other_can_or_where_it_pays(group: list[tuple[float, str, bool]]) -> None:
+    members = [
+        Member(
+            PeerID(bytes([index]) * 32),
+            bandwidth=bandwidth,
+            listening=where == "tcp",
+            auxiliary=auxiliary,
+            addresses=() if where in ("", "tcp") else (f"relay://{where}/{index}",),
+        )
+        for index, (bandwidth, where, auxiliary) in enumerate(group)
+    ]
+    able = [index for index in range(len(members)) if can_reduce(members, index)]
+    assume(able and not all(member.auxiliary for member in members))
+    direct = [index for index in able if can_reduce(members, index, Dialable.DIRECTLY)]
+
+    def best(among: list[int]) -> float:
+        return min(
+            slowest_link(members, division)
+            for division in divisions(len(members), 16)
+            if all(share == 0 or index in among for index, share in enumerate(division))
+        )
+
+    shares = reducing_shares(members, 1000)
+    took = slowest_link(members, shares)
+    assert all(share == 0 or index in able for index, share in enumerate(shares))
+    if not direct:
+        assert took <= best(able) * 1.002
+    elif all(share == 0 or index in direct for index, share in enumerate(shares)):
+        assert took <= best(direct) * 1.002 and took <= 2 * best(able) * 1.002
+    else:
+        assert 2 * took <= best(direct) * 1.002
+
+
+def test_a_slow_direct_member_does_not_hold_up_those_at_quick_relays() -> None:
+    names = [PeerID(bytes([index]) * 32) for index in range(3)]
+    slow = Member(names[0], bandwidth=0.01, auxiliary=True)
+    pair = [Member(name, listening=False, bandwidth=1.0, addresses=(f"relay://{name.text}x/",)) for name in names[1:]]
+    assert reducing_shares([slow, *pair], 1000) != (1.0, 0.0, 0.0)
+    alike = [Member(names[0], bandwidth=1.0, auxiliary=True), *pair]
+    assert reducing_shares(alike, 1000) == (1.0, 0.0, 0.0)

@@ -19,6 +19,7 @@ from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription,
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Mode, Trained
 from swarmcli.testing.memory_network import MemoryNetwork
+from tests.relayed import ShortCut, hide
 
 FEATURES = 6
 TARGET = 24  # samples per epoch
@@ -44,6 +45,7 @@ async def make_node(
     transport = network.transport(Identity.from_seed(number), listening=not client_mode)
     endpoint = Endpoint(transport, client_mode=client_mode, events=Events(), seed=number)
     await endpoint.start()
+    endpoint.add_transport("relay", ShortCut(transport))
     contacts = [f"{address}/{first.peer_id.text}" for address in first.endpoint.addresses] if first else []
     return await DHTNode.create(endpoint, initial_peers=contacts)
 
@@ -180,14 +182,16 @@ class Swarm:
         for node in reversed(self._nodes):
             await node.shutdown()
 
-    async def node(self, *, client_mode: bool = False) -> DHTNode:
+    async def node(self, *, client_mode: bool = False, relayed: bool = False) -> DHTNode:
         node = await make_node(self.network, len(self._nodes), self.contact, client_mode=client_mode)
+        if relayed and self.contact is not None:
+            hide(node.endpoint, self.contact.peer_id)
         self._nodes.append(node)
         return node
 
-    async def trainer(self, *, client_mode: bool = False, **options: Any) -> Trainer:
+    async def trainer(self, *, client_mode: bool = False, relayed: bool = False, **options: Any) -> Trainer:
         """A trainer that has been started, but has not joined yet."""
-        trainer = Trainer(await self.node(client_mode=client_mode), **options)
+        trainer = Trainer(await self.node(client_mode=client_mode, relayed=relayed), **options)
         await trainer.core.start()
         self.trainers.append(trainer)
         return trainer

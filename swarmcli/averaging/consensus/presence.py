@@ -46,9 +46,10 @@ class Mates:
 
     @cached_property
     def ranks(self) -> dict[int, int]:
-        """Member → its rank among those that may lead, the leader first: whoever cannot be dialed comes last."""
+        """Member → its rank among those that may lead, the leader first: whoever can be dialed directly comes before
+        those at relays, and whoever cannot be dialed last."""
         members = self.group.members
-        order = sorted(range(len(members)), key=lambda index: (index != 0, not members[index].listening, index))
+        order = sorted(range(len(members)), key=lambda index: (index != 0, -members[index].dialable, index))
         return {index: rank for rank, index in enumerate(order)}
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any
 
 from swarmcli.averaging.config import MatchmakingOptions
@@ -121,7 +122,7 @@ class Entry:
         if self.invitations:
             # Whoever follows somebody else is brought along by him, or sent here.
             return max(self.coming_until, self.follows_until, self.invited_at + slack)
-        return self.since + (patience if self.candidate.listening else patience / 2)
+        return self.since + (patience if self.candidate.dialable else patience / 2)
 
 
 class Candidates:
@@ -263,12 +264,12 @@ class Plan:
 def make_plan(ranked: Sequence[Entry], options: MatchmakingOptions, now: float) -> Plan:
     """The candidates in order of rank, cut into chunks of even size, each led by its first.
 
-    Listening peers and the others are cut apart and each chunk gets its share of both, since a group needs some who
-    reduce. Everyone with the same knowledge asks the right leader at once, without a herd of refusals; where
-    knowledge differs by a few peers, the ends of the chunks move by as few positions, and a follower that asks the
-    wrong leader asks the next one. Whoever is known to follow somebody else leads nobody.
+    Peers that can be dialed directly, over relays and not at all are cut apart and each chunk gets its share of all
+    three, since a group needs some who reduce. Everyone with the same knowledge asks the right leader at once, without
+    a herd of refusals; where knowledge differs by a few peers, the ends of the chunks move by as few positions, and a
+    follower that asks the wrong leader asks the next one. Whoever is known to follow somebody else leads nobody.
     """
-    able = {entry.peer_id for entry in ranked if entry.candidate.listening and entry.follows_until <= now}
+    able = {entry.peer_id for entry in ranked if entry.candidate.dialable and entry.follows_until <= now}
     groups = count_groups(len(ranked), len(able), options.target_group_size, options.min_group_size)
     leaders: list[PeerID] = []
     leader_of: dict[PeerID, PeerID] = {}
@@ -284,25 +285,27 @@ def make_plan(ranked: Sequence[Entry], options: MatchmakingOptions, now: float) 
     return Plan(leaders, leader_of, crowded=groups > 1)
 
 
-def count_groups(candidates: int, listening: int, target_size: int | None, minimum_size: int) -> int:
-    """Into how many groups so many candidates divide: none too large, none too small, each with a listening leader.
+def count_groups(candidates: int, able: int, target_size: int | None, minimum_size: int) -> int:
+    """Into how many groups so many candidates divide: none too large, none too small, each with one who is `able` to
+    lead.
 
-    With few listening peers or an awkward remainder some candidates stay without a group.
+    With few of these or an awkward remainder some candidates stay without a group.
     """
     if target_size is None or candidates <= target_size:
         return 1
-    return max(1, min(math.ceil(candidates / target_size), candidates // minimum_size, listening))
+    return max(1, min(math.ceil(candidates / target_size), candidates // minimum_size, able))
 
 
 def _cut(ranked: Sequence[Entry], groups: int) -> list[list[PeerID]]:
-    """Chunks of the candidates: even in size, and even in listening members."""
-    listening = [entry.peer_id for entry in ranked if entry.candidate.listening]
-    clients = [entry.peer_id for entry in ranked if not entry.candidate.listening]
-    chunks: list[list[PeerID]] = []
-    first, second = 0, 0
-    for size, share in zip(_even(len(ranked), groups), _even(len(listening), groups), strict=True):
-        chunks.append(listening[first : first + share] + clients[second : second + size - share])
-        first, second = first + share, second + size - share
+    """Chunks of the candidates: even in size, and even in those who can be dialed directly, or at all."""
+    chunks: list[list[PeerID]] = [[] for _ in range(groups)]
+    dealt = 0
+    for _, alike in groupby(ranked, key=lambda entry: entry.candidate.dialable):
+        peers = [entry.peer_id for entry in alike]
+        dealt += len(peers)
+        hand = iter(peers)
+        for chunk, size in zip(chunks, _even(dealt, groups), strict=True):
+            chunk.extend(islice(hand, size - len(chunk)))
     return chunks
 
 

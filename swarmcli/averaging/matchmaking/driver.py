@@ -41,6 +41,10 @@ ROUND_TRIPS = 10.0  # that a heartbeat may take at least before a follower is gi
 logger = logging.getLogger(__name__)
 
 
+class OutdatedError(Exception):
+    """This peer can be dialed elsewhere than its search says: it begins another one."""
+
+
 class SearchDriver:
     """One search under way at this peer. `run` gives the group, or raises why there is none."""
 
@@ -52,8 +56,10 @@ class SearchDriver:
         declarations: Declarations,
         control: StepControl,
         farewells: TaskOwner,
+        outdated: Callable[[], bool] = bool,
     ) -> None:
-        """`farewells` owns what others are still to be told when the search has ended."""
+        """`farewells` owns what others are still to be told when the search has ended. `outdated`: whether what the
+        search says of this peer's addresses no longer holds."""
         self.search = search
         self.group: Group | None = None
         self._endpoint = endpoint
@@ -61,6 +67,7 @@ class SearchDriver:
         self._declarations = declarations
         self._control = control
         self._farewells = farewells
+        self._outdated = outdated
         self._loop = asyncio.get_running_loop()
         self._jobs = TaskOwner()
         self._wake = asyncio.Event()
@@ -73,8 +80,8 @@ class SearchDriver:
     async def run(self, begin: Callable[[], Group]) -> Group:
         """Looks until there is a group. `begin` draws it up if this peer comes to lead.
 
-        Raises MatchmakingError, NoReducerError, FingerprintError, RoundMissed. However it ends, the leader and the
-        followers of a group that did not begin are told.
+        Raises MatchmakingError, NoReducerError, FingerprintError, RoundMissed, OutdatedError. However it ends, the
+        leader and the followers of a group that did not begin are told.
         """
         self._control.listen(self._on_control)
         try:
@@ -132,6 +139,8 @@ class SearchDriver:
         followed = None
         while self.group is None:
             self._wake.clear()
+            if self._outdated():
+                raise OutdatedError
             self._take_from_control()
             moves = self.search.moves(self._loop.time())
             self._carry_out(moves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -12,9 +13,9 @@ from swarmcli.averaging.bandwidth import LinkGauge, comparable
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
 from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
-from swarmcli.averaging.matchmaking.candidates import Memory
+from swarmcli.averaging.matchmaking.candidates import MAX_CANDIDATES, Memory
 from swarmcli.averaging.matchmaking.declarations import Declarations, next_bits
-from swarmcli.averaging.matchmaking.driver import SearchDriver
+from swarmcli.averaging.matchmaking.driver import OutdatedError, SearchDriver
 from swarmcli.averaging.matchmaking.messages import (
     MAX_GONE,
     METHODS,
@@ -36,10 +37,13 @@ from swarmcli.averaging.matchmaking.messages import (
 from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.dht.node import DHTNode
-from swarmcli.errors import CallRefused, DHTError, NetworkError
+from swarmcli.errors import CallRefused, DHTError, NetworkError, NoReducerError
+from swarmcli.network.addresses import is_direct
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
 
+SPARED = 60.0  # seconds for which a peer that failed as a reducer gets nothing to reduce; doubled each time …
+MOST_SPARED = 6  # … so often
 WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending averager takes to withdraw its declaration
 MAX_BEGUN = 4  # groups that those who come too late are told of; they may be some rounds behind
 
@@ -63,7 +67,6 @@ class GroupFinder:
     ) -> None:
         """`total_size` is in elements; `own_terms` must be equal at all members. `untold` is called when a follower
         could not be told that its group begins, `declined` with a group that begins though this peer takes no part."""
-        self.listening = not (node.client_mode if config.client_mode is None else config.client_mode)
         self.group_bits = config.initial_group_bits
         self.link = LinkGauge(node.endpoint.passed)
         self.driver: SearchDriver | None = None
@@ -79,8 +82,14 @@ class GroupFinder:
         self._begun: dict[Bucket, Group] = {}  # the last groups that began with this peer, oldest first
         self._declarations = Declarations(node, config.prefix)
         self._last_search, self._last_tag = bytes(SEARCH_BYTES), b""
+        self._spared: dict[PeerID, tuple[float, int]] = {}  # who failed as a reducer: until when, and how often
         self._searched = 0.0  # swarm time of the last search
         self._started = 0.0
+
+    @property
+    def listening(self) -> bool:
+        """Whether others can dial this peer directly, as things stand now."""
+        return not (self._config.client_mode or self._endpoint.client_mode)
 
     def start(self) -> None:
         """Begins to answer others, and declares that this peer holds the prefix. Raises ValueError if this endpoint
@@ -125,6 +134,17 @@ class GroupFinder:
         doubtful = [PeerID(peer) for peer in peers]
         self._memory.mates -= frozenset(doubtful)
         self._memory.note_missed(doubtful)
+        self.spare(doubtful)
+
+    def spare(self, peers: Iterable[PeerID]) -> None:
+        """These failed as reducers, though they say that they can be dialed: for a while, longer each time, groups that
+        this peer draws up give them nothing to reduce that somebody would have to dial them for."""
+        now = asyncio.get_running_loop().time()
+        for peer in peers:
+            _, times = self._spared.pop(peer, (0.0, 0))
+            self._spared[peer] = now + SPARED * 2 ** min(times, MOST_SPARED), times + 1
+        while len(self._spared) > MAX_CANDIDATES:
+            del self._spared[next(iter(self._spared))]
 
     def expect(self, peers: Iterable[PeerID]) -> None:
         """The next group waits for these while they can be reached, until its time is up, and for no other holder."""
@@ -138,30 +158,46 @@ class GroupFinder:
         here first.
         """
         async with self._turn:
-            search = self._new_search(control, gathered)
-            self._declarations.say(search.me)
-            prefix, tasks = self._config.prefix, self._tasks
-            driver = SearchDriver(search, self._endpoint, prefix, self._declarations, control, tasks)
-            self.driver = driver
-            self._begun.pop(search.me.bucket, None)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    return await driver.run(lambda: self._begin(driver))
-            except TimeoutError:
-                if driver.group is None:
-                    reason = f"no group came together within {control.request.timeout:g} s"
-                    raise search.failure(reason, asyncio.get_running_loop().time()) from None
-                return driver.group  # it began in the last moment, and its members know
-            except asyncio.CancelledError:
-                if driver.group is not None:
-                    self._declined(driver.group)
-                raise
-            finally:
-                self.driver = None
-                if driver.group is not None:
-                    self._remember(driver.group, search)
-                if search.gathering.awaits_holders or search.me.bits:
-                    self._declare_idle()
+            while True:
+                try:
+                    return await self._search(control, gathered, deadline)
+                except OutdatedError:
+                    logger.debug("%s: this peer looks anew, since its addresses have changed", self._config.prefix)
+
+    async def _search(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
+        """One search. Raises what `find` raises, and OutdatedError."""
+        search = self._new_search(control, gathered)
+        self._declarations.say(search.me)
+        prefix, tasks = self._config.prefix, self._tasks
+        driver = SearchDriver(
+            search,
+            self._endpoint,
+            prefix,
+            self._declarations,
+            control,
+            tasks,
+            lambda: set(search.me.addresses) != set(self._addresses),
+        )
+        self.driver = driver
+        self._begun.pop(search.me.bucket, None)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await driver.run(lambda: self._begin(driver))
+        except TimeoutError:
+            if driver.group is None:
+                reason = f"no group came together within {control.request.timeout:g} s"
+                raise search.failure(reason, asyncio.get_running_loop().time()) from None
+            return driver.group  # it began in the last moment, and its members know
+        except asyncio.CancelledError:
+            if driver.group is not None:
+                self._declined(driver.group)
+            raise
+        finally:
+            self.driver = None
+            if driver.group is not None:
+                self._remember(driver.group, search)
+            if search.gathering.awaits_holders or search.me.bits:
+                self._declare_idle()
 
     def _new_search(self, control: StepControl, gathered: bytes) -> Search:
         now, clock = asyncio.get_running_loop().time(), self._endpoint.clock
@@ -183,9 +219,12 @@ class GroupFinder:
         return Search(own, self._memory, options, request, now=now, connected=self._endpoint.is_connected)
 
     def _me(self, *, looking: bool) -> Candidate:
-        addresses = self._endpoint.addresses if self.listening else ()
         last = self._last_search, self._last_tag
-        return Candidate(self._endpoint.peer_id, *last, self.listening, addresses, self.group_bits, looking)
+        return Candidate(self._endpoint.peer_id, *last, self.listening, self._addresses, self.group_bits, looking)
+
+    @property
+    def _addresses(self) -> tuple[str, ...]:
+        return () if self._config.client_mode else self._endpoint.addresses
 
     def _declare_idle(self) -> None:
         """Others see in which bucket this peer is, and that it looks for no group now."""
@@ -199,16 +238,26 @@ class GroupFinder:
         joins = [search.own, *search.gathering.by_rank()]
         offers = [join.offer for join in joins]
         speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
-        members = [
+        said = [
             Member(who.peer_id, who.listening, offer.auxiliary, speed, who.addresses, offer.gathered)
             for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
         ]
-        shares = reducing_shares(members, self._total_size, self._config.min_vector_size)
+        members, shares = self._divide(said)
         group = Group.form(search.me.tag, members, shares, self._endpoint.random.randbytes(NONCE_BYTES))
         for join in joins[1:]:
             message = Begin(join.candidate.search, group, search.waited_in_vain)
             self._tasks.spawn(self._tell_begin(driver, join.candidate.peer_id, group, message))
         return group
+
+    def _divide(self, said: list[Member]) -> tuple[list[Member], tuple[float, ...]]:
+        """The members and their shares of the work, without what those cannot do who failed as reducers; if nobody else
+        is left, as they say. Raises NoReducerError."""
+        now, least = asyncio.get_running_loop().time(), self._config.min_vector_size
+        spared = {peer for peer, (until, _) in self._spared.items() if until > now}
+        members = [_undialable(member) if member.peer_id in spared else member for member in said]
+        with suppress(NoReducerError):
+            return members, reducing_shares(members, self._total_size, least)
+        return said, reducing_shares(said, self._total_size, least)
 
     async def _tell_begin(self, driver: SearchDriver, follower: PeerID, group: Group, message: Begin) -> None:
         try:
@@ -258,3 +307,9 @@ class GroupFinder:
             self._declined(group)
             raise CallRefused("declined", "this peer is not waiting for that group any more")
         return Pulse(together=True)
+
+
+def _undialable(member: Member) -> Member:
+    """The same, as far as it can be reached over relays only."""
+    relayed = tuple(address for address in member.addresses if not is_direct(address))
+    return replace(member, listening=False, addresses=relayed)

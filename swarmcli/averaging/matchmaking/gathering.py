@@ -170,7 +170,7 @@ class Gathering:
     def to_invite(self, expected: Iterable[Entry], now: float) -> list[PeerID]:
         """Whom of these to invite now, which counts as done."""
         pause = self.options.request_timeout / 2
-        able = (each for each in expected if each.candidate.listening or self._connected(each.peer_id))
+        able = (each for each in expected if each.candidate.dialable or self._connected(each.peer_id))
         chosen = [entry for entry in able if entry.may_be_invited(now, pause)][:INVITATIONS_AT_ONCE]
         for entry in chosen:
             entry.invited_at = now

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from swarmcli.averaging.config import check_group_bits, check_terms
-from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, Dialable, Group
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
@@ -22,7 +22,7 @@ MAX_GONE = 64  # members of a group that has begun, as named to those who came t
 MAX_REASON = 500  # characters
 MAX_PATIENCE = 3600.0  # seconds
 
-Rank: TypeAlias = tuple[bool, bytes]
+Rank: TypeAlias = tuple[int, bytes]
 Bucket: TypeAlias = tuple[bytes, str]  # tag and group bits
 Verdict: TypeAlias = Literal["accepted", "coming", "follow", "full", "outranked", "begun", "cannot_lead", "terms"]
 
@@ -34,8 +34,8 @@ class Candidate:
     peer_id: PeerID
     search: bytes  # its last search: 8 bytes of swarm time (so that later ones are greater) and 8 drawn at random
     tag: bytes
-    listening: bool
-    addresses: tuple[str, ...] = ()
+    listening: bool  # it can be dialed directly
+    addresses: tuple[str, ...] = ()  # of one that does not listen, those at relays
     bits: str = ""  # peers of unlike group bits, or of unlike tags, never share a group
     looking: bool = True  # False: its last search has ended, or it has not begun one
 
@@ -49,6 +49,10 @@ class Candidate:
     def bucket(self) -> Bucket:
         return self.tag, self.bits
 
+    @property
+    def dialable(self) -> Dialable:
+        return Dialable.of(self.listening, self.addresses)
+
 
 def search_id(now: float, noise: bytes) -> bytes:
     """The id of a search that begins at swarm time `now`; `noise` is 8 random bytes."""
@@ -58,11 +62,12 @@ def search_id(now: float, noise: bytes) -> bytes:
 def rank_of(candidate: Candidate) -> Rank:
     """Smaller ranks lead.
 
-    The rank comes from a hash over peer, tag and search, so leadership falls to another peer in every round. Peers
-    that nobody can dial rank behind all others, since a leader has to be reachable.
+    The rank comes from a hash over peer, tag and search, so leadership falls to another peer in every round. Whoever
+    can be dialed directly ranks before those that are reached over relays, and these before those that nobody can
+    dial, since a leader has to be reachable.
     """
     digest = hashlib.sha256(b"swarm rank 1" + candidate.search + candidate.peer_id + candidate.tag).digest()
-    return (not candidate.listening, digest)
+    return (-candidate.dialable, digest)
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -111,7 +116,7 @@ class Answer(msgspec.Struct, frozen=True):
     full          the answerer's group has no room
     outranked     the sender of the Join ranks before the answerer, or the leader it is invited to behind it
     begun         the answerer's group has begun without the sender, and so have those that are `gone` with it
-    cannot_lead   the answerer cannot be dialed and leads nobody
+    cannot_lead   the answerer cannot be dialed, not even over a relay, and leads nobody
     terms         the two fingerprints differ under `keys`; the answerer came up at swarm time `since`
     """
 

@@ -137,7 +137,7 @@ class Search:
             return Answer("outranked", self.me)
         if self.leader is not None:
             return Answer("follow", self.me, self.leader)
-        if not self.me.listening:
+        if not self.me.dialable:
             return Answer("cannot_lead", self.me)
         if peer not in self.gathering.followers:
             if self.gathering.is_full:
@@ -299,10 +299,10 @@ class Search:
         """The error that says why no group came together."""
         if unreduced := self.gathering.blocked or self._unreduced:
             return NoReducerError(unreduced)
-        listening = [self.me.listening, *(entry.candidate.listening for entry in self.known.present(now))]
-        if any(listening) or len(listening) < self.options.min_group_size:
+        dialable = [self.me.dialable, *(entry.candidate.dialable for entry in self.known.present(now))]
+        if any(dialable) or len(dialable) < self.options.min_group_size:
             return MatchmakingError(reason)
-        there = f"none of {len(listening)} peers that look for a group can be dialed"
+        there = f"none of {len(dialable)} peers that look for a group can be dialed, directly or over a relay"
         return NoReducerError(f"{there}, so nobody can reduce for the others")
 
     def _forget_question(self, peer: PeerID) -> bool:

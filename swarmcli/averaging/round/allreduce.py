@@ -16,6 +16,7 @@ import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.messages import Aborted, Again, Committed, Decision
+from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.attempt import Attempt
 from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, result_digest
@@ -25,7 +26,7 @@ from swarmcli.averaging.round.service import AllreduceService, tries
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import PeerID
-from swarmcli.tasks import forgetful, on_executor
+from swarmcli.tasks import beside, forgetful, on_executor
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class AllreduceResult:
     digest        32 bytes over averages, senders and weights
     tries         more than one if the group began again without reducers that were lost
     late          what was missing here was fetched after the group had committed
+    failed        members that took part, and to whom or from whom somebody could not bring the parts that they reduce
     nothing       why there was nothing to average, so that nobody exchanged anything; "" otherwise
     """
 
@@ -53,6 +55,7 @@ class AllreduceResult:
     parts: tuple[Average, ...] = field(repr=False, default=())  # in order, with the senders of each
     tries: int = 1
     late: bool = False
+    failed: tuple[PeerID, ...] = ()
     nothing: str = ""
 
     @classmethod
@@ -108,6 +111,7 @@ class Allreduce:
         self._attempts: list[Attempt] = []
         self._late: tuple[list[torch.Tensor], tuple[Average, ...]] | None = None
         self._was_late = False
+        self._again: Again | None = None  # what the last try but one ended with
         self._mine: Inputs | None = None  # not of an auxiliary
         self._holdings: Holdings
 
@@ -122,7 +126,8 @@ class Allreduce:
         await self._prepare()
         decision: Decision | None = None
         try:
-            decision = await self._try_until_decided()
+            async with beside(self._meet()):
+                decision = await self._try_until_decided()
             if isinstance(decision, Committed):
                 await self._catch_up(decision.digest)
             return self._conclude(decision)
@@ -138,6 +143,17 @@ class Allreduce:
         for member in self.group.members:
             if member.addresses:
                 self._service.endpoint.learn(member.peer_id, member.addresses)
+
+    async def _meet(self) -> None:
+        """Dials the members that are easier to dial than this one: they cannot dial it if it comes to be the only one
+        that holds the result, or is needed for a majority."""
+        mates = Mates(self._service.endpoint, self._service.method, self.group)
+        members = self.group.members
+        easier = [index for index in mates.others if members[index].dialable > members[mates.me].dialable]
+        async with asyncio.TaskGroup() as tasks:
+            for index in easier:
+                if not mates.is_connected(index):
+                    tasks.create_task(mates.presence(index))
 
     @forgetful
     async def _try_until_decided(self) -> Decision | None:
@@ -170,7 +186,7 @@ class Allreduce:
 
     def _check(self, again: Again) -> None:
         """Whoever proposed it may have been no honest member."""
-        members = set(again.members)
+        self._again, members = again, set(again.members)
         if not (set(again.reducers) <= members <= set(range(len(self.group))) and again.reducers):
             raise RoundUndecided("the group is to try again with members that it does not have")
 
@@ -214,7 +230,12 @@ class Allreduce:
             parts=parts,
             tries=len(self._attempts),
             late=self._was_late,
+            failed=() if self._again is None else self._failed_reducers(self._again),
         )
+
+    def _failed_reducers(self, again: Again) -> tuple[PeerID, ...]:
+        failed = (set(self._plan.by_reducer) & set(again.members)) - set(again.reducers)
+        return tuple(self.group.members[index].peer_id for index in sorted(failed))
 
     def _let_go(self, committed: bool) -> None:
         """Errors hold on to the frames that they came through, and so to this object: not to its memory too."""

@@ -12,6 +12,7 @@ from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
 from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.reducer import Reducer
+from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
 from swarmcli.network import Stream
@@ -37,9 +38,10 @@ class PartReceiver:
         return {**self._notes, **self._reducer.left_out}
 
     async def run(self) -> None:
-        """Forms the averages. A member that does not begin in time is left out, one that cannot dial this reducer is
-        dialed. A failure is told on the streams, and by the reducer."""
-        visiting = [] if self._mates.group.members[self._mates.me].listening else list(self._waiting)
+        """Forms the averages. A member that does not begin in time is left out, one that is easier
+        to dial than this reducer is dialed. A failure is told on the streams, and by the reducer."""
+        members, me = self._mates.group.members, self._mates.me
+        visiting = [member for member in self._waiting if reducer_opens(members[me], members[member])]
         async with asyncio.TaskGroup() as tasks:
             for member in visiting:
                 tasks.create_task(self._visit(member))
@@ -77,7 +79,7 @@ class PartReceiver:
             self._reducer.leave_out(member, "its connection ended")
 
     async def _visit(self, member: int) -> None:
-        """Opens the stream to a member that cannot dial this reducer."""
+        """Opens the stream to a member that is easier to dial than this reducer."""
         mates, patience = self._mates, self._options.for_reducer
         request, method = OpenExchange(mates.group.group_id, by_reducer=True), mates.method("exchange")
         try:

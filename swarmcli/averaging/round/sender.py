@@ -13,6 +13,7 @@ from swarmcli.averaging.round.buffers import Average, Inputs, Results
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.round.reducer import Reducer
+from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.compression.base import all_finite, tensor_memory
 from swarmcli.errors import CallRefused, CompressionError, ConnectionLost, NetworkError, ProtocolViolation, RoundFailed
@@ -40,7 +41,7 @@ class Gathered:
 
 
 class _Visit:
-    """A reducer that cannot be dialed is to open its stream here; it stays open until the exchange is over."""
+    """A reducer that is harder to dial than this member opens its stream here. It stays open until all is exchanged."""
 
     def __init__(self) -> None:
         self.stream: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
@@ -69,7 +70,8 @@ class PartSender:
         members = mates.group.members
         active = mine is not None and results is not None
         self._reducers = [index for index in plan.by_reducer if index != mates.me and active]
-        self._visits = {reducer: _Visit() for reducer in self._reducers if not members[reducer].listening}
+        visitors = (index for index in self._reducers if reducer_opens(members[index], members[mates.me]))
+        self._visits = {reducer: _Visit() for reducer in visitors}
         self._doubts: dict[int, asyncio.Event] = {}  # of reducers that averages are expected from
         if mine is not None and mine.note:
             self.left_out[mates.me] = mine.note
@@ -89,7 +91,7 @@ class PartSender:
         return got
 
     async def welcome(self, reducer: int, stream: Stream) -> None:
-        """The stream of a reducer that cannot be dialed; returns when the exchange is over. Raises CallRefused."""
+        """The stream of a reducer that opens it itself; returns when the exchange is over. Raises CallRefused."""
         visit = self._visits.get(reducer)
         if visit is None or visit.stream.done():
             raise CallRefused("unexpected", "this member does not wait for a stream of this reducer")

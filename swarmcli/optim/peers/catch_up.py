@@ -156,7 +156,9 @@ class CatchUp:
         if await self._bridge(wanted, donors, timeout, reason):
             return
         async with self._collecting(wanted, donors) as collection:
-            await self._exchange.download(wanted, donors, timeout=timeout, reason=reason)
+            relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
+            direct = [peer for peer in donors if peer not in relayed]
+            await self._exchange.download(wanted, direct, relayed=relayed, timeout=timeout, reason=reason)
             await self._work.start_over()
             await self._replay_all(collection, "epochs ended during the download")
 

@@ -359,14 +359,21 @@ class PeerDirectory:
             self._doubts.add(peer, now)
 
     def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
-        """In the order in which they are best asked for a state: near ones first, and those with time to answer."""
+        """In the order in which they are best asked for a state: first those to whom no relay is needed, near ones, and
+        those with time to answer."""
 
-        def cost(peer: PeerID) -> tuple[bool, bool, float]:
+        def cost(peer: PeerID) -> tuple[bool, bool, bool, float]:
             report, round_trip = self.others.get(peer), self._endpoint.round_trip(peer)
             busy = report is None or report.phase == "training"
-            return not self._endpoint.is_connected(peer), busy, round_trip if round_trip is not None else 1.0
+            apart = not self._endpoint.is_connected(peer)
+            return self.is_relayed(peer), apart, busy, round_trip if round_trip is not None else 1.0
 
         return sorted(peers, key=cost)
+
+    def is_relayed(self, peer: PeerID) -> bool:
+        """Whether what it sends here goes over a relay, as far as this peer knows."""
+        seen, report = self._endpoint.seen(peer), self.others.get(peer)
+        return seen.relayed if seen is not None else report is not None and report.client_mode
 
     def _note_position(self, *, anew: bool = False) -> None:
         self._history.note(self._describe().claim.position, self._endpoint.clock.now(), anew=anew)

@@ -206,7 +206,7 @@ class ProgressTrackerCore:
         self.options = options or RefreshOptions()
         self.target_batch_size = target_batch_size
         self.performance_ema = PerformanceEMA(performance_ema_alpha)
-        self.client_mode = node.client_mode if client_mode is None else client_mode
+        self._hidden = bool(client_mode)
         self._node = node
         self._clock = node.endpoint.clock
         self._prefix = prefix
@@ -284,6 +284,11 @@ class ProgressTrackerCore:
         self._urgent.set()
         self._moved.set()
         return epoch
+
+    @property
+    def client_mode(self) -> bool:
+        """How this peer reports itself: whether nobody can dial it directly."""
+        return self._hidden or self._node.client_mode
 
     # what is known
 

@@ -153,8 +153,8 @@ class PeerReport(pydantic.BaseModel):
     samples_seen: _Count  # in the lineage so far, by everyone
     samples: _Count  # by this peer since it started
     samples_per_second: float = Field(ge=0.0, lt=1e12, allow_inf_nan=False)
-    client_mode: bool
-    addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # where it can be dialed, empty in client mode
+    client_mode: bool  # nobody can dial it directly
+    addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # in client mode those at relays
     loss: _Finite | None  # mean over this peer's last epoch; None: it computes none, or the loss was not finite
     recent: list[ReportedLoss] = Field(
         default_factory=list, max_length=MAX_RECENT
@@ -203,7 +203,7 @@ def describe(
         samples=metrics.samples,
         samples_per_second=samples_per_second,
         client_mode=node.client_mode,
-        addresses=[] if node.client_mode else list(node.endpoint.addresses)[:MAX_ADDRESSES],
+        addresses=list(node.endpoint.addresses)[:MAX_ADDRESSES],
         loss=metrics.last_loss,
         recent=list(metrics.recent),
         drift=drift,

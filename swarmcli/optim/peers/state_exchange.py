@@ -54,8 +54,18 @@ class StateExchange:
         """Takes no more requests; downloads under way go on. Idempotent."""
         self._donor.close()
 
-    async def download(self, wanted: LineagePosition, donors: Sequence[PeerID], *, timeout: float, reason: str) -> None:
+    async def download(
+        self,
+        wanted: LineagePosition,
+        donors: Sequence[PeerID],
+        *,
+        relayed: Sequence[PeerID] = (),
+        timeout: float,
+        reason: str,
+    ) -> None:
         """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
+
+        Donors that are reached over relays are asked when no other one gives it.
 
         `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then,
         unless what came could not be read here: then the state may be torn, see TrainingState.restore.
@@ -66,6 +76,7 @@ class StateExchange:
                 self._endpoint,
                 self._prefix,
                 donors,
+                relayed=relayed,
                 version=wanted.lineage,
                 timeout=timeout,
                 check=self._check,

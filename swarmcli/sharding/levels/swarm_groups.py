@@ -49,18 +49,15 @@ class SwarmGroups:
         """(levels,) Raises ValueError and TypeError for options that make no sense. The last one shares the state."""
         check_text(prefix=self.prefix)
         names = self.names(plan)
-        shares = not self.dht.client_mode
-        return [
-            self._config(name, size, shares and not name) for name, size in zip(names, plan.group_sizes, strict=True)
-        ]
+        return [self._config(name, size) for name, size in zip(names, plan.group_sizes, strict=True)]
 
-    def _config(self, name: str, size: int | None, shares: bool) -> AveragerConfig:
+    def _config(self, name: str, size: int | None) -> AveragerConfig:
         return AveragerConfig(
             prefix=f"{self.prefix}/{name}",
             matchmaking=MatchmakingOptions(size, min_matchmaking_time=self.matchmaking_time),
             allreduce=AllreduceOptions(self.compression, allreduce_timeout=self.averaging_timeout),
             bandwidth=self.bandwidth,
-            share_state=shares,
+            share_state=False if name else None,
         )
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.group import Dialable
 from swarmcli.averaging.matchmaking import candidates
 from swarmcli.averaging.matchmaking.candidates import Candidates, Conflicts, Entry, Memory, count_groups, make_plan
 from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, differing_terms, rank_of, search_id
@@ -34,7 +35,7 @@ def ordered(count: int, clients: int = 0) -> list[Entry]:
 
 def test_peers_that_nobody_can_dial_rank_last() -> None:
     ranks = sorted(rank_of(candidate(number, listening=number % 2 == 0)) for number in range(20))
-    assert [hidden for hidden, _ in ranks] == [False] * 10 + [True] * 10
+    assert [-dialable for dialable, _ in ranks] == [Dialable.DIRECTLY] * 10 + [Dialable.NEVER] * 10
 
 
 def test_another_search_gives_another_rank() -> None:

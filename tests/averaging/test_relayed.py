@@ -1,0 +1,102 @@
+"""Rounds among peers that nobody can dial directly, on the memory network under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from swarmcli.averaging.control import RoundResult
+from swarmcli.averaging.matchmaking.finder import SPARED
+from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.network.identity import PeerID
+from swarmcli.testing import virtual_time
+from tests.averaging import rounds
+from tests.averaging.averagers import Averagers, Peer, all_results, assert_all_equal, assert_one_group
+from tests.averaging.searchers import Searchers
+
+
+async def one_round(peers: Sequence[Peer]) -> list[RoundResult]:
+    return await all_results([peer.begin(timeout=60.0) for peer in peers])
+
+
+def test_clients_that_all_have_a_relay_find_each_other_and_one_leads() -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            await swarm.add_one()  # a contact that takes part in no round
+            peers = await swarm.add(3, relayed=True)
+            results = await one_round(peers)
+            assert_one_group(results, peers)
+            assert_all_equal(peers, 2.0)
+            assert not any(member.listening for member in results[0].group.members)
+            assert results[0].group.part_shares == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("auxiliary", [True, False])
+def test_who_can_be_dialed_directly_leads_and_reduces(auxiliary: bool) -> None:
+    async def main() -> None:
+        async with Averagers(2) as swarm:
+            [helper] = await swarm.add(1, auxiliary=auxiliary, relayed=False)
+            await swarm.add(2, relayed=True)
+            await swarm.add(1, listening=False)
+            [result, *_] = await one_round(swarm.peers)
+            assert result.group.leader == helper.peer_id
+            assert result.group.part_shares == (1.0, 0.0, 0.0, 0.0)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_who_failed_as_a_reducer_gets_no_parts_for_a_while_unless_nobody_else_could() -> None:
+    async def main() -> None:
+        async with Searchers(3) as swarm:
+            peers = [await swarm.add() for _ in range(3)]
+            failed = {peer.peer_id for peer in peers[:2]}
+
+            async def reducing() -> set[PeerID]:
+                [group, *_] = await asyncio.gather(*(peer.find(timeout=30.0) for peer in peers))
+                assert group is not None
+                return {m.peer_id for m, share in zip(group.members, group.part_shares, strict=True) if share}
+
+            for peer in peers:
+                peer.finder.spare(failed)
+            assert await reducing() == {peers[2].peer_id}
+            await asyncio.sleep(SPARED)
+            assert await reducing() == {peer.peer_id for peer in peers}
+            for peer in peers:
+                peer.finder.spare(each.peer_id for each in peers)
+            assert await reducing() == {peer.peer_id for peer in peers}, "somebody has to"
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_two_that_cannot_dial_each_other_are_named_as_failed_reducers() -> None:
+    async def main() -> None:
+        async with rounds.Swarm([rounds.Kind(), rounds.Kind(), rounds.Kind()]) as swarm:
+            first, *apart = (peer.peer_id for peer in swarm.peers)
+            swarm.network.cut(*apart)
+            for result in swarm.check(await swarm.round()):
+                assert result.tries == 2 and set(result.failed) == set(apart)
+                assert first not in result.failed
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_what_only_a_client_holds_is_fetched_from_it_when_the_leader_has_died() -> None:
+    async def main() -> None:
+        kinds = [rounds.Kind(), rounds.Kind(bandwidth=0), rounds.Kind(listening=False, bandwidth=0)]
+        async with rounds.Swarm(kinds) as swarm:
+            swarm.network.set_bandwidths(swarm.peers[1].peer_id, uplink=1e6, downlink=500.0)
+
+            async def kill() -> None:
+                await asyncio.wait(swarm.tasks[::2])
+                swarm.kill(0)
+                swarm.network.set_bandwidth(swarm.peers[1].peer_id, 1e6)
+
+            outcomes = await swarm.round(kill)
+            assert len(swarm.check(outcomes)) == 3
+            assert isinstance(outcomes[1], AllreduceResult) and outcomes[1].late
+
+    virtual_time.run(main(), timeout=300)
