@@ -88,6 +88,8 @@ class RunStatus:
     alarm: str = ""  # what a person has to mend, with the remedy
     mode: str = ""  # how the run averages, in words
     join_line: str = ""  # the command with which others join
+    link: str = ""  # the link in it; "": others need the recipe file
+    link_reach: str = ""  # for whom the link is no use, or why there is none
     result: str = ""  # of a run that has finished: what became of its model at this peer, in words
     peers: tuple[PeerStatus, ...] = ()
     own: Totals | None = None  # what the peer did for the run in all; None where it computes and reduces nothing

@@ -36,6 +36,7 @@ SwarmError
 ├── ShardingError                a sharded optimizer was asked for what it has not, or its state could not be sent
 ├── SiteError                     the processes of a site have lost each other, or one of them has failed
 ├── FingerprintError              the run refused this peer: its recipe differs; `.keys` says where
+├── UsageError                   a command lacks a word that it needs; the message says which
 ├── RecipeError                   a recipe that cannot be read; carries file, line and fix
 ├── DataError                     training data that is missing or cannot be read
 ├── TrainingError                 the loop cannot go on: its losses are no numbers
@@ -239,6 +240,10 @@ class FingerprintError(SwarmError):
     def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.keys = tuple(keys)
+
+
+class UsageError(SwarmError):
+    """A command that lacks a word, or whose words do not fit together; the message says which."""
 
 
 class RecipeError(SwarmError):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 
-from swarmcli.errors import AddressError, BootstrapError, FingerprintError, RecipeError, SwarmError
+from swarmcli.errors import AddressError, BootstrapError, FingerprintError, RecipeError, SwarmError, UsageError
 
 
 class ExitCode(IntEnum):
@@ -30,7 +30,7 @@ def exit_code(error: BaseException) -> ExitCode:
     match error:
         case KeyboardInterrupt():
             return ExitCode.INTERRUPTED
-        case RecipeError() | AddressError():
+        case RecipeError() | AddressError() | UsageError():
             return ExitCode.USAGE
         case BootstrapError():
             return ExitCode.NO_CONTACT

@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from swarmcli import __version__
 from swarmcli.cli.demo import demo
 from swarmcli.cli.ending import ExitCode, exit_code, words
+from swarmcli.cli.link import link
 from swarmcli.cli.log import log
 from swarmcli.cli.peers import aux, join, monitor
 from swarmcli.cli.processes import end_with_parent_of_environment
@@ -54,7 +55,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (join, aux, monitor, demo, log, validate):
+for verb in (join, aux, monitor, link, demo, log, validate):
     app.command(cls=_Verb)(verb)
 
 

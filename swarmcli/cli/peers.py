@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json import dumps
@@ -11,7 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
-RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe file of the run.", show_default=False)]
+RecipePath = Annotated[
+    str,
+    typer.Argument(
+        metavar="LINK|RECIPE",
+        help="A link to the run (swarm://…), or its recipe file.",
+        show_default=False,
+    ),
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Agree to what a link will do on this computer, for scripts that nobody watches.")
+]
 Overrides = Annotated[
     list[str],
     typer.Option(
@@ -113,30 +124,34 @@ def join(
     ] = None,
     web: Web = None,
     web_host: WebHost = "127.0.0.1",
+    yes: Yes = False,
     verbose: Verbose = False,
 ) -> None:
     """Train with the others: compute gradients, average them, step together."""
+    from swarmcli.cli.linking import recipe_named
     from swarmcli.cli.site.process import SiteProcess
     from swarmcli.recipe import load_recipe
 
     choices = LocalChoices(name, host, port, announce, client_mode, processes=nproc)
     settings = [*overrides, *choices.overrides()]
     process = SiteProcess.of_environment()
+    named = recipe_named(recipe, "trainer", settings, yes=yes)
+    contacts = [*peer, *named.contacts]
     if process is not None:
         from swarmcli.cli.site.join import JoinOptions, join_as_process
 
-        join_as_process(process, JoinOptions(recipe, settings, peer, home, resume, web, web_host, verbose))
+        join_as_process(process, JoinOptions(named.recipe, settings, contacts, home, resume, web, web_host, verbose))
         return
-    loaded = load_recipe(recipe, settings)
+    loaded = load_recipe(named.recipe, settings)
     if loaded.local.site.processes > 1:
         from swarmcli.cli.site.launcher import start_site
 
-        raise typer.Exit(start_site(loaded.local.site.processes))
+        raise typer.Exit(start_site(loaded.local.site.processes, named.in_place_of(recipe, sys.argv[1:])))
 
     from swarmcli.cli.session import Session
     from swarmcli.roles.run import run_trainer
 
-    with Session("trainer", loaded, peer, home, verbose=verbose, web_port=web, web_host=web_host) as session:
+    with Session("trainer", loaded, contacts, home, verbose=verbose, web_port=web, web_host=web_host) as session:
         run_trainer(session.peer, session.show(), session.stop, resume=resume)
 
 
@@ -150,16 +165,20 @@ def aux(
     port: Port = None,
     client_mode: ClientMode = False,
     home: HomePath = None,
+    yes: Yes = False,
     verbose: Verbose = False,
 ) -> None:
     """Help without computing gradients: add up the parts of others, on a processor alone."""
+    from swarmcli.cli.linking import recipe_named
     from swarmcli.cli.session import Session
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_auxiliary
 
     choices = LocalChoices(name, host, port, announce, client_mode)
-    loaded = load_recipe(recipe, [*overrides, *choices.overrides()])
-    with Session("auxiliary", loaded, peer, home, verbose=verbose) as session:
+    settings = [*overrides, *choices.overrides()]
+    named = recipe_named(recipe, "auxiliary", settings, yes=yes)
+    loaded = load_recipe(named.recipe, settings)
+    with Session("auxiliary", loaded, [*peer, *named.contacts], home, verbose=verbose) as session:
         run_auxiliary(session.peer, session.show(), session.stop)
 
 
@@ -183,18 +202,23 @@ def monitor(
     leave_when_done: Annotated[
         bool, typer.Option("--leave-when-done", help="Leave when the run has finished, instead of at Ctrl-C.")
     ] = False,
+    yes: Yes = False,
     verbose: Verbose = False,
 ) -> None:
     """Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state."""
+    from swarmcli.cli.linking import recipe_named
     from swarmcli.cli.session import Session
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_monitor
 
     choices = LocalChoices(name, host, port, announce, client_mode)
-    loaded = load_recipe(recipe, [*overrides, *choices.overrides()])
+    settings = [*overrides, *choices.overrides()]
+    named = recipe_named(recipe, "monitor", settings, yes=yes)
+    loaded = load_recipe(named.recipe, settings)
+    contacts = [*peer, *named.contacts]
     default = 0 if "port" in loaded.local.model_fields_set else DEFAULT_PORT
     with Session(
-        "monitor", loaded, peer, home, port=default, verbose=verbose, web_port=web, web_host=web_host
+        "monitor", loaded, contacts, home, port=default, verbose=verbose, web_port=web, web_host=web_host
     ) as session:
         watch = session.show()
         run_monitor(session.peer, watch, session.stop, resume=resume, leave_when_done=leave_when_done)

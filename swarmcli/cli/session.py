@@ -14,7 +14,7 @@ from types import TracebackType
 
 import typer
 
-from coordinator_web.source import DashboardSource
+from coordinator_web.source import DashboardSource, RunStatus
 from swarmcli.cli.console import err, out, printable, setup_logging
 from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
 from swarmcli.cli.live import LiveView
@@ -146,14 +146,22 @@ class Session:
             source = DashboardSource(self.peer.journal, watch.look)
             address = self._exit.enter_context(serving(source, self._web_host, self._web))
             out.print(f"dashboard: {address}", soft_wrap=True)
-        if not self.peer.dht.client_mode:
-            out.print(f"join with: {watch.join_line}", soft_wrap=True)
+        self._say_how_to_join(watch.look())
         self.peer.tell(address)
         self._exit.enter_context(LiveView(watch.look, self.peer.events, console=err, clock=time.time))
         return watch
 
+    def _say_how_to_join(self, status: RunStatus) -> None:
+        """To stdout a line that can be typed; to people what it is worth."""
+        if status.link or not self.peer.dht.client_mode:
+            out.print(f"join with: {status.join_line}", soft_wrap=True)
+        if status.link_reach:
+            without = "" if status.link else "others need the recipe file to join: "
+            err.print(printable(without + status.link_reach, 600), soft_wrap=True)
+
     def _join_line(self) -> str:
-        """The command with which others join through this peer; what they have to override likewise is in it."""
+        """The command with which others join by the recipe file, where links are none; what they have to override
+        likewise is in it."""
         shared = [word for word in self._recipe.overrides if not word.startswith(OWN_KEYS)]
         addresses = self.peer.dht.get_visible_addresses()[:1]
         words = ["swarm", "join", self._recipe.file]

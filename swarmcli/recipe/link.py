@@ -10,12 +10,15 @@ the run's refusal later would be harder to understand.
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from urllib.parse import parse_qsl, urlencode
 
 from swarmcli.errors import AddressError
-from swarmcli.network.addresses import parse_address
+from swarmcli.network.addresses import format_address, parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe.fingerprint import DIGEST_LENGTH
 from swarmcli.recipe.schema import RUN_ID
@@ -23,6 +26,7 @@ from swarmcli.recipe.schema import RUN_ID
 SCHEME = "swarm://"
 MAX_LINK = 2048  # characters; one with all places and the longest run id has about 900, and QR codes end at 2,953
 MAX_PLACES = 8  # host:port pairs, as many as a peer may announce
+MAX_OWN_PLACES = 4  # that a peer writes into its own link: a QR code is read from across a room if it is small
 MAX_PARAMETERS = 8
 PARAMETER = "fingerprint"
 
@@ -48,6 +52,40 @@ class Link:
         """The text that `parse_link` reads."""
         places = ",".join(self.places)
         return f"{SCHEME}{self.peer_id.text}@{places}/{self.run_id}?{urlencode({PARAMETER: self.fingerprint})}"
+
+
+class Audience(IntEnum):
+    """Who can dial an address, as far as it tells itself."""
+
+    MACHINE = 0  # programs on the same machine
+    NETWORK = 1  # machines of the same network
+    EVERYONE = 2
+
+
+def audience_of(places: Iterable[str]) -> Audience:
+    """Of the place that most can dial. A host name counts as public: somebody chose it."""
+    return max((_audience(parse_address(f"tcp://{place}").host) for place in places), default=Audience.MACHINE)
+
+
+def places_of(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The places for a link, of a peer's addresses: those that the most can dial first, and those that only this
+    machine can dial where there are no others."""
+    found = [parse_address(address) for address in addresses]
+    dialed = sorted((each for each in found if each.scheme == "tcp"), key=lambda each: -_audience(each.host))
+    widest = max((_audience(each.host) for each in dialed), default=Audience.MACHINE)
+    kept = [each for each in dialed if widest == Audience.MACHINE or _audience(each.host) > Audience.MACHINE]
+    texts = [format_address(replace(each, peer_id=None)).partition("://")[2] for each in kept]
+    return tuple(dict.fromkeys(texts))[:MAX_OWN_PLACES]
+
+
+def _audience(host: str) -> Audience:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return Audience.MACHINE if host == "localhost" else Audience.EVERYONE
+    if address.is_loopback:
+        return Audience.MACHINE
+    return Audience.EVERYONE if address.is_global else Audience.NETWORK
 
 
 def is_link(text: str) -> bool:

@@ -57,13 +57,13 @@ class Admission:
     def _report(self, peer: PeerID, reason: str) -> None:
         self._endpoint.events.emit(PeerRefused(peer.text, reason, what="recipe"))
 
-    async def ask(self, contacts: Iterable[PeerID], *, timeout: float = 5.0) -> int:
-        """Shows the fingerprint to every contact; returns how many of them are in this run.
+    async def ask(self, contacts: Iterable[PeerID], *, timeout: float = 5.0) -> list[PeerID]:
+        """Shows the fingerprint to every contact; returns those of them that are in this run.
 
         Raises FingerprintError when one of them refuses. A contact that serves no run yet, or does not answer in
         `timeout` seconds, is passed over: matchmaking checks the fingerprint again before any round.
         """
-        welcomed = 0
+        welcomed = []
         for peer in contacts:
             try:
                 welcome = await self._endpoint.call(
@@ -72,7 +72,7 @@ class Admission:
             except (CallError, NetworkError):
                 continue
             self._check(peer, welcome)
-            welcomed += 1
+            welcomed.append(peer)
         return welcomed
 
     def _check(self, peer: PeerID, welcome: Welcome) -> None:

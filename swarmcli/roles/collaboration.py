@@ -23,6 +23,7 @@ from swarmcli.compression import (
 from swarmcli.errors import CheckpointError
 from swarmcli.events import Noticed
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
+from swarmcli.optim.config import Role
 from swarmcli.recipe import GradientAveragingSettings, Recipe
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import (
@@ -75,7 +76,7 @@ class Collaboration:
         """
         recipe = peer.recipe
         self.peer = peer
-        self.compute: Compute = compute or compute_of(peer)
+        self.compute: Compute = compute or compute_of(recipe, peer.role)
         self.task: Task  # of an auxiliary there is none
         self.model: nn.Module
         checkpoint = None
@@ -153,9 +154,9 @@ class Collaboration:
         self.optimizer.shutdown()
 
 
-def compute_of(peer: RunPeer) -> Compute:
+def compute_of(recipe: Recipe, role: Role) -> Compute:
     """On what a peer holds its model. Raises RecipeError for a trainer without the device that it asks for."""
-    return choose_compute(peer.recipe) if peer.role == "trainer" else Compute(torch.device("cpu"))
+    return choose_compute(recipe) if role == "trainer" else Compute(torch.device("cpu"))
 
 
 def device_in_words(recipe: Recipe, compute: Compute) -> str:

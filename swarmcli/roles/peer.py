@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from json import dumps
@@ -13,7 +13,7 @@ from types import TracebackType
 
 import swarmcli
 from swarmcli.dht import DHT, DHTNode
-from swarmcli.errors import NetworkError
+from swarmcli.errors import NetworkError, RecipeError
 from swarmcli.events import (
     DriftMeasured,
     EpochAdvanced,
@@ -29,9 +29,11 @@ from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.config import Role
-from swarmcli.recipe import Recipe, fingerprint_of
+from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
+from swarmcli.recipe.link import audience_of, places_of
 from swarmcli.roles.admission import Admission
 from swarmcli.roles.home import Home
+from swarmcli.roles.offering import RecipeService
 from swarmcli.roles.processors import sharing_processors
 
 MAX_FAILURES = 20
@@ -99,13 +101,18 @@ class Summary:
 
     def write(self, path: Path) -> None:
         """Writes the file whole or not at all."""
-        temporary = path.with_suffix(".writing")
-        temporary.write_text(dumps(asdict(self), indent=2) + "\n")
-        temporary.replace(path)
+        _write(path, dumps(asdict(self), indent=2) + "\n")
+
+
+def _write(file: Path, text: str) -> None:
+    temporary = file.with_suffix(".writing")
+    temporary.write_text(text)
+    temporary.replace(file)
 
 
 logger = logging.getLogger(__name__)
 
+LINK = "link"  # the file in a home that holds the last link that this peer gave out
 CONTACT_SECONDS = 30.0  # how long first contacts are tried again before the peer gives up
 
 
@@ -134,6 +141,10 @@ class RunPeer:
         self.home = home
         self.contacts = tuple(contacts) or recipe.network.initial_peers
         self._port = port
+        self._offered = ""  # the recipe as links hand it out; "": it cannot travel
+        self._digest = ""
+        self._welcomed: Mapping[PeerID, tuple[str, ...]] = {}  # contacts in this run, and where they were dialed
+        self.no_link = "nobody can dial this peer, and it knows no other that others could dial"
         self.saved = ""  # what became of this peer's state when it left, in words
         self.outcome = "done"  # how this peer's part in the run ended, for the journal
         self._listener = listener
@@ -156,6 +167,10 @@ class RunPeer:
     def _join(self, undo: ExitStack) -> None:
         recipe, local = self.recipe, self.recipe.local
         self.fingerprint = fingerprint_of(recipe)  # it reads the tokenizer's files, so once
+        try:
+            self._offered, self._digest = offered(recipe), digest_of(recipe)
+        except RecipeError as error:
+            self.no_link = str(error)
         self.processors = undo.enter_context(sharing_processors(recipe, self.role, self.home.path))
         self.dht = DHT(
             self.contacts,
@@ -187,18 +202,38 @@ class RunPeer:
     async def _ask_for_admission(self) -> None:
         endpoint = self.dht.endpoint
         admission = Admission(endpoint, self.recipe.run_id, self.fingerprint)
-        met = []
+        if self._offered:
+            service = RecipeService(endpoint, self.recipe.run_id, self._offered)
+            self.events.subscribe(service.note)
+        met: dict[PeerID, list[str]] = {}
         for address in self.contacts:
+            named = parse_address(address).peer_id
+            if named is not None and endpoint.is_connected(named):  # its other addresses may lead nowhere from here
+                met.setdefault(named, []).append(address)
+                continue
             try:
-                met.append(await endpoint.connect(address, timeout=CONTACT_SECONDS))
+                met.setdefault(await endpoint.connect(address, timeout=CONTACT_SECONDS), []).append(address)
             except NetworkError:
                 continue  # the DHT met at least one of them, and keeps probing the others
-        await admission.ask(met)
+        self._welcomed = {peer: tuple(met[peer]) for peer in await admission.ask(met)}
 
     def _close_journal(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.journal.close(self.outcome if kind is None else f"failed: {error}"[:300])
+
+    def link(self) -> Link | None:
+        """The link by which most others can join: through this peer, or where it cannot be dialed from as far, through
+        a contact that took it in. None: see `no_link`. From any thread; it may be another one from call to call."""
+        if not self._offered:
+            return None
+        candidates = [(self.peer_id, self.dht.endpoint.addresses), *self._welcomed.items()]
+        links = [
+            Link(peer, places, self.recipe.run_id, self._digest)
+            for peer, addresses in candidates
+            if (places := places_of(addresses))
+        ]
+        return max(links, key=lambda link: audience_of(link.places), default=None)  # the first of equals: this peer
 
     @property
     def has_trained(self) -> bool:
@@ -221,13 +256,14 @@ class RunPeer:
         return found
 
     def tell(self, dashboard: str = "") -> None:
-        """Leaves word in the home, while this peer lives, of how it can be reached: for scripts on this machine."""
-        file = self.home.path / "peer.json"
-        temporary = file.with_suffix(".writing")
-        addresses = self.dht.get_visible_addresses()
-        temporary.write_text(dumps({"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard}))
-        temporary.replace(file)
-        self._exit.callback(file.unlink, missing_ok=True)
+        """Leaves word in the home, while this peer lives, of how it can be reached: for scripts on this machine. The
+        link stays there."""
+        addresses, link = self.dht.get_visible_addresses(), str(self.link() or "")
+        told = {"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": link}
+        _write(self.home.path / "peer.json", dumps(told))
+        self._exit.callback((self.home.path / "peer.json").unlink, missing_ok=True)
+        if link:
+            _write(self.home.path / LINK, link + "\n")
 
     def leave_summary(self, optimizer: Optimizer) -> None:
         """Writes down what this peer did and where it stands; a full disk costs the summary only."""

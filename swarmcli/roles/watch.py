@@ -13,10 +13,11 @@ from coordinator_web.source import Health, PeerStatus, RunStatus, State
 from swarmcli.events import EpochAdvanced, EpochReported, Event
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
+from swarmcli.recipe.link import Audience, audience_of
 
 if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerReport
-    from swarmcli.recipe import Recipe
+    from swarmcli.recipe import Link, Recipe
     from swarmcli.roles.peer import RunPeer
 
 
@@ -33,8 +34,9 @@ class RunWatch:
     thread and never waits. Until `follow` was called it says that the run is being waited for."""
 
     def __init__(self, peer: RunPeer, join_line: str = "") -> None:
+        """`join_line`: how others join by a recipe file, for a peer that has no link."""
         self._peer = peer
-        self.join_line = join_line
+        self._join_line = join_line
         self._optimizer: Optimizer | None = None
         self._started = peer.journal.clock()
         self._history = EpochHistory()
@@ -50,6 +52,7 @@ class RunWatch:
     def look(self) -> RunStatus:
         """The run as this peer sees it now."""
         peer, recipe, optimizer = self._peer, self._peer.recipe, self._optimizer
+        link = peer.link()
         status = RunStatus(
             run_id=recipe.run_id,
             state="waiting",
@@ -65,7 +68,9 @@ class RunWatch:
             losses=tuple(self._history.losses()),
             last_epoch=self._history.last,
             mode=mode_in_words(recipe),
-            join_line=self.join_line,
+            join_line=command_of(link) if link else self._join_line,
+            link=str(link or ""),
+            link_reach=reach_in_words(link) if link else peer.no_link,
             result=peer.saved,
         )
         if optimizer is None:
@@ -134,6 +139,22 @@ class RunWatch:
         passed = math.ceil(age / lengths[-1]) if lengths else 0
         unlike = report.epoch == epoch and report.lineage and own.lineage and report.lineage != own.lineage
         return "behind" if report.epoch < epoch - 1 - passed or unlike else "in step"
+
+
+def command_of(link: Link) -> str:
+    """What a stranger types. In double quotes, which every shell knows: a link holds a question mark."""
+    return f'swarm join "{link}"'
+
+
+def reach_in_words(link: Link) -> str:
+    """For whom a link is no use; "" if it is for everyone."""
+    match audience_of(link.places):
+        case Audience.MACHINE:
+            return "this link works on this machine only: no other address of this peer is known to be dialable"
+        case Audience.NETWORK:
+            return "this link works within this network only"
+        case _:
+            return ""
 
 
 class EpochHistory:

@@ -149,12 +149,21 @@ def statistics_of(recipe: Recipe) -> int:
     return 2 if recipe.optimizer.name in ("adam", "adamw") else int(recipe.optimizer.momentum > 0)
 
 
+SIZES = ("num_hidden_layers", "num_attention_heads", "attn_pdrop", "attention_dropout", "hidden_size", "vocab_size")
+
+
+def sizes_of_config(model: nn.Module) -> dict[str, float]:
+    """Those numbers of a model's config by which its activations are estimated."""
+    config = getattr(model, "config", None)
+    return {name: value for name in SIZES if isinstance(value := getattr(config, name, None), int | float)}
+
+
 def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> int:
     """Of a forward pass of a transformer. Of what a model's config does not tell nothing is counted."""
-    config = getattr(outline, "config", None)
+    sizes = sizes_of_config(outline)
 
     def told(*names: str) -> float:
-        return next((value for name in names if isinstance(value := getattr(config, name, None), int | float)), 0)
+        return next((sizes[name] for name in names if name in sizes), 0)
 
     sequence, layers = recipe.sequence_len, told("num_hidden_layers")
     pairs = told("num_attention_heads") * sequence if told("attn_pdrop", "attention_dropout") else 0

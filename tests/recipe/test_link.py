@@ -5,6 +5,7 @@ import pytest
 from swarmcli.errors import AddressError
 from swarmcli.network.identity import Identity
 from swarmcli.recipe import Link, is_link, parse_link
+from swarmcli.recipe.link import Audience, audience_of, places_of
 
 PEER = Identity.generate().peer_id
 DIGEST = "abcdefghijklmnopqrstuvwxyz234567"
@@ -60,3 +61,13 @@ def test_what_is_wrong_with_a_link_is_said(text: str, words: str) -> None:
         parse_link(text)
     assert words in str(caught.value)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
+
+
+def test_a_peers_link_names_first_what_most_can_dial_and_loopback_only_for_want_of_others() -> None:
+    local, lan, public = "tcp://127.0.0.1:1", f"tcp://192.168.1.4:1/{PEER.text}", "tcp://[2001:4860:4860::8888]:1"
+    assert places_of([local, lan, public]) == ("[2001:4860:4860::8888]:1", "192.168.1.4:1")
+    assert places_of([local]) == ("127.0.0.1:1",) and places_of([]) == ()
+    assert places_of([lan, "tcp://home.example.org:1"])[0] == "home.example.org:1"
+    assert len(places_of([f"tcp://10.0.0.{n}:1" for n in range(9)])) == 4
+    audiences = [audience_of(places_of(each)) for each in ([local], [local, lan], [local, lan, public])]
+    assert audiences == [Audience.MACHINE, Audience.NETWORK, Audience.EVERYONE]

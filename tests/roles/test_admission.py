@@ -28,7 +28,7 @@ async def meet(run_id: str, fingerprint: Mapping[str, str], *, serve: bool = Tru
             Admission(old, "demo", MINE)
         contact = await new.connect(old.addresses[0], timeout=5.0)
         welcomed = await Admission(new, run_id, fingerprint).ask([contact])
-        return welcomed, reported
+        return len(welcomed), reported
     finally:
         await new.close()
         await old.close()

@@ -89,7 +89,7 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
             SimpleNamespace(
                 events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="",
                 journal=SimpleNamespace(clock=lambda: 100.0),
-                description=SimpleNamespace(name="me"), dht=SimpleNamespace(clock=clock),
+                link=lambda: None, no_link="", description=SimpleNamespace(name="me"), dht=SimpleNamespace(clock=clock),
             ),
         )
     )  # fmt: skip

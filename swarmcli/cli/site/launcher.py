@@ -36,8 +36,8 @@ PREFIX = "swarm-site-"  # of directories where processes meet
 STALE_SECONDS = 3600.0  # after which such a directory that no launcher holds is removed
 
 
-def start_site(processes: int) -> int:
-    """Runs this very command, as it was typed, in so many processes on this machine; their exit code.
+def start_site(processes: int, arguments: Sequence[str]) -> int:
+    """Runs this very command, with these words behind `swarm`, in so many processes on this machine; their exit code.
 
     Raises SiteError on Windows, where a process cannot inherit its line to the launcher.
     """
@@ -54,7 +54,7 @@ def start_site(processes: int) -> int:
             err.print()
         err.print(text, soft_wrap=True)
 
-    return Launcher(["-m", "swarmcli", *sys.argv[1:]], processes, say=say).run()
+    return Launcher(["-m", "swarmcli", *arguments], processes, say=say).run()
 
 
 class Launcher:

@@ -1,0 +1,152 @@
+"""What joining by a link will do on this computer, in lines that a volunteer understands, and the one question.
+
+Every line says what the code does, with the numbers that can be known before anything is read or downloaded. Texts of
+the recipe come from a stranger and are shown as `printable` leaves them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from swarmcli.cli.console import err, format_time, plural, printable
+from swarmcli.errors import UsageError
+from swarmcli.journal import megabytes
+from swarmcli.optim.config import Role
+from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe
+from swarmcli.recipe.offered import web_host
+from swarmcli.training.demand import Demand
+from swarmcli.training.memory import format_bytes
+
+QUESTIONS = {"trainer": "Train along?", "auxiliary": "Help this run?", "monitor": "Follow this run?"}
+WHAT = {
+    "trainer": "a trainer: computes what the model should learn from the data, and averages that with the others",
+    "auxiliary": "an auxiliary: adds up what trainers have computed; reads no data and computes nothing of its own",
+    "monitor": "a monitor: follows the run, keeps its checkpoints and hands the model to newcomers; reads no data",
+}
+
+
+def sheet(recipe: Recipe, role: Role, demand: Demand, memory: str, files: Path) -> list[tuple[str, str]]:
+    """The lines, each a word and what is to say about it. `memory`: as `check_memory` tells it."""
+    return [
+        ("this peer", WHAT[role]),
+        ("model", _model(recipe, demand)),
+        ("data", _data(recipe) if role == "trainer" else "none are read"),
+        ("download", _download(recipe, role, demand)),
+        ("memory", f"about {memory}; refused if that is not free"),
+        ("disk", _disk(recipe, role, demand)),
+        ("processor", _processor(recipe, role)),
+        ("traffic", _traffic(role, demand)),
+        ("others see", "this computer's network address and the name it is given; a recipe brings no code along"),
+        ("files", f"all of this peer's own: {files}"),
+        ("leaving", "Ctrl-C, whenever you like; the others go on, and the same command takes you back in"),
+    ]
+
+
+def _model(recipe: Recipe, demand: Demand) -> str:
+    kind = (
+        "a saved model" if isinstance(recipe.base_model, str) else f"a {printable(recipe.base_model['model_type'], 40)}"
+    )
+    length = f"{recipe.max_epochs:,} epochs" if recipe.max_epochs else "until the run is stopped"
+    return (
+        f"{kind} of {demand.parameters:,} parameters that learns to predict text, {length} of "
+        f"{plural(recipe.target_batch_size, 'sample')} of all peers together"
+    )
+
+
+def _data(recipe: Recipe) -> str:
+    return "; ".join(_datasets(recipe))
+
+
+def _datasets(recipe: Recipe) -> Iterator[str]:
+    for dataset in recipe.datasets:
+        if isinstance(dataset, FilesDataset):
+            where = recipe.locate(dataset.path, data=True)
+            yield f"text files of this computer: {printable(dataset.glob, 60)} below {printable(str(where), 200)}"
+        elif not isinstance(dataset, HuggingFaceDataset):
+            yield "the source files of Python's standard library, on this computer"
+        elif dataset.data_files:
+            named = [
+                printable(file, 80) if web_host(file) else printable(str(recipe.locate(file, data=True)), 200)
+                for file in dataset.data_files
+            ]
+            yield f"{', '.join(named[:4])}{f' and {len(named) - 4} more' if len(named) > 4 else ''}"
+        else:
+            part = ", ".join(filter(None, [dataset.name, dataset.split]))
+            yield f"the dataset {dataset.path} ({printable(part, 80)}) from huggingface.co"
+
+
+def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
+    said = [f"the run's present state from other peers, once: {format_bytes(demand.state)}"] if demand.state else []
+    hub = [dataset for dataset in recipe.datasets if isinstance(dataset, HuggingFaceDataset)]
+    if role == "trainer" and hub:
+        whole = sorted({dataset.path for dataset in hub if not dataset.streaming})
+        if whole:
+            said.append(f"all of {printable(', '.join(whole), 200)} before it begins (its page tells how large it is)")
+        if any(dataset.streaming for dataset in hub):
+            nbytes = recipe.sequence_len * (1 if recipe.tokenizer == "bytes" else 4)
+            said.append(f"data while it trains, about {_size(nbytes)} for each sample that it computes")
+    return "; ".join(said) or "nothing"
+
+
+def _disk(recipe: Recipe, role: Role, demand: Demand) -> str:
+    if role == "auxiliary":
+        return "a journal of some megabytes"
+    return (
+        f"a checkpoint when leaving, {format_bytes(demand.state)}, the newest {recipe.checkpoint.keep} are kept; a "
+        "journal of some megabytes"
+    )
+
+
+def _processor(recipe: Recipe, role: Role) -> str:
+    if role != "trainer":
+        return "little, some seconds for each average"
+    device = {"auto": "a graphics card if there is one, else the processor"}.get(
+        recipe.local.device, recipe.local.device
+    )
+    threads = recipe.local.threads
+    limit = plural(threads, "thread") if threads else "all cores; --set local.threads=N takes fewer"
+    return f"{device}; {limit}"
+
+
+def _traffic(role: Role, demand: Demand) -> str:
+    whose = "as the contact says" if demand.pace_is_told else "which is a guess"
+    pace = f"an epoch in {format_time(demand.pace)}, {whose}"
+    whom = " for each trainer that it helps" if role == "auxiliary" else ""
+    return (
+        f"at most {megabytes(demand.epoch)} up and as much down in an epoch{whom}: {megabytes(demand.an_hour)} an hour "
+        f"each way at {pace}; nothing limits it but your line"
+    )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1024:.1f} KiB" if nbytes < 1 << 20 else format_bytes(nbytes)
+
+
+def show(recipe: Recipe, contact: str, lines: Sequence[tuple[str, str]], console: Console = err) -> None:
+    """The sheet on the terminal, wrapped to its width."""
+    console.print(Text.assemble("You have a link to the run ", (recipe.run_id, "bold"), f", from peer {contact}."))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for word, text in lines:
+        table.add_row(Text(f"  {word}"), Text(text))
+    console.print(table)
+
+
+def ask(role: Role) -> bool:
+    """One question on the terminal. Raises UsageError where there is nobody to ask."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("joining by a link asks before it begins, and there is no terminal to ask on; add --yes")
+    err.print(f"{QUESTIONS[role]} [y/N] ", end="")
+    try:
+        answer = input()
+    except EOFError:
+        err.print()
+        return False
+    return answer.strip().lower() in ("y", "yes")

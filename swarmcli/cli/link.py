@@ -1,0 +1,97 @@
+"""`swarm link`: the link of a run that a peer of this machine takes part in, or took part in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarmcli.cli.console import err, out
+from swarmcli.errors import AddressError, UsageError
+
+if TYPE_CHECKING:
+    from swarmcli.recipe import Link
+
+
+def link(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="LINK|RECIPE|DIRECTORY",
+            help="Which run: a recipe, a peer's directory or one above it, or a link. Default: all of this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    copyable: Annotated[
+        bool, typer.Option("--copyable", help="Print the link alone, for a clipboard or a pipe.")
+    ] = False,
+) -> None:
+    """Print the link by which others join a run of this machine."""
+    from swarmcli.roles.watch import command_of, reach_in_words
+
+    found = links_of(what)
+    if copyable and len(found) > 1:
+        named = "".join(f"\n  {home}" for home in found)
+        raise UsageError(f"peers of {len(found)} runs are known here; say which with one of these directories:{named}")
+    for home, each in found.items():
+        if copyable:
+            out.print(str(each), soft_wrap=True)
+            continue
+        out.print(command_of(each), soft_wrap=True)
+        state = "" if is_running(home) else "not running now: others can join when it is started again"
+        err.print("  ".join(filter(None, [str(home), reach_in_words(each), state])), soft_wrap=True)
+
+
+def links_of(what: str | None) -> dict[Path, Link]:
+    """Home → its link, one home for each run: of those that run now, or else of all, the one whose link is newest.
+
+    Raises UsageError when there is none."""
+    from swarmcli.recipe import parse_link
+
+    files = [file for below in places_of(what) for file in link_files(below)]
+    newest: dict[tuple[str, str], tuple[Path, Link]] = {}
+    for file in sorted(files, key=lambda file: (is_running(file.parent), file.stat().st_mtime)):
+        try:
+            each = parse_link(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, AddressError):
+            continue
+        newest[each.run_id, each.fingerprint] = file.parent, each
+    if not newest:
+        where = f"in or below {what}" if what else "on this machine"
+        raise UsageError(
+            f"no peer {where} has given out a link; begin a run with `swarm join RECIPE` or `swarm monitor RECIPE`, "
+            "or name the recipe, or the peer's directory"
+        )
+    return dict(newest.values())
+
+
+def is_running(home: Path) -> bool:
+    return (home / "peer.json").exists()
+
+
+def places_of(what: str | None) -> Iterator[Path]:
+    """Directories below which homes may lie."""
+    from swarmcli.recipe import is_link, load_recipe, parse_link
+    from swarmcli.roles.linked import LinkedRun, data_directory
+    from swarmcli.roles.processors import LocalPeers
+
+    if what is None:
+        yield data_directory()
+        yield from (Path(peer.home) for peer in LocalPeers().living())
+    elif is_link(what):
+        yield LinkedRun(parse_link(what)).path
+    elif Path(what).is_file():
+        recipe = load_recipe(what)
+        yield recipe.output_dir / recipe.run_id
+    else:
+        yield Path(what)
+
+
+def link_files(directory: Path) -> Iterator[Path]:
+    """The files of a home, or of homes up to three levels below."""
+    from swarmcli.roles.peer import LINK
+
+    for pattern in (LINK, f"*/{LINK}", f"*/*/{LINK}", f"*/*/*/{LINK}"):
+        yield from (file for file in directory.glob(pattern) if file.is_file())

@@ -1,0 +1,87 @@
+"""From what a person typed, a recipe's path or a link, to a recipe on this computer that somebody has agreed to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from swarmcli.cli import consent
+from swarmcli.cli.console import err
+from swarmcli.cli.ending import ExitCode
+from swarmcli.errors import RecipeError
+from swarmcli.optim.config import Role
+from swarmcli.recipe import Link, Recipe, differing_keys, digest_of, fingerprint_of, is_link, parse_link, parse_recipe
+from swarmcli.roles.linked import LinkedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The recipe to join with, and the contacts that came with it."""
+
+    recipe: Path
+    contacts: Sequence[str] = ()
+
+    def in_place_of(self, given: str, arguments: Sequence[str]) -> list[str]:
+        """A command line with this recipe in place of the link, for processes that are not to ask again."""
+        words = [str(self.recipe) if word == given else word for word in arguments]
+        return [*words, *(part for address in self.contacts for part in ("--peer", address))]
+
+
+def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) -> Named:
+    """A link's recipe is fetched, checked, shown and kept; a path is taken as it is.
+
+    Asks at most once, and not at all about a recipe that was agreed to before. Ends the command when the answer is no;
+    then nothing was written.
+    """
+    if not is_link(given):
+        return Named(Path(given))
+    link = parse_link(given)
+    run = LinkedRun(link)
+    text, pace = recipe_of(run)
+    if not run.has_agreed(role, text):
+        show_sheet(run, role, text, settings, pace)
+        if not (yes or consent.ask(role)):
+            err.print("not joined; nothing was written or downloaded")
+            raise typer.Exit(ExitCode.FAILURE)
+        run.keep(role, text)
+    return Named(run.recipe, link.addresses)
+
+
+def recipe_of(run: LinkedRun) -> tuple[str, float]:
+    """The recipe as this computer keeps it, from there or from the contact, and how many seconds an epoch takes there
+    (0: not known)."""
+    text = run.kept()
+    if text is not None:
+        return text, 0.0
+    from swarmcli.roles.offering import fetch_recipe
+
+    err.print(f"asking {run.link.peer_id.short} for the recipe of {run.link.run_id}")
+    recipe, answer = fetch_recipe(run.link, run.path)
+    return run.text_of(recipe), answer.epoch_seconds
+
+
+def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], pace: float) -> Recipe:
+    """Tells what joining will do, with what this person has set. Raises RecipeError for what could not be joined."""
+    from swarmcli.roles.collaboration import compute_of
+    from swarmcli.training.demand import demand_of
+    from swarmcli.training.memory import check_memory
+    from swarmcli.training.outline import outline_in_process
+
+    recipe = parse_recipe(text, settings, name=str(run.recipe), directory=run.path)
+    refuse_other_run(parse_recipe(text, name=str(run.recipe), directory=run.path), recipe, run.link)
+    compute = compute_of(recipe, role)
+    outline = outline_in_process(recipe)
+    memory = check_memory(recipe, outline, role, compute, now=False)
+    lines = consent.sheet(recipe, role, demand_of(recipe, outline, role, compute, pace=pace), memory, run.path)
+    consent.show(recipe, run.link.peer_id.short, lines)
+    return recipe
+
+
+def refuse_other_run(offered: Recipe, changed: Recipe, link: Link) -> None:
+    """What a person sets for himself may not change what the run has agreed on."""
+    if digest_of(changed) != link.fingerprint:
+        keys = ", ".join(differing_keys(fingerprint_of(offered), fingerprint_of(changed)))
+        raise RecipeError(f"--set changes {keys}, which must be the same for all peers of the run; leave it out")

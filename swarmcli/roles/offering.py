@@ -1,0 +1,140 @@
+"""The recipe on its way from a peer of the run to whoever holds a link.
+
+Every peer whose recipe can travel answers `run.recipe`; the connection is authenticated, so the text comes from the
+peer that the link names. What it says beyond the recipe (how fast the run goes) is its word alone, and only shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from swarmcli.errors import (
+    BootstrapError,
+    CallError,
+    CallRefused,
+    FingerprintError,
+    NetworkError,
+    SwarmError,
+    UnknownMethod,
+)
+from swarmcli.events import EpochAdvanced, Event
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.loop_thread import LoopThread
+from swarmcli.network.transports.tcp.transport import TCPTransport
+from swarmcli.recipe import Link, Recipe, read_offered
+from swarmcli.recipe.offered import MAX_OFFERED
+
+METHOD = "run.recipe"
+FETCH_SECONDS = 15.0  # for the dial and the answer
+MAX_PACE = 7 * 86_400.0  # seconds that an epoch may be said to take
+
+
+class RecipeWanted(msgspec.Struct, frozen=True):
+    """Whoever has a link asks for the recipe of its run."""
+
+    run_id: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class RecipeOffered(msgspec.Struct, frozen=True):
+    """The part of the recipe that travels, and how the run goes: hearsay, for an estimate of the traffic."""
+
+    recipe: Annotated[str, msgspec.Meta(max_length=MAX_OFFERED)]  # checked again in bytes
+    epoch: int = 0
+    epoch_seconds: float = 0.0  # that the last one took; 0: not known
+
+
+class RecipeService:
+    """Hands out one run's recipe."""
+
+    def __init__(self, endpoint: Endpoint, run_id: str, text: str) -> None:
+        """`text`: what `offered` made of the recipe."""
+        self._run_id = run_id
+        self._text = text
+        self._epoch, self._seconds = 0, 0.0
+        endpoint.serve(METHOD, RecipeWanted, self._answer)
+
+    def note(self, event: Event) -> None:
+        """Listens to the peer's events."""
+        if isinstance(event, EpochAdvanced):
+            self._epoch = event.epoch
+            self._seconds = event.seconds if event.samples else self._seconds
+
+    async def _answer(self, peer: PeerID, wanted: RecipeWanted) -> RecipeOffered:
+        if wanted.run_id != self._run_id:
+            raise CallRefused("run", f"this peer takes part in {self._run_id!r}")
+        return RecipeOffered(self._text, self._epoch, self._seconds)
+
+
+def fetch_recipe(link: Link, directory: Path, *, timeout: float = FETCH_SECONDS) -> tuple[Recipe, RecipeOffered]:
+    """The recipe that a link speaks of, from the peer that it names, checked by `read_offered`.
+
+    For a thread without a loop. Raises BootstrapError when that peer does not answer at any of the link's addresses,
+    FingerprintError when it is in no run or in another one, and RecipeError as `read_offered` does.
+    """
+    thread = LoopThread.acquire()
+    try:
+        answer = thread.run(ask_for_recipe(link, timeout=timeout))
+    finally:
+        thread.release()
+    return read_offered(answer.recipe.encode(errors="replace"), link, directory), answer
+
+
+async def ask_for_recipe(link: Link, *, timeout: float = FETCH_SECONDS) -> RecipeOffered:
+    """The same, unread. The asker is nobody: an identity of its own for this one question."""
+    identity = Identity.generate()
+    endpoint = Endpoint(TCPTransport(identity), client_mode=True)
+    try:
+        await endpoint.start()
+        await _dial(endpoint, link.addresses, timeout)
+        wanted = RecipeWanted(link.run_id)
+        answer = await endpoint.call(link.peer_id, METHOD, wanted, RecipeOffered, timeout=timeout)
+        pace = answer.epoch_seconds
+        sane = math.isfinite(pace) and 0.0 <= pace <= MAX_PACE and 0 <= answer.epoch < 1 << 53
+        return answer if sane else msgspec.structs.replace(answer, epoch=0, epoch_seconds=0.0)
+    except CallRefused as error:
+        raise FingerprintError(f"{link.peer_id.short} does not offer the run {link.run_id!r}: {_safe(error)}") from None
+    except UnknownMethod:
+        raise FingerprintError(
+            f"{link.peer_id.short} answers, but hands out no recipe: its run is not one that links can join, or its "
+            "version of swarm is older; ask for the recipe file"
+        ) from None
+    except CallError as error:
+        raise SwarmError(f"the recipe did not come from {link.peer_id.short}: {_safe(error)}; try again") from None
+    finally:
+        await endpoint.close()
+        identity.close()
+
+
+async def _dial(endpoint: Endpoint, addresses: Sequence[str], timeout: float) -> None:
+    """Connects at whichever of the addresses answers first; all of them are one peer's."""
+    failures: dict[str, Exception] = {}
+
+    async def answers(address: str) -> bool:
+        try:
+            await endpoint.connect(address, timeout=timeout)
+        except NetworkError as error:
+            failures[address] = error
+        return address not in failures
+
+    dials = [asyncio.create_task(answers(address)) for address in addresses]
+    try:
+        for dial in asyncio.as_completed(dials):
+            if await dial:
+                return
+    finally:
+        for task in dials:
+            task.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
+    raise BootstrapError("the peer that the link names does not answer", failures)
+
+
+def _safe(error: Exception) -> str:
+    """A stranger's words, in one line that steers no terminal."""
+    return "".join(each if each.isprintable() else "·" for each in str(error)[:300])

@@ -1,0 +1,151 @@
+"""What somebody who joins by a link is shown and asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import typer
+from rich.console import Console
+from torch import nn
+
+from swarmcli.cli import consent, linking
+from swarmcli.cli.linking import Named, recipe_named
+from swarmcli.errors import RecipeError, UsageError
+from swarmcli.network.identity import Identity
+from swarmcli.optim.config import Role
+from swarmcli.recipe import Link, Recipe, digest_of, offered, parse_recipe, read_offered
+from swarmcli.recipe.link import is_link
+from swarmcli.roles.linked import LinkedRun
+from swarmcli.roles.offering import RecipeOffered
+from swarmcli.training.demand import demand_of
+from swarmcli.training.device import Compute
+from tests.recipe.recipes import small
+
+OUTLINE = nn.Linear(100, 200, device="meta")
+LINK = Link(Identity.generate().peer_id, ("203.0.113.7:31330",), "small", digest_of(small()))
+
+
+def sheet(recipe: Recipe, role: Role = "trainer", pace: float = 0.0) -> dict[str, str]:
+    demand = demand_of(recipe, OUTLINE, role, Compute(torch.device("cpu")), pace=pace)
+    lines = consent.sheet(recipe, role, demand, "1 GiB of 8 GiB", Path("/data/small"))
+    shown = io.StringIO()
+    consent.show(recipe, "k7q2m4xw5z", lines, Console(file=shown, width=100))
+    assert "\x1b" not in shown.getvalue() and "small" in shown.getvalue()
+    return dict(lines)
+
+
+def data(*items: object, more: str = "") -> Recipe:
+    values = json.loads(offered(small())) | {"datasets": list(items)}
+    return parse_recipe(json.dumps(values), [more] if more else [], directory=Path("/data/small"))
+
+
+def test_a_dozen_lines_say_what_will_happen() -> None:
+    lines = sheet(small("local.threads=2"), pace=30.0)
+    assert len(lines) <= 12
+    assert "a gpt2 of 20,200 parameters" in lines["model"] and "32 samples" in lines["model"]
+    assert "standard library, on this computer" in lines["data"]
+    assert "2 threads" in lines["processor"]
+    assert "19.4 MB an hour each way at an epoch in 30 s, as the contact says" in lines["traffic"]
+    assert "/data/small" in lines["files"] and "Ctrl-C" in lines["leaving"]
+
+
+def test_who_computes_nothing_reads_nothing() -> None:
+    assert sheet(small(), "auxiliary")["data"] == "none are read"
+    assert sheet(small(), "auxiliary")["download"] == "nothing"
+    assert "state" in sheet(small(), "monitor")["download"]
+
+
+def test_data_are_told_by_where_they_come_from() -> None:
+    files = {"type": "files", "path": "texts", "glob": "**/*.md"}
+    assert "**/*.md below /data/small/texts" in sheet(data(files))["data"]
+    assert "below /mine/texts" in sheet(data(files, more="local.data_dir=/mine"))["data"]
+    hub = {"type": "huggingface", "path": "a/b", "name": "c"}
+    assert "the dataset a/b (c, train) from huggingface.co" in sheet(data(hub))["data"]
+    assert "about 0.0 KiB for each sample" in sheet(data(hub))["download"]  # of 16 tokens
+    assert "all of a/b before it begins" in sheet(data({**hub, "streaming": False}))["download"]
+    web = {"type": "huggingface", "path": "json", "data_files": ["https://example.org/a.jsonl"]}
+    assert "https://example.org/a.jsonl" in sheet(data(web))["data"]
+
+
+def test_a_strangers_words_steer_no_terminal() -> None:
+    glob = {"type": "files", "path": "texts", "glob": "\x1b[2J*\u202e"}
+    assert "\x1b" not in sheet(data(glob))["data"] and "\u202e" not in sheet(data(glob))["data"]
+
+
+# What joining does with the answer
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A contact that counts how often it is asked, and no model that has to be built."""
+    asked = SimpleNamespace(times=0, shown=0)
+
+    def fetch(link: Link, directory: Path) -> tuple[Recipe, RecipeOffered]:
+        asked.times += 1
+        text = offered(small())
+        return read_offered(text.encode(), link, directory), RecipeOffered(text, 3, 9.0)
+
+    def show(*arguments: object) -> None:
+        asked.shown += 1
+
+    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("swarmcli.roles.offering.fetch_recipe", fetch)
+    monkeypatch.setattr("swarmcli.training.outline.outline_in_process", lambda recipe: OUTLINE)
+    monkeypatch.setattr(consent, "show", show)
+    yield asked
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(text))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "", "yes please\n"])
+def test_anything_but_yes_joins_nothing_and_leaves_nothing(
+    answer: str, contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered(monkeypatch, answer)
+    with pytest.raises(typer.Exit) as end:
+        recipe_named(str(LINK), "trainer", [], yes=False)
+    assert end.value.exit_code == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_it_asks_once_for_each_role(contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered(monkeypatch, "y\n")
+    named = recipe_named(str(LINK), "trainer", [], yes=False)
+    assert named == Named(LinkedRun(LINK).recipe, LINK.addresses) and contact.shown == contact.times == 1
+    assert recipe_named(str(LINK), "trainer", [], yes=False) == named
+    assert contact.shown == contact.times == 1
+    recipe_named(str(LINK), "auxiliary", [], yes=True)
+    assert (contact.shown, contact.times) == (2, 1)
+
+
+def test_without_a_terminal_the_missing_word_is_named(contact: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="add --yes"):
+        recipe_named(str(LINK), "trainer", [], yes=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_must_agree_cannot_be_set(contact: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"--set changes optimizer\.learning_rate"):
+        recipe_named(str(LINK), "trainer", ["optimizer.learning_rate=1"], yes=True)
+    recipe_named(str(LINK), "trainer", ["local.threads=1"], yes=True)
+
+
+def test_a_path_is_taken_as_it_is_and_processes_of_a_site_do_not_ask_again() -> None:
+    assert recipe_named("recipe.yaml", "trainer", [], yes=False) == Named(Path("recipe.yaml"))
+    words = Named(Path("/data/recipe.yaml"), ["tcp://a:1"]).in_place_of(str(LINK), ["join", str(LINK), "--nproc", "2"])
+    assert words == ["join", "/data/recipe.yaml", "--nproc", "2", "--peer", "tcp://a:1"]
+    assert not any(map(is_link, words)) and linking.is_link is is_link

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from swarmcli.cli.link import link
+from swarmcli.errors import UsageError
+from swarmcli.network.identity import Identity
+from swarmcli.recipe import Link, digest_of, parse_recipe
+from swarmcli.roles.linked import LinkedRun
+from tests.recipe.recipes import SMALL
+
+app = typer.Typer()
+app.command()(link)
+PEER = Identity.generate().peer_id
+DIGEST = digest_of(parse_recipe(SMALL))
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+def home(path: Path, place: str, *, age: int = 0, runs: bool = False, run_id: str = "small") -> Link:
+    path.mkdir(parents=True)
+    found = Link(PEER, (place,), run_id, DIGEST)
+    (path / "link").write_text(f"{found}\n")
+    os.utime(path / "link", (1e9 - age, 1e9 - age))
+    if runs:
+        (path / "peer.json").touch()
+    return found
+
+
+def said(*arguments: object) -> tuple[str, str]:
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    return result.stdout.strip(), result.stderr.strip()
+
+
+def test_the_command_is_printed_again_for_a_directory_a_recipe_and_a_link(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(SMALL)
+    own = home(tmp_path / "runs" / "small" / "monitor-1", "203.0.113.7:1")
+    for what in (tmp_path / "recipe.yaml", tmp_path / "runs", tmp_path / "runs" / "small" / "monitor-1"):
+        assert said(what)[0] == f'swarm join "{own}"'
+    assert "not running now" in said(tmp_path)[1]
+    joined = home(LinkedRun(own).path / "small" / "trainer-1", "203.0.113.8:1")
+    assert said(own)[0] == said()[0] == f'swarm join "{joined}"'
+
+
+def test_copyable_is_the_link_alone(tmp_path: Path) -> None:
+    own = home(tmp_path / "a", "10.1.2.3:7", runs=True)
+    assert said(tmp_path, "--copyable") == (str(own), "")
+    assert "within this network only" in said(tmp_path)[1] and "not running" not in said(tmp_path)[1]
+
+
+def test_who_runs_comes_before_who_is_newer_and_each_run_has_one(tmp_path: Path) -> None:
+    running = home(tmp_path / "a", "203.0.113.7:1", age=9, runs=True)
+    home(tmp_path / "b", "203.0.113.8:1")
+    other = home(tmp_path / "c", "203.0.113.9:1", run_id="other")
+    assert set(said(tmp_path)[0].splitlines()) == {f'swarm join "{running}"', f'swarm join "{other}"'}
+    with pytest.raises(UsageError, match="2 runs"):
+        said(tmp_path, "--copyable")
+
+
+def test_where_there_is_none_it_says_how_one_comes_about(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "link").write_text("torn")
+    with pytest.raises(UsageError, match="swarm monitor RECIPE"):
+        said(tmp_path)
+    with pytest.raises(UsageError, match="on this machine"):
+        said()
