@@ -161,13 +161,13 @@ class ControlPool:
     async def farewell(self, reason: str) -> None:
         """Tells all peers, and closes. Takes at most the time that the limits allow."""
         self._closed = True
-        channels = self.channels()
-        try:
-            async with asyncio.timeout(self._context.limits.goodbye_timeout), asyncio.TaskGroup() as group:
-                for channel in channels:
-                    group.create_task(_say_goodbye(channel, reason))
-        except TimeoutError:
-            logger.debug("some peers were not told goodbye in time")
+        channels, timeout = self.channels(), self._context.limits.goodbye_timeout
+        # First over the relays: the connections to these would take along what they carry, before it has arrived.
+        relayed = [channel for channel in channels if channel.connection.relayed]
+        if relayed:
+            timeout /= 2
+            await _say_goodbye_to_all(relayed, reason, timeout)
+        await _say_goodbye_to_all([channel for channel in channels if channel not in relayed], reason, timeout)
         for channel in channels:
             channel.connection.abort(reason)
 
@@ -267,6 +267,15 @@ def _horizon(connection: Connection) -> Scope:
         return scope_of(address.host) or Scope.HOST
     found = scope_of(address.host)
     return Scope.INTERNET if found is None else found
+
+
+async def _say_goodbye_to_all(channels: list[ControlChannel], reason: str, timeout: float) -> None:
+    try:
+        async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
+            for channel in channels:
+                group.create_task(_say_goodbye(channel, reason))
+    except TimeoutError:
+        logger.debug("some peers were not told goodbye in time")
 
 
 async def _say_goodbye(channel: ControlChannel, reason: str) -> None:

@@ -128,6 +128,11 @@ class Stream:
         self._largest, self._window = largest, window
 
     @property
+    def relayed(self) -> bool:
+        """Whether a third peer carries it."""
+        return self._connection.relayed
+
+    @property
     def arriving(self) -> int:
         """A count that grows whenever a byte arrives, also within a message: to tell slow from silent."""
         return self._connection.bytes_received

@@ -18,7 +18,7 @@ else:
 
 def bytes_in_system_buffer(sock: Any) -> int:
     """Bytes that the system has taken from a socket and the other end has not acknowledged; 0 where it does not say."""
-    if _UNSENT is None:
+    if _UNSENT is None or sock is None:  # what leads through a relay has no socket
         return 0
     count = array("i", [0])
     try:
@@ -30,5 +30,7 @@ def bytes_in_system_buffer(sock: Any) -> int:
 
 def wake_at(sock: Any, nbytes: int) -> None:
     """Lets the system wake this process only when so many bytes have come. Windows has the option and refuses it."""
+    if sock is None:
+        return
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)

@@ -1,0 +1,352 @@
+"""The relay: lends its reachability to peers that nobody can dial.
+
+A client reserves, which it can only do over a connection that it dialed itself. Whoever wants to talk to it opens a
+stream to the relay; the relay opens one to the client and passes on what comes, both ways, with back-pressure. What
+passes is the TLS of the two ends (`circuits.py`): the relay sees sizes and times, and can delay or cut, nothing else.
+
+    dialer ── relay.connect ──▶ relay ── relay.incoming ──▶ client
+
+Everybody may ask, so everything has a budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from swarmcli.errors import CallRefused, CallTimeout, EndOfStream, NetworkError, PeerUnreachable
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.streams.stream import Stream
+from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.token_bucket import TokenBucket
+from swarmcli.reach.descriptors import allow_descriptors
+from swarmcli.reach.networks import network_of
+from swarmcli.reach.relay_messages import (
+    CONNECT,
+    INCOMING,
+    OFFER,
+    PIECE,
+    RESERVE,
+    WINDOW,
+    Ask,
+    Connect,
+    Data,
+    Incoming,
+    Offer,
+    Reserve,
+    Reserved,
+)
+from swarmcli.reach.relay_records import Find, Publish, RelayRecord, advertise
+
+logger = logging.getLogger(__name__)
+
+_DATA = Data()
+_BUCKETS = 4096  # peers and networks whose pace is remembered
+_OTHER_DESCRIPTORS = 256  # that this process may need besides those of its relay
+
+
+@dataclass(frozen=True, slots=True)
+class RelayBudgets:
+    """What a relay gives, at most. Sizes in bytes, times in seconds. A network is a /24, or a /48 of IPv6."""
+
+    reservations: int = 1024  # clients that can be reached through this relay …
+    reservations_per_network: int = 32  # … of which so many may be in one network
+    reservation_seconds: float = 300.0  # unless the client renews it
+    circuits: int = 1024  # pairs of streams, also those that are just being opened; each takes two descriptors
+    circuits_per_peer: int = (
+        48  # at either end; below `Limits.max_streams_per_peer`, for a relay has streams of its own
+    )
+    circuits_per_network: int = 192  # at either end
+    circuits_per_network_and_target: int = 24  # so that two dialers of one network cannot use up a client's 48
+    connects_per_second: float = 8.0  # attempts by one network, and to one client, in the long run …
+    connects_at_once: float = 96.0  # … and in a burst: sixteen peers that find each other, each with some streams
+    rate: float | None = 32e6  # bytes per second that are passed on in all; None: unlimited …
+    rate_per_peer: float | None = 16e6  # … and from or to one peer
+    burst_seconds: float = 1.0  # of these rates, that pass at once after a pause
+    opening: float = 8.0  # until the client has taken up its stream
+    idle: float = 180.0  # without a byte, after which a circuit ends; the ends ping each other more often
+    half_open: float = 10.0  # that a circuit is given after one end has said its last word
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatistics:
+    """What a relay does at one moment, and has done."""
+
+    reservations: int
+    circuits: int
+    circuits_opened: int  # since the start
+    bytes_passed: int  # since the start
+    refusals: dict[str, int]  # code → count
+
+
+class _Circuit:
+    """One pair of streams. Ends when nothing passes for a while."""
+
+    def __init__(self, ends: tuple[PeerID, PeerID], deadline: asyncio.Timeout, budgets: RelayBudgets) -> None:
+        self.ends = ends
+        self._deadline = deadline
+        self._budgets = budgets
+        self._loop = asyncio.get_running_loop()
+        self._moved_at = -math.inf
+        self._halved = False
+        self.moved()
+
+    def moved(self) -> None:
+        """Bytes have come. To the second is exact enough: setting a timer for each piece would cost more than that."""
+        now = self._loop.time()
+        if not self._halved and now - self._moved_at >= 1.0:
+            self._moved_at = now
+            self._deadline.reschedule(now + self._budgets.idle)
+
+    def halved(self) -> None:
+        """One end has said its last word."""
+        if not self._halved:
+            self._halved = True
+            self._deadline.reschedule(self._loop.time() + self._budgets.half_open)
+
+
+class Relay:
+    """Serves reservations and circuits on an endpoint, from `start` to `close`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        budgets: RelayBudgets = RelayBudgets(),
+        *,
+        find: Find | None = None,
+        publish: Publish | None = None,
+    ) -> None:
+        """`find` and `publish` read and write the records of relays in the hash table; None: it is found by those
+        alone that are connected to it."""
+        self._endpoint = endpoint
+        self._budgets = budgets
+        self._find, self._publish = find, publish
+        self._tasks = TaskOwner()
+        self._until: dict[PeerID, float] = {}  # client → when its reservation ends, in the loop's time
+        self._networks: dict[PeerID, str] = {}  # client → the network it reserved from
+        self._used: Counter[Hashable] = Counter()  # of circuits, by whatever bounds them
+        self._circuits = 0
+        self._opened = 0
+        self._passed = 0
+        self._refusals: Counter[str] = Counter()
+        self._whole = _bucket(budgets.rate, budgets.burst_seconds)
+        self._peer_pace: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+        self._attempts: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+
+    @property
+    def load(self) -> float:
+        """The share of its budgets that is in use, from 0 to 1."""
+        return max(len(self._until) / self._budgets.reservations, self._circuits / self._budgets.circuits)
+
+    async def start(self) -> None:
+        """Begins to serve, and to advertise it. Takes as many descriptors as the budgets need, or does with fewer.
+
+        It answers also while this peer cannot be dialed, and refuses.
+        """
+        self._budgets = _affordable(self._budgets)
+        self._endpoint.serve(OFFER, Ask, self._offer)
+        self._endpoint.serve(RESERVE, Reserve, self._reserve)
+        self._endpoint.serve_stream(CONNECT, Connect, self._connect)
+        if self._find is not None and self._publish is not None:
+            self._tasks.spawn(advertise(self._endpoint.peer_id, self._record, self._find, self._publish))
+
+    async def close(self) -> None:
+        """Takes nothing new; circuits that stand go on until the endpoint closes. Idempotent."""
+        self._endpoint.withdraw(OFFER, RESERVE, CONNECT)
+        await self._tasks.close()
+        self._until.clear()
+        self._networks.clear()
+
+    def _record(self) -> RelayRecord | None:
+        self._expire()
+        addresses = self._endpoint.direct_addresses
+        return RelayRecord(addresses, round(min(1.0, self.load), 2)) if addresses else None
+
+    def statistics(self) -> RelayStatistics:
+        self._expire()
+        return RelayStatistics(len(self._until), self._circuits, self._opened, self._passed, dict(self._refusals))
+
+    # Reservations
+
+    async def _offer(self, peer: PeerID, request: Ask) -> Offer:
+        return Offer(isinstance(self._reservable(peer), str), min(1.0, self.load))
+
+    async def _reserve(self, peer: PeerID, request: Reserve) -> Reserved:
+        if not request.wanted:
+            self._forget(peer)
+            return Reserved(0.0)
+        network = self._reservable(peer)
+        if isinstance(network, CallRefused):
+            self._refuse(network.code, str(network))
+        self._until[peer] = asyncio.get_running_loop().time() + self._budgets.reservation_seconds
+        self._networks[peer] = network
+        return Reserved(self._budgets.reservation_seconds)
+
+    def _reservable(self, peer: PeerID) -> str | CallRefused:
+        """The network that this peer may reserve from; or why not."""
+        seen = self._endpoint.seen(peer)
+        if self._endpoint.client_mode:
+            return CallRefused("client", "this peer cannot be dialed itself")
+        if seen is None or seen.relayed:
+            return CallRefused("relayed", "a reservation needs a connection without a relay")
+        network = network_of(seen.remote_address)
+        if peer not in self._until and not self._has_room(network):
+            self._expire()
+            if not self._has_room(network):
+                return CallRefused("full", "no reservation is left, or none for your network")
+        return network
+
+    def _has_room(self, network: str) -> bool:
+        here = sum(other == network for other in self._networks.values())
+        return len(self._until) < self._budgets.reservations and here < self._budgets.reservations_per_network
+
+    def _reachable(self, client: PeerID) -> bool:
+        """Whether it has a reservation, and the connection over which it made it."""
+        until = self._until.get(client)
+        seen = self._endpoint.seen(client)
+        return until is not None and until > asyncio.get_running_loop().time() and seen is not None and not seen.relayed
+
+    def _expire(self) -> None:
+        for client in [client for client in self._until if not self._reachable(client)]:
+            self._forget(client)
+
+    def _forget(self, client: PeerID) -> None:
+        self._until.pop(client, None)
+        self._networks.pop(client, None)
+
+    # Circuits
+
+    async def _connect(self, source: PeerID, request: Connect, near: Stream) -> None:
+        near.narrow(PIECE, WINDOW)
+        target = request.target
+        keys = self._admitted(source, target, near)
+        self._used.update(keys)
+        self._circuits += 1
+        try:
+            async with asyncio.timeout(self._budgets.idle) as deadline:
+                await self._join(_Circuit((source, target), deadline, self._budgets), near)
+        except TimeoutError:
+            self._refuse("idle", "nothing passed for too long")
+        finally:
+            self._circuits -= 1
+            self._used.subtract(keys)
+            for key in keys:
+                if not self._used[key]:
+                    del self._used[key]
+
+    def _admitted(self, source: PeerID, target: PeerID, near: Stream) -> tuple[Hashable, ...]:
+        """What the circuit is counted under. Raises CallRefused."""
+        budgets, seen, there = self._budgets, self._endpoint.seen(source), self._endpoint.seen(target)
+        if target in (self._endpoint.peer_id, source):
+            self._refuse("loop", "the two ends of a circuit and its relay are three peers")
+        if near.relayed or seen is None or seen.relayed:
+            self._refuse("relayed", "a circuit does not lead through another one")
+        network = network_of(seen.remote_address)
+        if not self._attempt(network):
+            self._refuse("busy", "too many attempts from your network")
+        if there is None or not self._reachable(target):
+            self._refuse("unreserved", f"{target.short} has no reservation here")
+        if not self._attempt(target):
+            self._refuse("busy", "too many attempts to reach this peer")
+        shared = (network, target)
+        bounds: dict[Hashable, int] = {
+            source: budgets.circuits_per_peer,
+            target: budgets.circuits_per_peer,
+            shared: budgets.circuits_per_network_and_target,
+        }
+        bounds.update(dict.fromkeys((network, network_of(there.remote_address)), budgets.circuits_per_network))
+        if self._circuits >= budgets.circuits or any(self._used[key] >= bound for key, bound in bounds.items()):
+            self._refuse("full", "no circuit is left for these two")
+        return tuple(bounds)
+
+    def _attempt(self, who: Hashable) -> bool:
+        budgets, now = self._budgets, asyncio.get_running_loop().time()
+        bucket = _remembered(self._attempts, who, budgets.connects_per_second, budgets.connects_at_once, now)
+        return bucket.take_now(1, now)
+
+    async def _join(self, circuit: _Circuit, near: Stream) -> None:
+        """Opens the stream to the client, and passes everything on until both ends are done. Raises CallRefused."""
+        source, target = circuit.ends
+        try:
+            async with self._endpoint.stream(target, INCOMING, Incoming(source), timeout=self._budgets.opening) as far:
+                far.narrow(PIECE, WINDOW)
+                self._opened += 1
+                await self._splice(circuit, near, far)
+        except (CallTimeout, PeerUnreachable) as error:
+            self._refuse("unreachable", f"{target.short} did not come: {error}")
+        except NetworkError as error:
+            # Whose fault it was does not matter: `near` is told if it is still there, and `far` has been reset.
+            self._refuse("broken", f"the circuit broke: {error}")
+
+    async def _splice(self, circuit: _Circuit, near: Stream, far: Stream) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pass_on(circuit, near, far))
+                group.create_task(self._pass_on(circuit, far, near))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first cancelled the other way, or both say the same
+
+    async def _pass_on(self, circuit: _Circuit, source: Stream, target: Stream) -> None:
+        # One piece at a time: what a slow reader does not take stays where it came from, but for the windows.
+        buckets = [bucket for bucket in (*map(self._pace, circuit.ends), self._whole) if bucket is not None]
+        try:
+            while True:
+                _, payload = await source.receive(Data)
+                circuit.moved()
+                for bucket in buckets:  # one after the other: who waits for its own pace takes nothing from all
+                    await bucket.wait(payload.nbytes)
+                await target.send(_DATA, payload)
+                self._passed += payload.nbytes
+        except EndOfStream:  # `source` has said its last word, or `target` reads nothing more
+            circuit.halved()
+            await target.finish()
+
+    def _pace(self, peer: PeerID) -> TokenBucket | None:
+        rate = self._budgets.rate_per_peer
+        if rate is None:
+            return None
+        now = asyncio.get_running_loop().time()
+        return _remembered(self._peer_pace, peer, rate, max(rate * self._budgets.burst_seconds, PIECE), now)
+
+    def _refuse(self, code: str, words: str) -> NoReturn:
+        self._refusals[code] += 1
+        raise CallRefused(code, words)
+
+
+def _bucket(rate: float | None, burst_seconds: float) -> TokenBucket | None:
+    return None if rate is None else TokenBucket(rate, max(rate * burst_seconds, PIECE))
+
+
+def _remembered(
+    buckets: OrderedDict[Hashable, TokenBucket], key: Hashable, rate: float, burst: float, now: float
+) -> TokenBucket:
+    """The bucket of this key. When there are too many, those go first that are full, as new ones are."""
+    bucket = buckets.setdefault(key, TokenBucket(rate, burst))
+    buckets.move_to_end(key)
+    if len(buckets) > _BUCKETS:
+        for other in [other for other, each in buckets.items() if each is not bucket and each.is_full(now)]:
+            del buckets[other]
+        while len(buckets) > _BUCKETS:
+            buckets.popitem(last=False)
+    return bucket
+
+
+def _affordable(budgets: RelayBudgets) -> RelayBudgets:
+    """What can be kept with the descriptors that the system allows this process."""
+    wanted = budgets.reservations + 2 * budgets.circuits + _OTHER_DESCRIPTORS
+    allowed = allow_descriptors(wanted)
+    share = (allowed - _OTHER_DESCRIPTORS) / (wanted - _OTHER_DESCRIPTORS)
+    if share >= 1:
+        return budgets
+    logger.info("this relay takes less: the system allows %d open files, of %d", allowed, wanted)
+    return replace(
+        budgets,
+        reservations=max(1, int(share * budgets.reservations)),
+        circuits=max(1, int(share * budgets.circuits)),
+    )

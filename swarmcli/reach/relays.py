@@ -1,0 +1,261 @@
+"""The client's side of relays: finds some, reserves at the nearest, renews, and takes others when they go.
+
+From `start` to `close` it holds two reservations and announces `relay://…` addresses, the nearest relay's first.
+Whoever knows that others can dial this peer closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from swarmcli.errors import CallRefused, NetworkError, SwarmError, UnknownMethod
+from swarmcli.events import Event, PeerConnected, PeerDisconnected
+from swarmcli.network.addresses import Address, format_address
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.task_owner import TaskOwner
+from swarmcli.reach.circuits import RelayTransport
+from swarmcli.reach.networks import network_of
+from swarmcli.reach.relay_messages import OFFER, RESERVE, Ask, Offer, Reserve, Reserved
+from swarmcli.reach.relay_records import Find
+
+logger = logging.getLogger(__name__)
+
+WANTED = 2  # reservations: while one relay is lost and replaced, the other one is there
+MEASURED = 8  # candidates that are asked in one search, besides the contacts that are connected anyway
+
+_ASKING = 3.0  # seconds for a candidate's answer
+_GIVING_BACK = 1.0  # seconds, at the end
+_RENEWALS = 3  # that are tried while a reservation lasts
+_SEARCH_AGAIN = (2.0, 60.0)  # seconds between searches while relays are missing: at first, and at most
+_NOT_NOW = 60.0  # seconds for which who refused or did not answer is not asked again …
+_NOT_A_RELAY = 600.0  # … and who knows no such method
+_SETTLED = 1.0  # seconds after the last of several connections that came about, before contacts are looked at again
+_AFTER_A_SEARCH = 10.0  # seconds, at least, until new contacts make a peer search that has one relay
+_MAX_AVOIDED = 1024  # peers that are not asked for a while
+
+
+Contacts = Callable[[], Iterable[PeerID]]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRelay:
+    """A relay at which this peer has a reservation."""
+
+    peer: PeerID
+    round_trip: float  # seconds, when it was chosen
+    renew_at: float  # the loop's time
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    peer: PeerID
+    round_trip: float
+    load: float
+    network: str
+
+
+class Relays:
+    """Holds reservations for an endpoint, from `start` to `close`; it may be started again."""
+
+    def __init__(
+        self, endpoint: Endpoint, transport: RelayTransport, *, contacts: Contacts, find: Find, wanted: int = WANTED
+    ) -> None:
+        """`contacts()` are peers that this one may be connected to; `find()` reads who advertises itself as a relay."""
+        self._endpoint = endpoint
+        self._transport = transport
+        self._contacts = contacts
+        self._find = find
+        self._wanted = wanted
+        self._held: dict[PeerID, HeldRelay] = {}
+        self._avoided: dict[PeerID, float] = {}  # until when, in the loop's time
+        self._announced: tuple[str, ...] = ()
+        self._news = asyncio.Event()
+        self._tasks = TaskOwner()
+        self._search_at = 0.0  # the loop's time of the next search, while relays are missing …
+        self._searched_at = float("-inf")  # … and of the last one
+        self._pause = _SEARCH_AGAIN[0]
+
+    @property
+    def held(self) -> tuple[HeldRelay, ...]:
+        """The nearest first."""
+        return tuple(sorted(self._held.values(), key=lambda relay: relay.round_trip))
+
+    async def start(self) -> None:
+        """Begins to search. Idempotent."""
+        if not len(self._tasks):
+            self._search_at = 0.0
+            self._tasks.spawn(self._keep())
+
+    async def close(self) -> None:
+        """Announces no relay any more, and gives the reservations back, within a second. Idempotent."""
+        await self._tasks.close()
+        relays, self._held = list(self._held), {}
+        self._transport.relays.clear()
+        if relays:
+            self._announce()
+            await asyncio.wait([asyncio.create_task(self._give_back(relay)) for relay in relays])
+
+    def look_again(self) -> None:
+        """Something has changed: a relay is gone, or one could be there."""
+        self._search_at = 0.0
+        self._news.set()
+
+    async def _keep(self) -> None:
+        unsubscribe = self._endpoint.events.subscribe(self._on_event)
+        try:
+            while True:
+                self._news.clear()
+                pause = await self._hold()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._news.wait()
+        finally:
+            unsubscribe()
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, PeerDisconnected) and PeerID.parse(event.peer) in self._held:
+            logger.info("relay %s is gone: %s", event.peer[:8], event.reason)
+            self.look_again()
+        elif isinstance(event, PeerConnected) and len(self._held) < self._wanted:
+            # Each search makes connections itself, which must not bring about the next one.
+            soonest = self._searched_at + (_AFTER_A_SEARCH if self._held else _SETTLED)
+            settled = asyncio.get_running_loop().time() + _SETTLED
+            self._search_at = min(self._search_at, max(soonest, settled))
+            self._news.set()
+
+    # Inside
+
+    async def _hold(self) -> float:
+        """Renews what is held, and searches for what is missing. The seconds until there is something to do."""
+        loop = asyncio.get_running_loop()
+        for relay in self.held:
+            if not self._connected(relay.peer) or (loop.time() >= relay.renew_at and not await self._renew(relay)):
+                self._drop(relay.peer)
+        self._announce()  # before the search: nobody should dial over a relay that is gone
+        if len(self._held) < self._wanted and loop.time() >= self._search_at:
+            await self._search()
+            self._searched_at = loop.time()
+            found = len(self._held) >= self._wanted
+            self._pause = _SEARCH_AGAIN[0] if found else min(2 * self._pause, _SEARCH_AGAIN[1])
+            self._search_at = loop.time() + self._pause
+        self._announce()
+        due = [relay.renew_at for relay in self._held.values()]
+        if len(self._held) < self._wanted:
+            due.append(self._search_at)
+        return max(0.0, min(due) - loop.time())
+
+    async def _give_back(self, relay: PeerID) -> None:
+        if self._connected(relay):
+            with suppress(NetworkError):
+                await self._endpoint.call(relay, RESERVE, Reserve(wanted=False), Reserved, timeout=_GIVING_BACK)
+
+    def _connected(self, peer: PeerID) -> bool:
+        seen = self._endpoint.seen(peer)
+        return seen is not None and not seen.relayed
+
+    async def _renew(self, relay: HeldRelay) -> bool:
+        """Whether the reservation holds on; one that could not be renewed in time may be tried again."""
+        now = asyncio.get_running_loop().time()
+        try:
+            await self._reserve(relay.peer, relay.round_trip)
+        except (CallRefused, UnknownMethod):
+            self._avoid(relay.peer, _NOT_NOW)
+            return False
+        except NetworkError:
+            pause = (relay.until - relay.renew_at) / _RENEWALS
+            self._held[relay.peer] = HeldRelay(relay.peer, relay.round_trip, now + pause, relay.until)
+            return now + pause < relay.until
+        return True
+
+    async def _reserve(self, peer: PeerID, round_trip: float) -> None:
+        """Raises NetworkError."""
+        self._transport.relays.add(peer)  # before the relay knows it: it may bring somebody at once
+        try:
+            answer = await self._endpoint.call(peer, RESERVE, Reserve(), Reserved, timeout=_ASKING)
+        except BaseException:
+            if peer not in self._held:
+                self._transport.relays.discard(peer)
+            raise
+        now = asyncio.get_running_loop().time()
+        round_trip = self._endpoint.round_trip(peer) or round_trip
+        self._held[peer] = HeldRelay(peer, round_trip, now + answer.seconds / _RENEWALS, now + answer.seconds)
+
+    def _drop(self, peer: PeerID) -> None:
+        self._held.pop(peer, None)
+        self._transport.relays.discard(peer)
+
+    async def _search(self) -> None:
+        """Asks candidates, and reserves at the nearest ones that have room."""
+        candidates = await self._candidates()
+        while candidates and len(self._held) < self._wanted:
+            best = self._best(candidates)
+            candidates.remove(best)
+            try:
+                await self._reserve(best.peer, best.round_trip)
+                logger.info("relay %s, %.0f ms away", best.peer.short, 1000 * best.round_trip)
+            except NetworkError as error:
+                logger.debug("relay %s gives no reservation: %s", best.peer.short, error)
+                self._avoid(best.peer, _NOT_NOW)
+
+    def _best(self, candidates: list[_Candidate]) -> _Candidate:
+        """The nearest; beside one that is held, rather one in another network, which does not fail with it."""
+        taken = {network_of(seen.remote_address) for peer in self._held if (seen := self._endpoint.seen(peer))}
+        elsewhere = [candidate for candidate in candidates if candidate.network not in taken]
+        return min(elsewhere or candidates, key=lambda each: (each.load >= 1, each.round_trip))
+
+    async def _candidates(self) -> list[_Candidate]:
+        """Who would relay, by asking: the connected contacts, and some of those that advertise themselves."""
+        now = asyncio.get_running_loop().time()
+        self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
+        passed_over = {*self._held, *self._avoided, self._endpoint.peer_id}
+        near = [peer for peer in self._contacts() if peer not in passed_over and self._connected(peer)]
+        near = self._some(near, 2 * MEASURED)
+        asked = [asyncio.create_task(self._ask(peer)) for peer in near]
+        try:
+            with suppress(TimeoutError, SwarmError):
+                async with asyncio.timeout(_ASKING):
+                    records = await self._find()
+                    far = [peer for peer in records if peer not in passed_over and peer not in near]
+                    for peer in self._some(far, MEASURED):
+                        self._endpoint.learn(peer, records[peer].addresses)
+                        asked.append(asyncio.create_task(self._ask(peer)))
+            return [each for each in await asyncio.gather(*asked) if each is not None]
+        except asyncio.CancelledError:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            raise
+
+    def _some(self, peers: list[PeerID], count: int) -> list[PeerID]:
+        dice: random.Random = self._endpoint.random
+        return peers if len(peers) <= count else dice.sample(peers, count)
+
+    async def _ask(self, peer: PeerID) -> _Candidate | None:
+        try:
+            offer = await self._endpoint.call(peer, OFFER, Ask(), Offer, timeout=_ASKING)
+        except NetworkError as error:
+            self._avoid(peer, _NOT_A_RELAY if isinstance(error, UnknownMethod) else _NOT_NOW)
+            return None
+        seen, round_trip = self._endpoint.seen(peer), self._endpoint.round_trip(peer)
+        if not offer.room or seen is None or seen.relayed or round_trip is None:
+            self._avoid(peer, _NOT_NOW)
+            return None
+        return _Candidate(peer, round_trip, offer.load, network_of(seen.remote_address))
+
+    def _avoid(self, peer: PeerID, seconds: float) -> None:
+        if len(self._avoided) < _MAX_AVOIDED:
+            self._avoided[peer] = asyncio.get_running_loop().time() + seconds
+
+    def _announce(self) -> None:
+        own = self._endpoint.peer_id
+        addresses = tuple(format_address(Address("relay", "", 0, own, relay.peer)) for relay in self.held)
+        if addresses != self._announced:
+            self._announced = addresses
+            self._endpoint.announce(relayed=addresses)

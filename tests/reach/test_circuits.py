@@ -1,0 +1,364 @@
+"""Connections through a relay: what works over them, and what their relay cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swarmcli.errors import AddressError, CallRefused, ConnectError, ConnectionLost, PeerUnreachable, WrongPeerError
+from swarmcli.network import Endpoint, PeerID, Purpose, Stream
+from swarmcli.reach.circuits import RelayTransport
+from swarmcli.reach.relay_messages import CONNECT, INCOMING, Connect, Data, Incoming
+from swarmcli.reach.relaying import Relay, RelayBudgets
+from tests.network.worlds import Number, reaches, slow
+from tests.reach.relay_worlds import Scene, payload, scene, tcp_scene
+from tests.simulation import now, simulated
+
+MIB = 1 << 20
+
+
+async def talk(peers: Scene) -> None:
+    relay_endpoint, relay = await peers.relay()
+    a, b = await peers.pair(relay_endpoint)
+    assert await reaches(a.endpoint, b.endpoint) and await reaches(b.endpoint, a.endpoint)
+    seen = a.endpoint.seen(b.peer_id)
+    assert seen is not None and seen.relayed and seen.remote_address == b.address(relay_endpoint)
+    large = payload(3 * MIB)
+    for one, other in ((a, b), (b, a)):
+        async with one.endpoint.stream(other.peer_id, "echo", Number(2), timeout=10) as stream:
+            for n in range(2):
+                await stream.send(Number(n), large)
+                assert await stream.receive(Number) == (Number(n), large)
+    figures = relay.statistics()
+    assert figures.circuits >= 1 and figures.bytes_passed > 12 * MIB
+
+
+@simulated
+async def test_two_clients_call_each_other_and_send_streams_both_ways() -> None:
+    async with scene() as peers:
+        await talk(peers)
+
+
+def test_the_same_over_tcp() -> None:
+    async def main() -> None:
+        async with tcp_scene() as peers:
+            await talk(peers)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+class LyingRelay(Relay):
+    """Gives reservations, and treats circuits as a test wants."""
+
+    def __init__(self, endpoint: Endpoint, *, swap: dict[PeerID, PeerID], twist: Callable[[bytes], bytes]) -> None:
+        super().__init__(endpoint)
+        self.heard: list[bytes] = []
+        self._swap, self._twist = swap, twist
+
+    async def _connect(self, source: PeerID, request: Connect, near: Stream) -> None:
+        target = self._swap.get(request.target, request.target)
+        async with self._endpoint.stream(target, INCOMING, Incoming(source), timeout=5) as far:
+
+            async def carry(one: Stream, other: Stream) -> None:
+                while True:
+                    _, data = await one.receive(Data)
+                    self.heard.append(bytes(data))
+                    await other.send(Data(), self._twist(bytes(data)))
+
+            await asyncio.gather(carry(near, far), carry(far, near))
+
+
+async def liar(
+    peers: Scene, *, swap: dict[PeerID, PeerID] | None = None, twist: Callable[[bytes], bytes] = bytes
+) -> tuple[Endpoint, LyingRelay]:
+    endpoint = await peers.listener(5)
+    relay = LyingRelay(endpoint, swap={} if swap is None else swap, twist=twist)
+    await relay.start()
+    return endpoint, relay
+
+
+@simulated
+async def test_a_relay_hears_nothing_but_ciphertext() -> None:
+    async with scene() as peers:
+        endpoint, relay = await liar(peers)
+        a, b = await peers.pair(endpoint)
+        secret = b"a secret that is long enough to be found" * 100
+        async with a.endpoint.stream(b.peer_id, "echo", Number(1), timeout=10) as stream:
+            await stream.send(Number(1), secret)
+            assert (await stream.receive(Number))[1] == secret
+        heard = b"".join(relay.heard)
+        assert len(heard) > 2 * len(secret) and b"a secret" not in heard and b"echo" not in heard
+
+
+@simulated
+async def test_a_relay_that_swaps_peers_fools_nobody() -> None:
+    async with scene() as peers:
+        swap: dict[PeerID, PeerID] = {}
+        endpoint, _ = await liar(peers, swap=swap)
+        a, b = await peers.pair(endpoint)
+        c = await peers.client(2)
+        await c.reserve(endpoint)
+        swap[b.peer_id] = c.peer_id
+        with pytest.raises(WrongPeerError):
+            await a.transport.dial(b.address(endpoint), b.peer_id, Purpose.CONTROL, 5)
+        with pytest.raises(PeerUnreachable):
+            await reaches(a.endpoint, b.endpoint)
+        assert not c.endpoint.is_connected(a.peer_id) and not b.endpoint.is_connected(a.peer_id)
+
+
+@simulated
+async def test_a_relay_that_changes_a_byte_ends_the_connection_and_no_message_is_changed() -> None:
+    async with scene() as peers:
+        lying = False
+
+        def twist(data: bytes) -> bytes:
+            return data[:-1] + bytes([data[-1] ^ 1]) if lying else data
+
+        endpoint, _ = await liar(peers, twist=twist)
+        a, b = await peers.pair(endpoint)
+        assert await reaches(a.endpoint, b.endpoint)
+        lying = True
+        with pytest.raises(ConnectionLost):
+            await reaches(a.endpoint, b.endpoint)
+        assert sum(b.transport.refusals.values()) == 1
+        with pytest.raises(PeerUnreachable):
+            await reaches(a.endpoint, b.endpoint)  # not even a handshake comes about
+        lying = False
+        await asyncio.sleep(60)  # until the address is tried again
+        assert await reaches(a.endpoint, b.endpoint)
+
+
+@simulated
+async def test_garbage_instead_of_tls_is_an_error_of_the_dial() -> None:
+    async with scene() as peers:
+        endpoint, _ = await liar(peers, twist=lambda data: b"\x00" * len(data))
+        a, b = await peers.pair(endpoint)
+        with pytest.raises(ConnectError):
+            await a.transport.dial(b.address(endpoint), b.peer_id, Purpose.CONTROL, 5)
+
+
+@simulated
+async def test_a_relay_brings_only_those_who_reserved_there() -> None:
+    async with scene() as peers:
+        endpoint, _ = await liar(peers)
+        a, b = await peers.pair(endpoint)
+        b.transport.relays.clear()  # as it is of a client that the relay dials unasked
+        with pytest.raises(ConnectError, match="no reservation"):
+            await a.transport.dial(b.address(endpoint), b.peer_id, Purpose.CONTROL, 5)
+
+
+@simulated
+async def test_what_cannot_be_dialed_is_refused_with_a_reason() -> None:
+    async with scene() as peers:
+        endpoint, relay = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        c = await peers.client(2)  # connected, without a reservation
+        await c.endpoint.connect(endpoint.addresses[0], timeout=5)
+
+        async def dial(address: str, expected: PeerID | None = None) -> None:
+            await a.transport.dial(address, expected, Purpose.CONTROL, 5)
+
+        with pytest.raises(ConnectError, match="has no reservation"):
+            await dial(c.address(endpoint))
+        with pytest.raises(ConnectError, match="this peer itself"):
+            await dial(a.address(endpoint))
+        with pytest.raises(ConnectError, match="third peer"):
+            await dial(f"relay://{b.peer_id.text}/{b.peer_id.text}")
+        with pytest.raises(ConnectError, match="no address of the relay"):
+            await dial(f"relay://{(await peers.client(3)).peer_id.text}/{b.peer_id.text}")
+        with pytest.raises(WrongPeerError):
+            await dial(b.address(endpoint), c.peer_id)
+        with pytest.raises(AddressError):
+            await dial(endpoint.addresses[0])
+        for target in (endpoint.peer_id, a.peer_id):
+            with pytest.raises(CallRefused, match="three peers"):
+                async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(target), timeout=5) as stream:
+                    await stream.receive(Data)
+        assert relay.statistics().circuits == 0
+
+
+@simulated
+async def test_a_relay_that_dies_takes_its_circuits_along_and_another_one_is_used() -> None:
+    async with scene() as peers:
+        first, _ = await peers.relay(0)
+        second, _ = await peers.relay(1)
+        a, b = await peers.pair(first)
+        for client in (a, b):
+            await client.reserve(second)
+        await a.meet(b)
+        b.endpoint.serve("slow", Number, slow(100))
+        call = asyncio.create_task(a.endpoint.call(b.peer_id, "slow", Number(1), Number, timeout=50))
+        await asyncio.sleep(1)
+        began = now()
+        assert peers.network is not None
+        peers.network.kill(first.peer_id)
+        with pytest.raises(ConnectionLost):
+            await call
+        assert await reaches(a.endpoint, b.endpoint) and now() - began < 5
+        seen = a.endpoint.seen(b.peer_id)
+        assert seen is not None and seen.remote_address == b.address(second)
+
+
+@simulated
+async def test_a_silent_relay_is_noticed_and_left() -> None:
+    async with scene() as peers:
+        first, _ = await peers.relay(0)
+        second, _ = await peers.relay(1)
+        a, b = await peers.pair(first)
+        for client in (a, b):
+            await client.reserve(second)
+        await a.meet(b)
+        assert await reaches(a.endpoint, b.endpoint)
+        began = now()
+        assert peers.network is not None
+        peers.network.freeze(first.peer_id)
+        lost = a.endpoint.lost(b.peer_id)
+        await lost
+        assert now() - began < 15
+        async with asyncio.timeout(30):
+            while not a.endpoint.is_connected(b.peer_id):
+                await asyncio.sleep(1)
+                try:
+                    await reaches(a.endpoint, b.endpoint)
+                except Exception:
+                    continue
+        peers.network.kill(first.peer_id)
+
+
+@simulated
+async def test_a_reader_that_does_not_read_stops_the_sender_and_fills_no_relay() -> None:
+    async with scene() as peers:
+        endpoint, relay = await peers.relay()
+        a, b = await peers.pair(endpoint)
+
+        async def sleepy(peer: PeerID, request: Number, stream: Stream) -> None:
+            await asyncio.sleep(100)
+            for n in range(request.n):
+                assert (await stream.receive(Number))[0] == Number(n)
+            await stream.send(Number(0))
+
+        b.endpoint.serve_stream("sleepy", Number, sleepy)
+        sent = 0
+        async with a.endpoint.stream(b.peer_id, "sleepy", Number(200), timeout=10) as stream:
+
+            async def send() -> None:
+                nonlocal sent
+                for n in range(200):
+                    await stream.send(Number(n), payload(MIB // 8))
+                    sent += MIB // 8
+
+            sending = asyncio.create_task(send())
+            await asyncio.sleep(50)
+            # The window of b's stream takes 4 MiB; what is under way before it is small, wherever it is.
+            passed = relay.statistics().bytes_passed
+            assert 4 * MIB < passed < 6 * MIB and sent - passed < 2 * MIB
+            assert await reaches(b.endpoint, a.endpoint)
+            await sending
+            assert (await stream.receive(Number))[0] == Number(0)
+
+
+@simulated
+async def test_a_circuit_takes_no_more_than_the_rate_of_the_relay() -> None:
+    async with scene() as peers:
+        endpoint, _ = await peers.relay(budgets=RelayBudgets(rate=2e6, rate_per_peer=1e6, burst_seconds=0.2))
+        a, b = await peers.pair(endpoint)
+        assert await reaches(a.endpoint, b.endpoint)
+        began = now()
+        async with a.endpoint.stream(b.peer_id, "echo", Number(1), timeout=10) as stream:
+            await stream.send(Number(0), payload(5_000_000))
+            await stream.receive(Number)
+        # There and back, at both ends' rate; what passes at once is a fifth of a second of it.
+        assert 9.5 < now() - began < 11
+
+
+@simulated
+async def test_the_rate_is_shared_by_circuits_and_a_small_call_waits_little() -> None:
+    async with scene() as peers:
+        endpoint, _ = await peers.relay(budgets=RelayBudgets(rate=1e6, rate_per_peer=None, burst_seconds=0.1))
+        a, b = await peers.pair(endpoint)
+        c, d = await peers.client(2), await peers.client(3)
+        for client in (c, d):
+            await client.reserve(endpoint)
+        await c.meet(d)
+        assert await reaches(a.endpoint, b.endpoint) and await reaches(c.endpoint, d.endpoint)
+
+        async def busy() -> None:
+            async with a.endpoint.stream(b.peer_id, "echo", Number(1), timeout=10) as stream:
+                await stream.send(Number(0), payload(5_000_000))
+                await stream.receive(Number)
+
+        work = asyncio.create_task(busy())
+        await asyncio.sleep(1)
+        began = now()
+        assert await reaches(c.endpoint, d.endpoint) and now() - began < 0.6
+        await work
+
+
+@simulated
+async def test_two_relays_that_name_each_other_are_not_dialed_in_circles() -> None:
+    async with scene(latency=0.05) as peers:
+        a, b, first, second = [await peers.client(number) for number in range(4)]
+        for relay, other in ((first, second), (second, first)):
+            a.endpoint.learn(relay.peer_id, ["memory://nobody", relay.address(other.endpoint)])
+        dials = 0
+        dial = a.transport.dial
+
+        async def counted(*arguments: Any) -> Any:
+            nonlocal dials
+            dials += 1
+            return await dial(*arguments)
+
+        a.transport.dial = counted  # type: ignore[method-assign]
+        a.endpoint.learn(b.peer_id, [b.address(first.endpoint), b.address(second.endpoint)])
+        with pytest.raises(PeerUnreachable):
+            await reaches(a.endpoint, b.endpoint)
+        assert dials < 10
+
+
+@simulated
+async def test_a_closed_client_leaves_nothing_and_its_peers_hear_of_it() -> None:
+    async with scene() as peers:
+        endpoint, relay = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        assert await reaches(a.endpoint, b.endpoint)
+        lost = a.endpoint.lost(b.peer_id)
+        await b.endpoint.close()
+        assert "left" in await lost
+        await asyncio.sleep(1)
+        assert relay.statistics().circuits == 0 and relay.statistics().reservations == 1
+
+
+@simulated
+async def test_a_dial_that_is_cancelled_leaves_no_circuit() -> None:
+    async with scene(latency=0.1) as peers:
+        endpoint, relay = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        for wait in (0.05, 0.3, 0.6, 0.8, 1.0, 1.2):
+            dialing = asyncio.create_task(a.transport.dial(b.address(endpoint), b.peer_id, Purpose.BULK, 5))
+            await asyncio.sleep(wait)
+            dialing.cancel()
+            outcome = (await asyncio.gather(dialing, return_exceptions=True))[0]
+            if not isinstance(outcome, BaseException):
+                outcome.abort("not wanted")
+        await asyncio.sleep(20)
+        assert relay.statistics().circuits == 0
+        assert await reaches(a.endpoint, b.endpoint)
+
+
+@simulated
+async def test_a_listening_peer_dials_a_client_through_the_relay_and_back() -> None:
+    async with scene() as peers:
+        endpoint, _ = await peers.relay()
+        a, _ = await peers.pair(endpoint)
+        listener = await peers.listener(3)
+        listener.add_transport("relay", RelayTransport(listener))
+        listener.learn(endpoint.peer_id, endpoint.addresses)
+        listener.learn(a.peer_id, a.endpoint.addresses)
+        assert await reaches(listener, a.endpoint)
+        async with a.endpoint.stream(listener.peer_id, "echo", Number(1), timeout=10) as stream:
+            await stream.send(Number(0), payload(MIB))
+            await stream.receive(Number)

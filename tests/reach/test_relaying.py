@@ -1,0 +1,233 @@
+"""What a relay gives, and to whom it says no."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmcli.errors import CallRefused, ConnectionLost, NetworkError
+from swarmcli.network import Purpose, Stream
+from swarmcli.network.transports.base import Connection
+from swarmcli.reach.circuits import RelayTransport
+from swarmcli.reach.networks import network_of
+from swarmcli.reach.relay_messages import (
+    CONNECT,
+    INCOMING,
+    OFFER,
+    PIECE,
+    RESERVE,
+    Ask,
+    Connect,
+    Data,
+    Incoming,
+    Offer,
+    Reserve,
+    Reserved,
+)
+from swarmcli.reach.relaying import RelayBudgets
+from swarmcli.testing import MemoryNetwork
+from tests.network.worlds import reaches
+from tests.reach.relay_worlds import Client, Scene, payload, scene
+from tests.simulation import simulated
+
+
+async def many(peers: Scene, count: int, first: int = 5) -> list[Client]:
+    return [await peers.client(first + number) for number in range(count)]
+
+
+async def dial(source: Client, target: Client, relay: object) -> Connection:
+    return await source.transport.dial(target.address(relay), target.peer_id, Purpose.BULK, 20)  # type: ignore[arg-type]
+
+
+def test_networks_are_those_of_one_owner() -> None:
+    assert network_of("tcp://192.0.2.7:4000") == network_of("tcp://192.0.2.200:1") == "192.0.2.0/24"
+    assert network_of("tcp://[::ffff:192.0.2.7]:4000") == "192.0.2.0/24"
+    assert network_of("tcp://[2001:db8:1:2::3]:4000") == network_of("tcp://[2001:db8:1:ffff::1]:1") == "2001:db8:1::/48"
+    assert network_of("memory://somebody:77") == network_of("memory://somebody:78")
+    assert network_of("tcp://192.0.2.7:4000", 16) == "192.0.0.0/16"
+
+
+@simulated
+async def test_reservations_are_bounded_and_end() -> None:
+    async with scene() as peers:
+        endpoint, relay = await peers.relay(budgets=RelayBudgets(reservations=2, reservation_seconds=100))
+        a, b, c = await many(peers, 3)
+        await a.reserve(endpoint)
+        await b.reserve(endpoint)
+        with pytest.raises(CallRefused, match="no reservation is left"):
+            await c.reserve(endpoint)
+        offer = await c.endpoint.call(endpoint.peer_id, OFFER, Ask(), Offer, timeout=5)
+        assert offer == Offer(room=False, load=1.0)
+        await a.endpoint.call(endpoint.peer_id, RESERVE, Reserve(wanted=False), Reserved, timeout=5)
+        await c.reserve(endpoint)  # what was given back is free
+        await asyncio.sleep(60)
+        await c.reserve(endpoint)  # who renews keeps it
+        await asyncio.sleep(60)
+        assert relay.statistics().reservations == 1
+        await c.endpoint.close()
+        await asyncio.sleep(1)
+        assert relay.statistics().reservations == 0, "it ends with its connection"
+
+
+@simulated
+async def test_one_network_has_only_its_share_of_the_reservations() -> None:
+    network = MemoryNetwork(seed=1)
+    home, other = network.router("198.51.100.7"), network.router("198.51.100.99")  # one /24
+    async with scene(network) as peers:
+        endpoint, _ = await peers.relay(budgets=RelayBudgets(reservations_per_network=2))
+        clients = [await peers.client(5 + n, behind=home if n % 2 else other) for n in range(3)]
+        for client in clients[:2]:
+            await client.reserve(endpoint)
+        with pytest.raises(CallRefused, match="none for your network"):
+            await clients[2].reserve(endpoint)
+        await (await peers.client(9)).reserve(endpoint)
+
+
+@simulated
+async def test_who_cannot_be_dialed_is_no_relay() -> None:
+    async with scene() as peers:
+        endpoint, relay = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        endpoint.announce(direct=())  # it has found out that nobody can dial it
+        for attempt in (a, b):
+            with pytest.raises(CallRefused, match="cannot be dialed"):
+                await attempt.reserve(endpoint)
+        assert relay.statistics().refusals == {"client": 2}
+
+
+@simulated
+async def test_circuits_are_bounded_for_each_peer_and_in_all_and_come_back() -> None:
+    async with scene() as peers:
+        budgets = RelayBudgets(circuits=3, circuits_per_peer=2, connects_per_second=100)
+        endpoint, relay = await peers.relay(budgets=budgets)
+        a, b, c, d = await many(peers, 4)
+        for client in (a, b, c, d):
+            await client.reserve(endpoint)
+        held = [await dial(a, b, endpoint), await dial(a, c, endpoint)]
+        for source, target in ((a, d), (d, a)):
+            with pytest.raises(NetworkError, match="no circuit is left"):
+                await dial(source, target, endpoint)
+        held.append(await dial(b, c, endpoint))
+        with pytest.raises(NetworkError, match="no circuit is left"):
+            await dial(d, b, endpoint)
+        held.pop().abort("done")
+        await asyncio.sleep(1)
+        held.append(await dial(c, d, endpoint))
+        for connection in held:
+            connection.abort("done")
+        await asyncio.sleep(1)
+        assert relay.statistics().circuits == 0 and not relay._used
+
+
+@simulated
+async def test_a_flood_of_connects_is_refused_and_others_get_through() -> None:
+    async with scene() as peers:
+        endpoint, relay = await peers.relay(budgets=RelayBudgets(connects_at_once=20, connects_per_second=1))
+        a, b = await peers.pair(endpoint)
+        attacker = await peers.client(5)
+        await attacker.endpoint.connect(endpoint.addresses[0], timeout=5)
+
+        async def attempt() -> str:
+            """A circuit on which nothing is ever said."""
+            try:
+                async with attacker.endpoint.stream(
+                    endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=30
+                ) as stream:
+                    await stream.receive(Data)
+            except CallRefused as error:
+                return error.code
+            except NetworkError:
+                return "ended"
+            return ""
+
+        flood = asyncio.gather(*(attempt() for _ in range(60)))
+        await asyncio.sleep(0.5)
+        assert relay.statistics().refusals["busy"] >= 30
+        await asyncio.sleep(3)  # by then one more attempt to reach b is allowed
+        assert await reaches(a.endpoint, b.endpoint)
+        outcomes = await flood  # b's end gives up on who does not greet
+        assert set(outcomes) == {"busy", "ended"}
+        await asyncio.sleep(3)
+        assert relay.statistics().circuits == 1
+
+
+@simulated
+async def test_a_client_that_does_not_come_costs_a_few_seconds() -> None:
+    async with scene() as peers:
+        endpoint, relay = await peers.relay(budgets=RelayBudgets(opening=3))
+        a, b = await peers.pair(endpoint)
+        assert peers.network is not None
+        peers.network.freeze(b.peer_id)
+        with pytest.raises(NetworkError):
+            await dial(a, b, endpoint)
+        await asyncio.sleep(5)
+        assert relay.statistics().circuits == 0
+        peers.network.thaw(b.peer_id)
+
+
+@simulated
+async def test_circuits_that_are_silent_or_half_over_end() -> None:
+    async with scene() as peers:
+        endpoint, relay = await peers.relay(budgets=RelayBudgets(idle=100, half_open=10))
+        a, b = await peers.pair(endpoint)
+        taken: asyncio.Queue[Stream] = asyncio.Queue()
+
+        async def incoming(peer: object, request: object, stream: Stream) -> None:
+            taken.put_nowait(stream)
+            await asyncio.sleep(1000)
+
+        b.endpoint.withdraw(INCOMING)
+        b.endpoint.serve_stream(INCOMING, Incoming, incoming)
+        with pytest.raises(CallRefused, match="nothing passed"):
+            async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
+                far = await taken.get()
+                for _ in range(3):
+                    await asyncio.sleep(60)
+                    await stream.send(Data(), b"x")
+                    await far.receive(Data)
+                assert relay.statistics().circuits == 1
+                await stream.receive(Data)
+        async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
+            await taken.get()
+        await asyncio.sleep(15)
+        assert relay.statistics().circuits == 0
+
+
+@simulated
+async def test_a_piece_above_the_bound_ends_the_circuit_of_its_sender() -> None:
+    async with scene() as peers:
+        endpoint, _ = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        with pytest.raises(NetworkError):
+            async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
+                await asyncio.sleep(1)
+                await stream.send(Data(), payload(2 * PIECE))
+                while True:
+                    await stream.receive(Data)
+        assert endpoint.statistics().violations == {"oversized payload": 1}
+        assert await reaches(a.endpoint, b.endpoint)
+
+
+@simulated
+async def test_a_circuit_does_not_lead_through_another_one() -> None:
+    async with scene() as peers:
+        first, _ = await peers.relay(0)
+        second, _ = await peers.relay(1)
+        a, b = await peers.pair(first)
+        await b.reserve(second)
+        # `second` is reached by `a` over a circuit through `first`.
+        inner = RelayTransport(second)
+        second.add_transport("relay", inner)
+        inner.relays.add(first.peer_id)
+        await inner.listen(second.adopt)
+        await second.connect(first.addresses[0], timeout=5)
+        await second.call(first.peer_id, RESERVE, Reserve(), Reserved, timeout=5)
+        await a.endpoint.connect(f"relay://{first.peer_id.text}/{second.peer_id.text}", timeout=5)
+        seen = a.endpoint.seen(second.peer_id)
+        assert seen is not None and seen.relayed
+        with pytest.raises(CallRefused, match="without a relay"):
+            await a.endpoint.call(second.peer_id, RESERVE, Reserve(), Reserved, timeout=5)
+        with pytest.raises((CallRefused, ConnectionLost)):
+            async with a.endpoint.stream(second.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
+                await stream.receive(Data)

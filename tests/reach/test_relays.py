@@ -1,0 +1,275 @@
+"""A client and its relays: which it takes, and what it does when they go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.reach.relay_records import MAX_RECORDS, RelayRecord, advertise, read_record
+from swarmcli.reach.relaying import Relay, RelayBudgets
+from swarmcli.reach.relays import Relays
+from swarmcli.testing import MemoryNetwork
+from tests.network.worlds import reaches
+from tests.reach.relay_worlds import Client, Scene, scene
+from tests.simulation import now, simulated
+
+
+class Board:
+    """Stands where the hash table stands."""
+
+    def __init__(self) -> None:
+        self.records: dict[PeerID, RelayRecord] = {}
+        self.reads = 0
+
+    async def find(self) -> Mapping[PeerID, RelayRecord]:
+        self.reads += 1
+        await asyncio.sleep(0.1)
+        return dict(self.records)
+
+
+def by_number(source: PeerID, target: PeerID) -> float:
+    """Relays with a larger number are farther away."""
+    return 0.01 * (1 + max(_NUMBERS.get(source, 0), _NUMBERS.get(target, 0)))
+
+
+_NUMBERS = {Identity.from_seed(number).peer_id: number for number in range(10)}
+
+
+async def relays_of(peers: Scene, board: Board, *seeds: int) -> list[tuple[Endpoint, Relay]]:
+    """Relays that advertise themselves."""
+    made = [await peers.relay(seed) for seed in seeds]
+    board.records |= {endpoint.peer_id: RelayRecord(endpoint.addresses) for endpoint, _ in made}
+    return made
+
+
+def keeper(client: Client, board: Board, contacts: list[Endpoint] | None = None) -> Relays:
+    def connected() -> list[PeerID]:
+        return [contact.peer_id for contact in contacts or []]
+
+    return Relays(client.endpoint, client.transport, contacts=connected, find=board.find)
+
+
+async def until(relays: Relays, *expected: Endpoint, within: float) -> None:
+    """Waits until just these are held, the nearest first."""
+    async with asyncio.timeout(within):
+        while [held.peer for held in relays.held] != [endpoint.peer_id for endpoint in expected]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+@simulated
+async def test_the_two_nearest_are_taken_and_announced() -> None:
+    async with scene(latency=by_number) as peers:
+        board = Board()
+        made = [endpoint for endpoint, _ in await relays_of(peers, board, 4, 2, 3, 1)]
+        client = await peers.client(0)
+        relays = keeper(client, board)
+        await relays.start()
+        await until(relays, made[3], made[1], within=3)
+        assert client.endpoint.addresses == (client.address(made[3]), client.address(made[1]))
+        assert client.transport.relays == {made[3].peer_id, made[1].peer_id}
+        await relays.close()
+
+
+@simulated
+async def test_a_contact_that_relays_needs_no_record() -> None:
+    async with scene() as peers:
+        board = Board()
+        contact, _ = await peers.relay(0)
+        bystander = await peers.listener(1)  # knows nothing of relaying
+        client = await peers.client(0)
+        for endpoint in (contact, bystander):
+            await client.endpoint.connect(endpoint.addresses[0], timeout=5)
+        relays = keeper(client, board, [contact, bystander])
+        await relays.start()
+        await until(relays, contact, within=1)
+        await asyncio.sleep(600)
+        assert board.reads < 30, "one relay is missing, which is no reason to ask all the time"
+        later, _ = await peers.relay(2)
+        board.records[later.peer_id] = RelayRecord(later.addresses)
+        await asyncio.sleep(70)
+        assert len(relays.held) == 2
+        await relays.close()
+
+
+@simulated
+async def test_reservations_are_renewed_for_hours() -> None:
+    async with scene() as peers:
+        board = Board()
+        [(_, relay)] = await relays_of(peers, board, 0)
+        client = await peers.client(0)
+        relays = keeper(client, board)
+        await relays.start()
+        for _ in range(20):
+            await asyncio.sleep(500)
+            assert relay.statistics().reservations == 1
+        await relays.close()
+
+
+@simulated
+async def test_a_relay_that_is_killed_is_replaced_within_seconds() -> None:
+    async with scene(latency=by_number) as peers:
+        board = Board()
+        made = [endpoint for endpoint, _ in await relays_of(peers, board, 1, 2, 3)]
+        a, b = await peers.client(0), await peers.client(1)
+        keepers = [keeper(a, board), keeper(b, board)]
+        for relays in keepers:
+            await relays.start()
+            await until(relays, made[0], made[1], within=3)
+        await a.meet(b)
+        assert await reaches(a.endpoint, b.endpoint)
+        assert peers.network is not None
+        peers.network.kill(made[0].peer_id)
+        for relays in keepers:
+            await until(relays, made[1], made[2], within=5)
+        assert await reaches(a.endpoint, b.endpoint)
+        peers.network.kill(made[1].peer_id)
+        await asyncio.sleep(3)
+        # Told over the connection that stood: where the other one can be reached now.
+        assert await reaches(b.endpoint, a.endpoint)
+        for relays in keepers:
+            await until(relays, made[2], within=5)
+            await relays.close()
+
+
+@simulated
+async def test_a_silent_relay_is_replaced_too() -> None:
+    async with scene(latency=by_number) as peers:
+        board = Board()
+        made = [endpoint for endpoint, _ in await relays_of(peers, board, 1, 2, 3)]
+        client = await peers.client(0)
+        relays = keeper(client, board)
+        await relays.start()
+        await until(relays, made[0], made[1], within=3)
+        assert peers.network is not None
+        peers.network.freeze(made[0].peer_id)
+        began = now()
+        await until(relays, made[1], made[2], within=20)
+        assert now() - began < 16
+        await relays.close()
+        peers.network.kill(made[0].peer_id)
+
+
+@simulated
+async def test_a_client_that_becomes_dialable_gives_its_reservations_back() -> None:
+    async with scene() as peers:
+        board = Board()
+        made = await relays_of(peers, board, 0, 1)
+        client = await peers.client(0)
+        relays = keeper(client, board)
+        await relays.start()
+        await asyncio.sleep(2)
+        assert [relay.statistics().reservations for _, relay in made] == [1, 1]
+        await relays.close()
+        assert [relay.statistics().reservations for _, relay in made] == [0, 0]
+        assert client.endpoint.addresses == () and not client.transport.relays
+        await relays.start()  # it has moved behind a router again
+        await asyncio.sleep(2)
+        assert len(client.endpoint.addresses) == 2
+        await relays.close()
+
+
+@simulated
+async def test_a_relay_without_room_and_a_dead_one_are_passed_over() -> None:
+    async with scene(latency=by_number) as peers:
+        board = Board()
+        full, _ = await peers.relay(0, RelayBudgets(reservations=1))
+        await (await peers.client(9)).reserve(full)
+        board.records[full.peer_id] = RelayRecord(full.addresses)
+        board.records[Identity.from_seed(99).peer_id] = RelayRecord(("memory://nobody",))
+        [(good, _)] = await relays_of(peers, board, 5)
+        client = await peers.client(0)
+        relays = keeper(client, board)
+        await relays.start()
+        await until(relays, good, within=5)
+        await relays.close()
+
+
+@simulated
+async def test_the_second_relay_is_rather_in_another_network() -> None:
+    network = MemoryNetwork(seed=1, latency=by_number)
+    async with scene(network) as peers:
+        board = Board()
+        made = []
+        for seed, host in ((1, "192.0.2.1"), (2, "192.0.2.2"), (4, "198.51.100.1")):
+            made.append((await peers.relay(seed, host=host))[0])
+            board.records[made[-1].peer_id] = RelayRecord(made[-1].addresses)
+        client = await peers.client(0)
+        relays = keeper(client, board)
+        await relays.start()
+        await until(relays, made[0], made[2], within=3)
+        await relays.close()
+
+
+@simulated
+async def test_an_unwilling_relay_is_left_and_another_one_taken() -> None:
+    async with scene(latency=by_number) as peers:
+        board = Board()
+        [(first, relay), (second, _), (third, _)] = await relays_of(peers, board, 1, 2, 3)
+        client = await peers.client(0)
+        relays = keeper(client, board)
+        await relays.start()
+        await until(relays, first, second, within=3)
+        await relay.close()  # no longer a relay, though its connection stands
+        await until(relays, second, third, within=150)
+        await relays.close()
+
+
+@simulated
+async def test_relays_advertise_themselves_while_they_can_be_dialed() -> None:
+    async with scene() as peers:
+        board = Board()
+
+        async def publish(record: RelayRecord, seconds: float) -> bool:
+            board.records[endpoint.peer_id] = record
+            return True
+
+        endpoint, _ = await peers.relay(0, find=board.find, publish=publish)
+        await asyncio.sleep(1)
+        assert board.records[endpoint.peer_id] == RelayRecord(endpoint.addresses, 0.0)
+        board.records.clear()
+        direct = endpoint.addresses
+        endpoint.announce(direct=())
+        await asyncio.sleep(1000)
+        assert not board.records
+        endpoint.announce(direct=direct)
+        await asyncio.sleep(10)
+        assert endpoint.peer_id in board.records
+
+
+@simulated
+async def test_enough_records_are_enough() -> None:
+    board = Board()
+    for seed in range(MAX_RECORDS):
+        board.records[Identity.from_seed(seed).peer_id] = RelayRecord(("tcp://192.0.2.1:1",))
+    own = Identity.from_seed(1000).peer_id
+    published = 0
+
+    async def publish(record: RelayRecord, seconds: float) -> bool:
+        nonlocal published
+        published += 1
+        return published > 1  # at first nobody keeps it
+
+    task = asyncio.create_task(advertise(own, lambda: RelayRecord(("tcp://192.0.2.1:1",)), board.find, publish))
+    await asyncio.sleep(1000)
+    assert published == 0
+    board.records.popitem()
+    await asyncio.sleep(250)
+    assert published == 2, "what was not kept is tried again soon"
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_records_of_strangers_are_read_strictly() -> None:
+    good = RelayRecord(("tcp://192.0.2.1:1",), 0.5)
+    assert read_record(good.value()) == good
+    for bad in (
+        None,
+        3,
+        {},
+        {"addresses": []},
+        {"addresses": ["x"] * 100},
+        {"addresses": ["x"], "load": 7},
+        {"addresses": "x"},
+    ):
+        assert read_record(bad) is None
