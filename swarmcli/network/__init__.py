@@ -6,11 +6,12 @@ from swarmcli.network.endpoint import Endpoint, EndpointStatistics
 from swarmcli.network.identity import Identity, PeerID, verify
 from swarmcli.network.limits import Limits
 from swarmcli.network.streams.stream import Stream
-from swarmcli.network.transports.base import Buffer, Purpose, Transport
+from swarmcli.network.transports.base import Buffer, DirectTransport, Purpose, Transport
 
 __all__ = [
     "Address",
     "Buffer",
+    "DirectTransport",
     "EndOfStream",
     "Endpoint",
     "EndpointStatistics",

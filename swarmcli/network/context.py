@@ -8,13 +8,14 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from swarmcli.clock import Clock
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.events import Events, PeerRefused
 from swarmcli.network.address_book import AddressBook
 from swarmcli.network.dialer import Dialer
+from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Transport
@@ -41,6 +42,9 @@ class Handler:
     answer: Callable[..., Awaitable[Any]]
 
 
+PunchBulk: TypeAlias = Callable[[PeerID], Awaitable[Connection]]
+
+
 class EndpointContext:
     """The values that Endpoint, ControlPool and StreamPool and their channels have in common."""
 
@@ -55,6 +59,7 @@ class EndpointContext:
         self.boot_id = dice.randbytes(16)  # drawn anew by each start: who restarted has forgotten older connections
         self.call_handlers: dict[str, Handler] = {}  # a method has one handler, in one of the two
         self.stream_handlers: dict[str, Handler] = {}
+        self.punch_bulk: PunchBulk | None = None  # see Endpoint.punch_bulk
         self.tasks = TaskOwner()
         self.book = AddressBook(self.limits.max_known_peers, _loop_time)
         self.dialer = Dialer(transport, self.book, self.limits, _loop_time)

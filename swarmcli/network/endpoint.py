@@ -23,12 +23,12 @@ from swarmcli.clock import Clock
 from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost, ProtocolViolation
 from swarmcli.events import GOODBYE, Events, OwnAddressesChanged, WokeUp
 from swarmcli.network.addresses import Scheme, Scope, is_direct, parse_address
-from swarmcli.network.context import EndpointContext, Handler, Traffic
+from swarmcli.network.context import EndpointContext, Handler, PunchBulk, Traffic
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
-from swarmcli.network.transports.base import Connection, Purpose, Transport
+from swarmcli.network.transports.base import Connection, DirectTransport, Family, LocalPort, Purpose, Transport
 from swarmcli.network.wire.messages import MAX_METHOD, AddressesChanged
 
 logger = logging.getLogger(__name__)
@@ -65,10 +65,11 @@ class SeenPeer:
     observed_address: (
         str | None
     )  # where the other end says that it sees this one; None: it came to us, or a relay hides it
-    dialed: bool  # by this end
+    dialed: bool  # by this end; of a punched one, that it led the handshake
     relayed: bool
+    punched: bool  # both ends dialed at once, through their routers
     # It came in at this end's listener, as dials of strangers do: alone such a connection proves that others can dial
-    # this peer. One that both ends made at once through their routers does not.
+    # this peer.
     listened: bool = False
 
 
@@ -77,7 +78,7 @@ class Endpoint:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: DirectTransport,
         *,
         clock: Clock | None = None,
         client_mode: bool = False,
@@ -298,14 +299,9 @@ class Endpoint:
         channel = self._control.current(peer)
         if channel is None:
             return None
-        connection = channel.connection
-        return SeenPeer(
-            connection.remote_address,
-            connection.observed_address,
-            connection.dialed,
-            connection.relayed,
-            connection in self._listened,
-        )
+        at = channel.connection
+        listened = at in self._listened
+        return SeenPeer(at.remote_address, at.observed_address, at.dialed, at.relayed, at.punched, listened)
 
     async def connect(self, address: str, *, timeout: float) -> PeerID:
         """First contact at an address; with a peer id in it, only with that peer. Returns who answered.
@@ -336,6 +332,26 @@ class Endpoint:
                 return connection.observed_address
         except TimeoutError:
             raise ConnectError(f"{address} did not answer within {timeout:g} s", address=address) from None
+
+    async def dial_directly(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
+        """Dials one more control connection, at one of these direct addresses: where it comes about it is preferred to
+        the relayed one that stands. Raises ConnectError, ConnectionLost."""
+        connection = await self._context.dialer.dial_peer(peer, addresses, Purpose.CONTROL)
+        await self._control.establish(connection)
+
+    def local_port(self, family: Family) -> LocalPort:
+        """A port from which several connections can be dialed. Raises OSError."""
+        return self._transport.local_port(family)
+
+    @property
+    def punch_bulk(self) -> PunchBulk | None:
+        """Makes a bulk connection with a peer whose control connection both ends dialed, or raises NetworkError; then,
+        and where this is None, a relay carries it."""
+        return self._context.punch_bulk
+
+    @punch_bulk.setter
+    def punch_bulk(self, punch: PunchBulk | None) -> None:
+        self._context.punch_bulk = punch
 
     def adopt(self, connection: Connection) -> None:
         """Takes up a connection after its handshake, whichever transport has accepted or made it."""

@@ -55,6 +55,7 @@ class MemoryConnection:
         self.remote_address = address
         self.observed_address: str | None = None  # set where it is dialed
         self.relayed = False
+        self.punched = False
         self.bytes_received = 0
         self._cables = cables
         self._loop = asyncio.get_running_loop()
@@ -70,6 +71,10 @@ class MemoryConnection:
         self._reader = FrameReader(limits)
         self._writer = _Writer(self, limits)
         self._cables.pumps[self] = self.pump
+
+    @property
+    def own_id(self) -> PeerID:
+        return self._own_id
 
     @property
     def ended(self) -> bool:

@@ -13,10 +13,10 @@ from swarmcli.errors import ConnectError, HandshakeError, ListenError, WrongPeer
 from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import Limits
-from swarmcli.network.transports.base import Accept, Purpose
+from swarmcli.network.transports.base import Accept, Family, Purpose
 from swarmcli.testing.memory_cables import Cables, Latency
 from swarmcli.testing.memory_connection import MemoryConnection
-from swarmcli.testing.memory_router import MemoryRouter, networks, seen_through
+from swarmcli.testing.memory_router import MemoryRouter, Translation, networks, seen_through
 
 _FIRST_PORT = 40000  # of the ports from which a peer dials
 
@@ -41,6 +41,7 @@ class MemoryNetwork(Cables):
         super().__init__(seed, latency, bandwidth, loss)
         self._transports: dict[_Place, MemoryTransport] = {}
         self._routers: dict[tuple[MemoryRouter | None, str], MemoryRouter] = {}  # by network and host
+        self._syns: dict[tuple[str, str], _Syn] = {}  # under way, by source and target
         self.dials: list[tuple[PeerID, str]] = []  # every one so far: who dialed which address
 
     def transport(
@@ -62,9 +63,18 @@ class MemoryNetwork(Cables):
         self.plug_in(identity.peer_id)
         return transport
 
-    def router(self, host: str, *, behind: MemoryRouter | None = None, hairpin: bool = False) -> MemoryRouter:
-        """A router, seen from outside at `host`. `hairpin`: from inside, too, its outer addresses can be dialed."""
-        router = self._routers[behind, host] = MemoryRouter(host, behind, hairpin)
+    def router(
+        self,
+        host: str,
+        *,
+        behind: MemoryRouter | None = None,
+        hairpin: bool = False,
+        translation: Translation = "independent",
+        refuses: bool = False,
+    ) -> MemoryRouter:
+        """A router, seen from outside at `host`. `hairpin`: from inside, too, its outer addresses can be dialed.
+        `refuses`: it resets what it does not let in, instead of being silent."""
+        router = self._routers[behind, host] = MemoryRouter(host, behind, hairpin, translation, refuses)
         return router
 
     def move(self, transport: MemoryTransport, host: str, behind: MemoryRouter | None = None) -> None:
@@ -96,6 +106,25 @@ class MemoryNetwork(Cables):
         # An inner address of somebody else's network leads nowhere here.
         elsewhere = any(place.host == host and place.router not in inside for place in self._transports)
         return "silence" if elsewhere else "refused"
+
+    def send_syn(self, syn: _Syn) -> None:
+        """Of an end that dials one who dials it at the same moment."""
+        self._syns[syn.source, syn.target] = syn
+        asyncio.get_running_loop().call_later(self.latency(*syn.ends), self._syn_arrives, syn)
+
+    def forget_syn(self, syn: _Syn) -> None:
+        self._syns.pop((syn.source, syn.target), None)
+
+    def _syn_arrives(self, syn: _Syn) -> None:
+        """To the router there it is an answer if the other end has sent one from there to here."""
+        if self.severed(*syn.ends):
+            return
+        other = self._syns.get((syn.target, syn.source))
+        if other is not None:
+            if not (syn.met.done() or other.met.done()):
+                syn.transport.cross(syn, other)
+        elif (router := self._routers.get((None, parse_address(syn.target).host))) is not None and router.refuses:
+            asyncio.get_running_loop().call_later(self.latency(*syn.ends), syn.refuse)
 
     def _of(self, peer: PeerID, router: MemoryRouter) -> MemoryTransport | None:
         fitting = (each for each in self._transports.values() if each.place.router is router)
@@ -134,20 +163,34 @@ class MemoryTransport:
     def own_addresses(self) -> tuple[str, ...]:
         return (str(Address("memory", self.place.host, self.place.port)),)
 
-    async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> MemoryConnection:
+    def local_port(self, family: Family) -> MemoryPort:
+        """See `base.DirectTransport`."""
+        self._next_port += 1
+        return MemoryPort(self, self._next_port)
+
+    async def dial(
+        self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float, *, source: int | None = None
+    ) -> MemoryConnection:
+        """`source` is the port to dial from; None: another one for each connection."""
         parsed = parse_address(address)
         self.network.dials.append((self.identity.peer_id, address))
         wanted = expected if expected is not None else parsed.peer_id
         progress = ["connect"]
         try:
             async with asyncio.timeout(timeout):
-                return await self._dial(parsed, wanted, purpose, address, progress)
+                return await self._dial(parsed, wanted, purpose, address, progress, source)
         except TimeoutError:
             kind = ConnectError if progress == ["connect"] else HandshakeError
             raise kind(f"{address} did not answer within {timeout:g} s", address=address) from None
 
     async def _dial(
-        self, place: Address, wanted: PeerID | None, purpose: Purpose, address: str, progress: list[str]
+        self,
+        place: Address,
+        wanted: PeerID | None,
+        purpose: Purpose,
+        address: str,
+        progress: list[str],
+        source: int | None,
     ) -> MemoryConnection:
         if self._closed:
             raise ConnectError("this transport is closed", address=address)
@@ -164,16 +207,19 @@ class MemoryTransport:
             raise WrongPeerError(f"{address} is {there.identity.peer_id.short}, not {wanted.short}", address=address)
         if not there.accepts or self._closed:
             raise HandshakeError(f"{address} went away during the handshake", address=address)
-        return self._connect(there, purpose, address)
+        return self._connect(there, purpose, address, source)
+
+    async def shake_hands(self, peer: PeerID) -> None:
+        await self._round_trip(self.identity.peer_id, peer)
 
     async def _round_trip(self, a: PeerID, b: PeerID) -> None:
         await asyncio.sleep(self.network.latency(a, b) + self.network.latency(b, a))
         await self.network.until_flowing(a, b)
 
-    def _connect(self, there: MemoryTransport, purpose: Purpose, address: str) -> MemoryConnection:
+    def _connect(self, there: MemoryTransport, purpose: Purpose, address: str, source: int | None) -> MemoryConnection:
         ids = (self.identity.peer_id, there.identity.peer_id)
         local = MemoryConnection(self.network, ids, purpose, self.limits, dialed=True, address=address)
-        own_address = self._seen_at(there)
+        own_address = self._seen_at(there, source)
         remote = MemoryConnection(self.network, ids[::-1], purpose, there.limits, dialed=False, address=own_address)
         local.other, remote.other = remote, local
         local.observed_address = own_address
@@ -184,11 +230,38 @@ class MemoryTransport:
         asyncio.get_running_loop().call_later(delay, there.accept, remote)
         return local
 
-    def _seen_at(self, listener: MemoryTransport) -> str:
+    def outer_address(self, source: int) -> str:
+        """Where the open network sees what this port sends now."""
+        router = seen_through(self.place.router, None)
+        if router is not None:
+            return router.outer_address((self.identity.peer_id, source))
+        return f"memory://{self.place.host}:{source}"
+
+    def cross(self, syn: _Syn, other: _Syn) -> None:
+        """Two ends have met: one connection of both."""
+        leader, follower = (syn, other) if syn.leads else (other, syn)
+        ends: list[MemoryConnection] = []
+        for end in (leader, follower):
+            limits = end.transport.limits
+            connection = MemoryConnection(
+                self.network, end.ends, end.purpose, limits, dialed=end.leads, address=end.target
+            )
+            connection.punched = True
+            end.transport._keep(connection)
+            ends.append(connection)
+        ends[0].other, ends[1].other = ends[1], ends[0]
+        for end, connection in zip((leader, follower), ends, strict=True):
+            end.met.set_result(connection)
+        if leader.leads == follower.leads or leader.purpose is not follower.purpose:
+            ends[0].die("no handshake came about")
+
+    def _seen_at(self, listener: MemoryTransport, source: int | None) -> str:
         """Where a listener sees the connection that is made now."""
         router = seen_through(self.place.router, listener.place.router)
         if router is not None:
-            return router.outer_address()
+            return router.outer_address((self.identity.peer_id, source) if source is not None else None)
+        if source is not None:
+            return f"memory://{self.place.host}:{source}"
         if not self.place.port:
             return f"memory://{self.place.host}"
         self._next_port += 1
@@ -216,3 +289,66 @@ class MemoryTransport:
     def _keep(self, connection: MemoryConnection) -> None:
         self._connections = [each for each in self._connections if not each.ended]
         self._connections.append(connection)
+
+
+class _Syn:
+    """What an end sends that dials another one while that dials it."""
+
+    def __init__(
+        self, transport: MemoryTransport, source: int, target: str, peer: PeerID, purpose: Purpose, leads: bool
+    ) -> None:
+        self.transport = transport
+        self.ends = (transport.identity.peer_id, peer)
+        self.source, self.target = transport.outer_address(source), target
+        self.purpose, self.leads = purpose, leads
+        self.met: asyncio.Future[MemoryConnection] = asyncio.get_running_loop().create_future()
+
+    def refuse(self) -> None:
+        if not self.met.done():
+            self.met.set_exception(ConnectError(f"{self.target} refused the connection", address=self.target))
+
+
+class MemoryPort:
+    """Implements `base.LocalPort`."""
+
+    def __init__(self, transport: MemoryTransport, number: int) -> None:
+        self._transport = transport
+        self._number = number
+        self._probes: list[MemoryConnection] = []
+
+    async def probe(self, address: str, timeout: float) -> str | None:
+        connection = await self._transport.dial(address, None, Purpose.PROBE, timeout, source=self._number)
+        self._probes.append(connection)
+        return connection.observed_address
+
+    async def meet(
+        self, address: str, peer: PeerID, purpose: Purpose, *, leads: bool, crossing: float, timeout: float
+    ) -> MemoryConnection:
+        network = self._transport.network
+        network.dials.append((self._transport.identity.peer_id, address))
+        syn = _Syn(self._transport, self._number, address, peer, purpose, leads)
+        network.send_syn(syn)
+        try:
+            async with asyncio.timeout(crossing):
+                connection = await syn.met
+        except TimeoutError:
+            raise ConnectError(f"{address} did not answer in time", address=address) from None
+        finally:
+            network.forget_syn(syn)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._transport.shake_hands(peer)
+        except BaseException as error:  # a cancellation too: nobody else knows this connection
+            connection.die("given up in the handshake")
+            if isinstance(error, TimeoutError):
+                raise HandshakeError(f"{address} did not answer in time", address=address) from None
+            raise
+        if connection.ended or connection.peer_id != connection.other.own_id:
+            connection.die("another peer was expected here")
+            raise HandshakeError(f"{address} is not {peer.short}, or went away", address=address)
+        return connection
+
+    def close(self) -> None:
+        for connection in self._probes:
+            connection.abort("it has shown where this peer is seen")
+        self._probes.clear()

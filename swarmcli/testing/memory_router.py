@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from swarmcli.network.identity import PeerID
+
+Translation = Literal["independent", "dependent"]  # of whom one dials (RFC 4787, section 4.1)
 
 _FIRST_PORT = 20000
 
 
 class MemoryRouter:
     """A home's router with a stateful filter: each connection from inside is seen at `host`, at a port of its own; what
-    comes from outside to a port that was not forwarded meets silence, as a filter gives it."""
+    comes from outside to a port that was not forwarded meets silence, as a filter gives it, or a refusal."""
 
-    def __init__(self, host: str, behind: MemoryRouter | None, hairpin: bool) -> None:
+    def __init__(
+        self, host: str, behind: MemoryRouter | None, hairpin: bool, translation: Translation, refuses: bool
+    ) -> None:
         """See MemoryNetwork.router."""
         self.host = host
         self.behind = behind
         self.hairpin = hairpin
+        self.translation = translation
+        self.refuses = refuses
+        self._shown: dict[tuple[PeerID, int], int] = {}  # a peer and its port → the outer port
         self._forwarded: dict[int, PeerID] = {}
         self._next_port = _FIRST_PORT
 
@@ -33,10 +42,15 @@ class MemoryRouter:
         """Whom a dial from outside reaches."""
         return self._forwarded.get(port) or self._forwarded.get(0)
 
-    def outer_address(self) -> str:
-        """Of one more connection from inside."""
-        self._next_port += 1
-        return f"memory://{self.host}:{self._next_port}"
+    def outer_address(self, source: tuple[PeerID, int] | None = None) -> str:
+        """Of one more connection from inside. `source`: from this port of that peer, which an independent translation
+        shows to everyone alike."""
+        port = self._shown.get(source) if source is not None and self.translation == "independent" else None
+        if port is None:
+            port = self._next_port = self._next_port + 1
+            if source is not None:
+                self._shown[source] = port
+        return f"memory://{self.host}:{port}"
 
 
 def networks(router: MemoryRouter | None) -> list[MemoryRouter | None]:

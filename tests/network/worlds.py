@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Transport, wire
+from swarmcli.network import DirectTransport, Endpoint, Identity, Limits, PeerID, Purpose, Transport, wire
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.wire.messages import Hello
@@ -33,7 +33,7 @@ class MemoryWorld:
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         return virtual_time.run(main, timeout=3600)
 
-    def transport(self, seed: int, limits: Limits | None = None) -> Transport:
+    def transport(self, seed: int, limits: Limits | None = None) -> DirectTransport:
         return self.network.transport(Identity.from_seed(seed), limits=limits)
 
     def nowhere(self) -> str:
@@ -52,7 +52,7 @@ class TCPWorld:
 
         return asyncio.run(bounded())
 
-    def transport(self, seed: int, limits: Limits | None = None) -> Transport:
+    def transport(self, seed: int, limits: Limits | None = None) -> DirectTransport:
         return TCPTransport(Identity.from_seed(seed), host="127.0.0.1", limits=limits or Limits())
 
     def nowhere(self) -> str:

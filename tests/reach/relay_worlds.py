@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from swarmcli.network import Endpoint, Identity, PeerID, Stream, Transport
+from swarmcli.network import DirectTransport, Endpoint, Identity, PeerID, Stream
 from swarmcli.network.addresses import Address, format_address
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.reach.circuits import RelayTransport
@@ -83,7 +83,7 @@ class Scene:
         await b.meet(a)
         return a, b
 
-    def _transport(self, seed: int, **options: Any) -> Transport:
+    def _transport(self, seed: int, **options: Any) -> DirectTransport:
         identity = Identity.from_seed(seed)
         if self.network is None:
             return TCPTransport(identity, host="127.0.0.1")

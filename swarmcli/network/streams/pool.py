@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from swarmcli.errors import ConnectError, ConnectionLost, PeerUnreachable, ProtocolViolation
+from swarmcli.errors import ConnectError, ConnectionLost, NetworkError, PeerUnreachable, ProtocolViolation
 from swarmcli.network.addresses import is_direct, parse_address
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel
@@ -168,34 +168,35 @@ class StreamPool:
 
     async def _opener(self, peer: PeerID, streams: _PeerStreams) -> StreamChannel:
         """An idle channel, or a new one. Who dialed the control connection is the likelier to succeed again."""
-        while streams.idle:
-            channel = next((c for c in reversed(streams.idle) if not c.connection.relayed), streams.idle[-1])
-            streams.idle.remove(channel)
-            if channel.error is None:
-                return channel
+        if (channel := _take_idle(streams, relayed=False)) is not None:
+            return channel
         control = await self._control.control(peer)
+        if control.connection.relayed and (channel := _take_idle(streams, relayed=True)) is not None:
+            return channel
         ways = self._ways(control, streams)
-        if not ways:
-            raise PeerUnreachable(f"neither this peer nor {peer.short} can be dialed")
         problems = []
         for way in ways:
             try:
                 return await way()
             except PeerUnreachable as problem:
                 problems.append(problem)
+        if not problems:
+            raise PeerUnreachable(f"neither this peer nor {peer.short} can be dialed")
         raise PeerUnreachable("; ".join(map(str, problems))) from problems[0]
 
     def _ways(self, control: ControlChannel, streams: _PeerStreams) -> list[Callable[[], Awaitable[StreamChannel]]]:
-        """In the order in which they are tried; a relay is the last."""
+        """In the order in which they are tried; a relay is the last, even where a connection through one is idle."""
         peer, came = control.peer_id, not control.connection.dialed
         addresses = self._context.dialer.addresses_of(peer)
         direct = tuple(filter(is_direct, addresses))
         relays = addresses[len(direct) :]
         ways: list[Callable[[], Awaitable[StreamChannel]]] = [partial(self._dial, peer, direct)] if direct else []
+        if control.connection.punched:
+            return [partial(self._punch, peer), *ways, partial(self._relay, peer, relays)]
         # Who has dialed the control connection knows where, whatever this peer announces.
         if self._context.direct or (came and not control.connection.relayed):
             ways.insert(0 if came else len(ways), partial(self._ask, control, streams))
-        return [*ways, partial(self._dial, peer, relays)] if relays else ways
+        return [*ways, partial(self._relay, peer, relays)] if relays else ways
 
     def _where_seen(self, control: ControlChannel) -> tuple[str, ...]:
         """Where a peer is dialed that asks for it: nowhere but where it has answered, at the host from which it comes
@@ -216,6 +217,21 @@ class StreamPool:
         except ConnectError as error:
             raise PeerUnreachable(f"{peer.short} cannot be dialed: {error}") from error
         return self._take_up(connection, Role.OPENER)
+
+    async def _punch(self, peer: PeerID) -> StreamChannel:
+        """Both ends dial at once, as for the control connection."""
+        punch = self._context.punch_bulk
+        if punch is None:
+            raise PeerUnreachable(f"{peer.short} cannot be dialed")
+        try:
+            connection = await punch(peer)
+        except NetworkError as error:
+            raise PeerUnreachable(f"{peer.short} and this peer could not dial each other: {error}") from error
+        return self._take_up(connection, Role.OPENER)
+
+    async def _relay(self, peer: PeerID, relays: tuple[str, ...]) -> StreamChannel:
+        idle = _take_idle(self._streams(peer), relayed=True)
+        return idle if idle is not None else await self._dial(peer, relays)
 
     async def _ask(self, control: ControlChannel, streams: _PeerStreams) -> StreamChannel:
         """Has the other end dial. It names our token on the new connection; see `_offered`."""
@@ -278,3 +294,12 @@ class StreamPool:
         streams = self._peers.get(peer)
         if streams is not None and not (streams.channels or streams.opening or streams.requests or streams.dialing):
             del self._peers[peer]
+
+
+def _take_idle(streams: _PeerStreams, *, relayed: bool) -> StreamChannel | None:
+    """The last one that became idle and still stands."""
+    for channel in [each for each in reversed(streams.idle) if each.connection.relayed == relayed]:
+        streams.idle.remove(channel)
+        if channel.error is None:
+            return channel
+    return None

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from swarmcli.network.addresses import Scheme
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import Limits
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Family = Literal["IPv4", "IPv6", "memory"]  # of addresses
 
 
 class Purpose(IntEnum):
@@ -55,6 +56,7 @@ class Connection(Protocol):
     remote_address: str  # where the other end is, as this machine sees it: behind a router, the router's
     observed_address: str | None  # at the end that dialed: where the listener sees this one; None where it cannot say
     relayed: bool  # a third peer carries it: `remote_address` is then the relay's address of the other end
+    punched: bool  # both ends dialed at once (`LocalPort.meet`): nobody can be dialed at its addresses, now or later
 
     @property
     def bytes_sent(self) -> int:
@@ -115,3 +117,32 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Closes the listener and every connection. Idempotent; leaves no task and no socket."""
+
+
+class LocalPort(Protocol):
+    """A port of this machine from which several connections are dialed: routers show all of them under one outer port,
+    if their translation does not depend on whom one dials."""
+
+    async def probe(self, address: str, timeout: float) -> str | None:
+        """Where the listener at `address` sees this port; None if it does not say. Raises ConnectError, AddressError.
+
+        The connection is held until `close`, so that routers keep the port as it is.
+        """
+
+    async def meet(
+        self, address: str, peer: PeerID, purpose: Purpose, *, leads: bool, crossing: float, timeout: float
+    ) -> Connection:
+        """A connection with a peer that dials this port at the same moment; exactly one end `leads` the handshake.
+
+        The two have `crossing` seconds to meet, and `timeout` to be done with the handshake. Raises ConnectError.
+        """
+
+    def close(self) -> None:
+        """Gives the port back; connections that it has made stay. Idempotent."""
+
+
+class DirectTransport(Transport, Protocol):
+    """A transport whose connections nobody else carries."""
+
+    def local_port(self, family: Family) -> LocalPort:
+        """Takes any free port. Raises OSError, also where this machine does not have the family."""

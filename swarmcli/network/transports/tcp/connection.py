@@ -68,6 +68,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         *,
         dialed: bool,
         relayed: bool = False,
+        punched: bool = False,
         on_made: Callable[[TCPConnection], None] | None = None,
     ) -> None:
         """`greeting` is begun when the TLS handshake is complete; `on_made` is called when the socket is there.
@@ -75,6 +76,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self.dialed = dialed
         self.relayed = relayed
+        self.punched = punched
         self.observed_address: str | None = None
         self.remote_address = "tcp://unknown"
         self.ready: asyncio.Future[None] = loop.create_future()

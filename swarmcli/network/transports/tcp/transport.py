@@ -9,8 +9,9 @@ import logging
 import socket
 import ssl
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 
 from swarmcli.errors import (
     AddressError,
@@ -25,7 +26,7 @@ from swarmcli.errors import (
 from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import DIAL_STAGGER, Limits
-from swarmcli.network.transports.base import Accept, Connection, Purpose
+from swarmcli.network.transports.base import Accept, Connection, Family, Purpose
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
 from swarmcli.network.transports.tcp.handshake import (
     Greeting,
@@ -37,6 +38,7 @@ from swarmcli.network.transports.tcp.handshake import (
     listener_context,
 )
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
+from swarmcli.network.transports.tcp.local_port import TCPLocalPort
 from swarmcli.network.transports.tcp.tls import TLSEngine
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,10 @@ class TCPTransport:
         self._accepting: asyncio.Task[None] | None = None
         self._closed = False
 
+    @cached_property
+    def _listener_context(self) -> ssl.SSLContext:
+        return listener_context(self.identity)
+
     @property
     def refusals(self) -> Counter[str]:
         return Counter(self._shared.refusals)
@@ -87,8 +93,7 @@ class TCPTransport:
     async def listen(self, accept: Accept) -> tuple[str, ...]:
         listener = await self._open_listener()
         self._port = listener.getsockname()[1]
-        engines = listener_context(self.identity)
-        self._accepting = asyncio.create_task(self._accept_forever(listener, engines, accept), name="tcp accept")
+        self._accepting = asyncio.create_task(self._accept_forever(listener, accept), name="tcp accept")
         self._accepting.add_done_callback(partial(_end_listening, listener))
         return self.own_addresses()
 
@@ -121,25 +126,17 @@ class TCPTransport:
                 raise
         return await self._bind("0.0.0.0")
 
-    async def _accept_forever(self, listener: socket.socket, context: ssl.SSLContext, accept: Accept) -> None:
+    async def _accept_forever(self, listener: socket.socket, accept: Accept) -> None:
         loop = asyncio.get_running_loop()
 
         def admit(connection: TCPConnection) -> None:
             self._admit(connection, accept)
 
-        def make_connection() -> TCPConnection:
-            def greet(engine: TLSEngine) -> Greeting:
-                return greet_dialer(self.identity, connection.remote_address)
-
-            engine = TLSEngine(context, server_side=True)
-            connection = TCPConnection(engine, greet, self._shared, dialed=False, on_made=admit)
-            return connection
-
         while True:
             await self._wait_for_room()
             try:
                 incoming = await _accept_one(listener)
-                await loop.connect_accepted_socket(make_connection, incoming)
+                await loop.connect_accepted_socket(lambda: self._listening(on_made=admit), incoming)
             except OSError as error:
                 logger.warning("a connection could not be accepted: %s", error)
                 if error.errno in _OUT_OF_RESOURCES:
@@ -156,6 +153,18 @@ class TCPTransport:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience if patience > 0 else None):
                     await self._room.wait()
+
+    def _listening(
+        self, *, on_made: Callable[[TCPConnection], None] | None = None, punched: bool = False
+    ) -> TCPConnection:
+        """A connection of which this end does not lead the handshake."""
+
+        def greet(engine: TLSEngine) -> Greeting:
+            return greet_dialer(self.identity, connection.remote_address)
+
+        engine = TLSEngine(self._listener_context, server_side=True)
+        connection = TCPConnection(engine, greet, self._shared, dialed=False, punched=punched, on_made=on_made)
+        return connection
 
     def _admit(self, connection: TCPConnection, accept: Accept) -> None:
         loop = asyncio.get_running_loop()
@@ -201,19 +210,27 @@ class TCPTransport:
         self, place: Address, expected: PeerID | None, purpose: Purpose, steps: list[ConnectStep]
     ) -> TCPConnection:
         loop = asyncio.get_running_loop()
+        if not _is_ip_address(place.host):  # resolved by itself, so that a failure of this step can be named
+            await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        steps.append("connect")
+        connection = self._leading(expected, purpose)
+        await loop.create_connection(lambda: connection, place.host, place.port, happy_eyeballs_delay=DIAL_STAGGER)
+        steps.append("handshake")
+        return await self._ready(connection)
+
+    def _leading(self, expected: PeerID | None, purpose: Purpose, *, punched: bool = False) -> TCPConnection:
+        """A connection of which this end leads the handshake."""
 
         def greet(engine: TLSEngine) -> Greeting:
             listener = certified_peer(engine.peer_certificate)
             check_listener(listener, expected, self.identity.peer_id)
             return greet_listener(self.identity, listener, purpose)
 
-        if not _is_ip_address(place.host):  # resolved by itself, so that a failure of this step can be named
-            await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-        steps.append("connect")
         engine = TLSEngine(self._dialer_context, server_side=False)
-        connection = TCPConnection(engine, greet, self._shared, dialed=True)
-        await loop.create_connection(lambda: connection, place.host, place.port, happy_eyeballs_delay=DIAL_STAGGER)
-        steps.append("handshake")
+        return TCPConnection(engine, greet, self._shared, dialed=True, punched=punched)
+
+    async def _ready(self, connection: TCPConnection) -> TCPConnection:
+        """Waits for its handshake."""
         if self._closed:
             connection.abort("shutting down")
         try:
@@ -221,6 +238,25 @@ class TCPTransport:
         finally:
             if not connection.is_open:  # cancelled or failed; nothing of it may be left
                 connection.abort("dialing was given up")
+        return connection
+
+    # ---- from one port
+
+    def local_port(self, family: Family) -> TCPLocalPort:
+        """See `base.DirectTransport`."""
+        return TCPLocalPort(family, self._greet_on)
+
+    async def _greet_on(
+        self, connected: socket.socket, peer: PeerID | None, purpose: Purpose, leads: bool
+    ) -> TCPConnection:
+        """The handshake on a socket that is connected, with this peer and for this purpose alone."""
+        punched = purpose is not Purpose.PROBE
+        connection = self._leading(peer, purpose, punched=punched) if leads else self._listening(punched=punched)
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=connected)
+        await self._ready(connection)
+        if (connection.peer_id, connection.purpose) != (peer or connection.peer_id, purpose):
+            connection.abort("another connection was expected here")
+            raise HandshakeError(f"{connection.peer_id.short}… came instead of {peer}, or for another purpose")
         return connection
 
     async def close(self) -> None:

@@ -1,0 +1,164 @@
+"""Ports from which several connections are dialed, and ends that dial each other at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from swarmcli.errors import ConnectError, HandshakeError
+from swarmcli.network import Identity, Purpose
+from swarmcli.network.transports.base import Connection, LocalPort
+from swarmcli.network.transports.tcp import TCPTransport
+from swarmcli.network.transports.tcp.local_port import TCPLocalPort
+from swarmcli.testing import MemoryNetwork, MemoryTransport
+from tests.network.worlds import MemoryWorld, TCPWorld, World
+from tests.simulation import now, simulated
+
+ANN, BEN, EVE = (Identity.from_seed(seed) for seed in range(3))
+CROSSING = 0.9
+
+
+@pytest.fixture(params=[MemoryWorld, TCPWorld], ids=["memory", "tcp"])
+def world(request: pytest.FixtureRequest) -> World:
+    made: World = request.param()
+    return made
+
+
+def test_two_listeners_see_one_port(world: World) -> None:
+    async def main() -> None:
+        accepted: asyncio.Queue[Connection] = asyncio.Queue()
+        dialer, *listeners = (world.transport(seed) for seed in range(3))
+        port = dialer.local_port("IPv4" if world.name == "tcp" else "memory")
+        addresses = [(await listener.listen(accepted.put_nowait))[0] for listener in listeners]
+        seen = [await port.probe(address, 5) for address in addresses]
+        assert seen[0] == seen[1] is not None
+        assert [(await accepted.get()).purpose for _ in seen] == [Purpose.PROBE] * 2
+        with pytest.raises(ConnectError):
+            await port.probe(world.nowhere(), 5)
+        port.close()
+        port.close()
+        for transport in (dialer, *listeners):
+            await transport.close()
+
+    world.run(main())
+
+
+class ConnectedPort(TCPLocalPort):
+    """One end of a connection that two ends have dialed at the same moment: on loopback, nothing is slow enough."""
+
+    def __init__(self, transport: TCPTransport, connected: socket.socket) -> None:
+        super().__init__("IPv4", transport._greet_on)
+        self._end = connected
+
+    async def _connected(self, place: object) -> socket.socket:
+        self._end.setblocking(False)
+        return self._end
+
+
+@asynccontextmanager
+async def met() -> AsyncIterator[tuple[ConnectedPort, ConnectedPort]]:
+    """Two ports of Ann and Ben whose sockets are connected."""
+    transports = [TCPTransport(each, host="127.0.0.1") for each in (ANN, BEN)]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [socket.create_connection(server.getsockname()), server.accept()[0]]
+    ports = [ConnectedPort(*each) for each in zip(transports, ends, strict=True)]
+    async with asyncio.timeout(60):
+        try:
+            yield ports[0], ports[1]
+        finally:
+            for port in ports:
+                port.close()
+            for transport in transports:
+                await transport.close()
+
+
+async def handshakes(ann: LocalPort, ben: LocalPort, **twist: Any) -> Sequence[Connection | BaseException]:
+    """What becomes of Ann, who leads, and Ben. `twist` changes Ben's side."""
+    bens: dict[str, Any] = {"peer": ANN.peer_id, "purpose": Purpose.BULK, "leads": False, **twist}
+    times = {"crossing": 5.0, "timeout": 5.0}
+    return await asyncio.gather(
+        ann.meet("tcp://127.0.0.1:1", BEN.peer_id, Purpose.BULK, leads=True, **times),
+        ben.meet("tcp://127.0.0.1:1", bens.pop("peer"), bens.pop("purpose"), **bens, **times),
+        return_exceptions=True,
+    )
+
+
+def test_both_ends_prove_themselves_on_what_both_have_dialed() -> None:
+    async def main() -> None:
+        async with met() as ports:
+            ann, ben = await handshakes(*ports)
+            assert not isinstance(ann, BaseException) and not isinstance(ben, BaseException)
+            assert (ann.peer_id, ben.peer_id) == (BEN.peer_id, ANN.peer_id)
+            assert (ann.dialed, ben.dialed) == (True, False)
+            assert ann.punched and ben.punched and not ann.relayed
+            assert ben.purpose is Purpose.BULK
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("twist", [{"leads": True}, {"peer": EVE.peer_id}, {"purpose": Purpose.CONTROL}], ids=str)
+def test_ends_that_expect_something_else_are_left_with_nothing(twist: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with met() as ports:
+            _, ben = await handshakes(*ports, **twist)
+            assert isinstance(ben, HandshakeError)
+
+    asyncio.run(main())
+
+
+async def cross(a: MemoryTransport, b: MemoryTransport, *, late: float = 0.0) -> Sequence[Connection | BaseException]:
+    """Both learn from a listener how they are seen and dial each other, Ben `late` seconds after Ann."""
+    network = a.network
+    listener = network.transport(Identity.from_seed(9), host="5.1.0.1")
+    await listener.listen(lambda connection: None)
+    ports = [each.local_port("memory") for each in (a, b)]
+    anns, bens = [await port.probe("memory://5.1.0.1", 5) for port in ports]
+    assert anns is not None and bens is not None
+
+    async def ben() -> Connection:
+        await asyncio.sleep(late)
+        return await ports[1].meet(anns, ANN.peer_id, Purpose.CONTROL, leads=False, crossing=CROSSING, timeout=5)
+
+    ann = ports[0].meet(bens, BEN.peer_id, Purpose.CONTROL, leads=True, crossing=CROSSING, timeout=5)
+    try:
+        return await asyncio.gather(ann, ben(), return_exceptions=True)
+    finally:
+        for port in ports:
+            port.close()
+
+
+@pytest.mark.parametrize(
+    ("north", "late", "works"),
+    [
+        ({}, 0.0, True),
+        ({}, 0.5, True),  # a silent router drops the first SYN, and the second one passes the other router
+        ({}, 1.0, False),
+        ({"refuses": True}, 0.0, True),
+        ({"refuses": True}, 0.04, True),
+        ({"refuses": True}, 0.06, False),  # the first SYN was refused before the other end had dialed
+        ({"translation": "dependent"}, 0.0, False),
+    ],
+    ids=str,
+)
+def test_ends_behind_routers_meet_while_both_dial(north: dict[str, Any], late: float, works: bool) -> None:
+    @simulated
+    async def main() -> None:
+        network = MemoryNetwork(seed=1, latency=0.05)
+        routers = [network.router("5.2.0.1", **north), network.router("5.3.0.1", refuses="refuses" in north)]
+        ann, ben = (
+            network.transport(identity, listening=False, host="192.168.1.2", behind=router)
+            for identity, router in zip((ANN, BEN), routers, strict=True)
+        )
+        ends = await cross(ann, ben, late=late)
+        assert [not isinstance(end, BaseException) for end in ends] == [works] * 2
+        if not works:
+            assert all(isinstance(end, ConnectError) for end in ends)
+        else:
+            assert now() < 2
+
+    main()
