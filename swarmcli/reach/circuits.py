@@ -237,6 +237,9 @@ class RelayTransport:
             await self._incoming(relay, stream, accept)
 
         self._endpoint.serve_stream(INCOMING, Incoming, incoming)
+        return self.own_addresses()
+
+    def own_addresses(self) -> tuple[str, ...]:
         return ()
 
     # ---- dialing

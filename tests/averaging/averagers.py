@@ -21,8 +21,8 @@ from swarmcli.events import Event, PeerRefused, RoundFinished
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.testing.memory_network import MemoryNetwork
+from swarmcli.testing.relayed import Relaying
 from swarmcli.testing.virtual_time import EPOCH
-from tests.relayed import ShortCut, hide
 
 FAST = AllreduceOptions(sender_timeout=5.0)
 
@@ -31,6 +31,7 @@ FAST = AllreduceOptions(sender_timeout=5.0)
 class Peer:
     node: DHTNode
     core: AveragerCore
+    relaying: Relaying
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -79,6 +80,7 @@ class Averagers:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(peer.core.shutdown() for peer in self.peers))
+        await asyncio.gather(*(peer.relaying.close() for peer in self.peers))
         await asyncio.gather(*(peer.node.shutdown() for peer in self.peers))
 
     async def add(self, count: int, **options: Any) -> list[Peer]:
@@ -89,7 +91,7 @@ class Averagers:
         self,
         *,
         listening: bool = True,
-        relayed: bool = False,
+        relays: bool = False,
         clock_error: float = 0.0,
         shapes: Sequence[tuple[int, ...]] = ((3, 5), (40,)),
         matchmaking: dict[str, Any] | None = None,
@@ -107,9 +109,6 @@ class Averagers:
         events: list[Event] = []
         endpoint.events.subscribe(events.append)
         await endpoint.start()
-        endpoint.add_transport("relay", ShortCut(transport))
-        if relayed:
-            hide(endpoint, self.peers[0].peer_id)
         contacts = [peer.endpoint.addresses[0] for peer in self.peers if not peer.endpoint.client_mode][:1]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         if tensors is None:
@@ -118,8 +117,10 @@ class Averagers:
         core = AveragerCore(
             tensors, node, AveragerConfig(**{**settings, **config}), get_state=get_state, program=program
         )
+        relaying = Relaying(node, takes_part=relays)
+        await relaying.start()
         await core.start()
-        peer = Peer(node, core, events)
+        peer = Peer(node, core, relaying, events)
         self.peers.append(peer)
         return peer
 

@@ -24,8 +24,8 @@ async def one_round(peers: Sequence[Peer]) -> list[RoundResult]:
 def test_clients_that_all_have_a_relay_find_each_other_and_one_leads() -> None:
     async def main() -> None:
         async with Averagers(1) as swarm:
-            await swarm.add_one()  # a contact that takes part in no round
-            peers = await swarm.add(3, relayed=True)
+            await swarm.add_one(relays=True)  # a contact that takes part in no round
+            peers = await swarm.add(3, listening=False, relays=True)
             results = await one_round(peers)
             assert_one_group(results, peers)
             assert_all_equal(peers, 2.0)
@@ -39,8 +39,8 @@ def test_clients_that_all_have_a_relay_find_each_other_and_one_leads() -> None:
 def test_who_can_be_dialed_directly_leads_and_reduces(auxiliary: bool) -> None:
     async def main() -> None:
         async with Averagers(2) as swarm:
-            [helper] = await swarm.add(1, auxiliary=auxiliary, relayed=False)
-            await swarm.add(2, relayed=True)
+            [helper] = await swarm.add(1, auxiliary=auxiliary, relays=True)
+            await swarm.add(2, listening=False, relays=True)
             await swarm.add(1, listening=False)
             [result, *_] = await one_round(swarm.peers)
             assert result.group.leader == helper.peer_id

@@ -12,14 +12,14 @@ import torch
 from swarmcli.dht import DHTNode
 from swarmcli.events import EpochAdvanced, Event, Events
 from swarmcli.network.endpoint import Endpoint
-from swarmcli.network.identity import Identity
+from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Mode, Trained
 from swarmcli.testing.memory_network import MemoryNetwork
-from tests.relayed import ShortCut, hide
+from swarmcli.testing.relayed import Relaying
 
 FEATURES = 6
 TARGET = 24  # samples per epoch
@@ -45,7 +45,6 @@ async def make_node(
     transport = network.transport(Identity.from_seed(number), listening=not client_mode)
     endpoint = Endpoint(transport, client_mode=client_mode, events=Events(), seed=number)
     await endpoint.start()
-    endpoint.add_transport("relay", ShortCut(transport))
     contacts = [f"{address}/{first.peer_id.text}" for address in first.endpoint.addresses] if first else []
     return await DHTNode.create(endpoint, initial_peers=contacts)
 
@@ -165,33 +164,37 @@ def reference(seed: int, epochs: list[torch.Tensor], make=momentum, scheduler=de
 class Swarm:
     """Peers of one run on one simulated network. Peer 0 is a node without a trainer: everybody's first contact."""
 
-    def __init__(self, seed: int = 0, **network: Any) -> None:
+    def __init__(self, seed: int = 0, *, contact_relays: bool = False, **network: Any) -> None:
         self.network = MemoryNetwork(seed=seed, **network)
         self.contact: DHTNode | None = None
         self.trainers: list[Trainer] = []
         self.killed: list[Trainer] = []
+        self.relaying: dict[PeerID, Relaying] = {}
+        self._contact_relays = contact_relays
         self._nodes: list[DHTNode] = []
 
     async def __aenter__(self) -> Swarm:
-        self.contact = await self.node()
+        self.contact = await self.node(relays=self._contact_relays)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for trainer in self.trainers:
             await trainer.core.shutdown()
         for node in reversed(self._nodes):
+            await self.relaying[node.peer_id].close()
             await node.shutdown()
 
-    async def node(self, *, client_mode: bool = False, relayed: bool = False) -> DHTNode:
+    async def node(self, *, client_mode: bool = False, relays: bool = False) -> DHTNode:
+        """`relays`: it relays for others or, in client mode, is reached over relays from now on."""
         node = await make_node(self.network, len(self._nodes), self.contact, client_mode=client_mode)
-        if relayed and self.contact is not None:
-            hide(node.endpoint, self.contact.peer_id)
         self._nodes.append(node)
+        self.relaying[node.peer_id] = relaying = Relaying(node, takes_part=relays)
+        await relaying.start()
         return node
 
-    async def trainer(self, *, client_mode: bool = False, relayed: bool = False, **options: Any) -> Trainer:
+    async def trainer(self, *, client_mode: bool = False, relays: bool = False, **options: Any) -> Trainer:
         """A trainer that has been started, but has not joined yet."""
-        trainer = Trainer(await self.node(client_mode=client_mode, relayed=relayed), **options)
+        trainer = Trainer(await self.node(client_mode=client_mode, relays=relays), **options)
         await trainer.core.start()
         self.trainers.append(trainer)
         return trainer
