@@ -89,6 +89,7 @@ class RunStatus:
     mode: str = ""  # how the run averages, in words
     join_line: str = ""  # the command with which others join
     link: str = ""  # the link in it; "": others need the recipe file
+    install: str = "pipx install swarmcli"  # what somebody types before who has nothing installed
     link_reach: str = ""  # for whom the link is no use, or why there is none
     result: str = ""  # of a run that has finished: what became of its model at this peer, in words
     peers: tuple[PeerStatus, ...] = ()

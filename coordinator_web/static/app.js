@@ -1,6 +1,7 @@
 // Follows /api/v1/stream and shows what it says.
 
 import { Chart } from "/static/chart.js";
+import { copyButtons } from "/static/copy.js";
 import { bytes, clock, count, decimal, duration, percent, plural, rate, roughly } from "/static/format.js";
 import { GONE, hiddenPeers, roundsNote, showEvents, showPeers, showRounds, write } from "/static/lists.js";
 
@@ -141,6 +142,18 @@ function drawInvite(status) {
   const first = status.state === "waiting";
   write($("invite-heading"), first ? "Waiting for the first trainer" : "Join this run");
   $("invite").classList.toggle("prominent", first);
+  $("link-reach").hidden = status.link_reach === "";
+  write($("link-reach"), status.link_reach);
+  const linked = status.link !== "";
+  write($("invite-hint"), linked ? "Run this on any computer that has swarm installed." : "Run this on a computer that has swarm and the recipe file.");
+  $("qr-toggle").hidden = !linked;
+  const picture = $("qr");
+  picture.hidden = !linked || !(first || $("qr-toggle").getAttribute("aria-expanded") === "true");
+  $("invite").classList.toggle("with-code", !picture.hidden);
+  if (!picture.hidden && picture.dataset.link !== status.link) {
+    picture.dataset.link = status.link;
+    picture.src = `/link.svg?${encodeURIComponent(status.link)}`; // another link, another picture
+  }
 }
 
 function drawOwn(own) {
@@ -249,26 +262,13 @@ document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible" && document.body.dataset.connection !== "live") connect();
 });
 
-// ---- copying the join line
+// ---- the link as a picture
 
-async function copy() {
-  const line = $("join-line");
-  try {
-    await navigator.clipboard.writeText(line.textContent);
-  } catch {
-    const range = document.createRange(); // pages that are not from this machine get no clipboard
-    range.selectNodeContents(line);
-    getSelection().removeAllRanges();
-    getSelection().addRange(range);
-    document.execCommand("copy");
-  }
-  write($("copy"), "Copied");
-  write($("copied"), "The join line was copied");
-  setTimeout(() => {
-    write($("copy"), "Copy");
-    write($("copied"), "");
-  }, 2000);
-}
+$("qr-toggle").addEventListener("click", () => {
+  const shown = $("qr-toggle").getAttribute("aria-expanded") !== "true";
+  $("qr-toggle").setAttribute("aria-expanded", String(shown));
+  drawInvite(view.status);
+});
 
-$("copy").addEventListener("click", copy);
+copyButtons();
 connect();

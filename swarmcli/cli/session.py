@@ -156,8 +156,7 @@ class Session:
         if status.link or not self.peer.dht.client_mode:
             out.print(f"join with: {status.join_line}", soft_wrap=True)
         if status.link_reach:
-            without = "" if status.link else "others need the recipe file to join: "
-            err.print(printable(without + status.link_reach, 600), soft_wrap=True)
+            err.print(printable(status.link_reach, 600), soft_wrap=True)
 
     def _join_line(self) -> str:
         """The command with which others join by the recipe file, where links are none; what they have to override

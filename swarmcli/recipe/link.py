@@ -10,15 +10,13 @@ the run's refusal later would be harder to understand.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from urllib.parse import parse_qsl, urlencode
 
 from swarmcli.errors import AddressError
-from swarmcli.network.addresses import format_address, parse_address
+from swarmcli.network.addresses import Scope, format_address, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe.fingerprint import DIGEST_LENGTH
 from swarmcli.recipe.schema import RUN_ID
@@ -54,38 +52,26 @@ class Link:
         return f"{SCHEME}{self.peer_id.text}@{places}/{self.run_id}?{urlencode({PARAMETER: self.fingerprint})}"
 
 
-class Audience(IntEnum):
-    """Who can dial an address, as far as it tells itself."""
-
-    MACHINE = 0  # programs on the same machine
-    NETWORK = 1  # machines of the same network
-    EVERYONE = 2
-
-
-def audience_of(places: Iterable[str]) -> Audience:
-    """Of the place that most can dial. A host name counts as public: somebody chose it."""
-    return max((_audience(parse_address(f"tcp://{place}").host) for place in places), default=Audience.MACHINE)
+def scope_of_places(places: Iterable[str]) -> Scope:
+    """From how far the place can be dialed that most can dial."""
+    return max((_scope(parse_address(f"tcp://{place}").host) for place in places), default=Scope.HOST)
 
 
 def places_of(addresses: Iterable[str]) -> tuple[str, ...]:
     """The places for a link, of a peer's addresses: those that the most can dial first, and those that only this
     machine can dial where there are no others."""
     found = [parse_address(address) for address in addresses]
-    dialed = sorted((each for each in found if each.scheme == "tcp"), key=lambda each: -_audience(each.host))
-    widest = max((_audience(each.host) for each in dialed), default=Audience.MACHINE)
-    kept = [each for each in dialed if widest == Audience.MACHINE or _audience(each.host) > Audience.MACHINE]
+    dialed = sorted((each for each in found if each.scheme == "tcp"), key=lambda each: -_scope(each.host))
+    widest = max((_scope(each.host) for each in dialed), default=Scope.HOST)
+    kept = [each for each in dialed if widest == Scope.HOST or _scope(each.host) > Scope.HOST]
     texts = [format_address(replace(each, peer_id=None)).partition("://")[2] for each in kept]
     return tuple(dict.fromkeys(texts))[:MAX_OWN_PLACES]
 
 
-def _audience(host: str) -> Audience:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return Audience.MACHINE if host == "localhost" else Audience.EVERYONE
-    if address.is_loopback:
-        return Audience.MACHINE
-    return Audience.EVERYONE if address.is_global else Audience.NETWORK
+def _scope(host: str) -> Scope:
+    """A host name counts as public: somebody chose it for others."""
+    named = Scope.HOST if host == "localhost" else Scope.INTERNET
+    return named if (scope := scope_of(host)) is None else scope
 
 
 def is_link(text: str) -> bool:

@@ -59,7 +59,7 @@ def offered(recipe: Recipe) -> str:
         if _without_directories(again) != _without_directories(recipe):
             raise RecipeError(f"{recipe.file}: it holds a value that JSON cannot carry")
     except RecipeError as error:
-        raise RecipeError(f"this run cannot be joined by a link: {error}") from None
+        raise RecipeError(f"This run cannot be joined by a link: {error}") from None
     return text
 
 

@@ -30,7 +30,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
-from swarmcli.recipe.link import audience_of, places_of
+from swarmcli.recipe.link import places_of, scope_of_places
 from swarmcli.roles.admission import Admission
 from swarmcli.roles.home import Home
 from swarmcli.roles.offering import RecipeService
@@ -144,7 +144,9 @@ class RunPeer:
         self._offered = ""  # the recipe as links hand it out; "": it cannot travel
         self._digest = ""
         self._welcomed: Mapping[PeerID, tuple[str, ...]] = {}  # contacts in this run, and where they were dialed
-        self.no_link = "nobody can dial this peer, and it knows no other that others could dial"
+        self.no_link = (
+            "This peer has no link: nobody can dial it, and it knows no peer of the run that others could dial."
+        )
         self.saved = ""  # what became of this peer's state when it left, in words
         self.outcome = "done"  # how this peer's part in the run ended, for the journal
         self._listener = listener
@@ -233,7 +235,7 @@ class RunPeer:
             for peer, addresses in candidates
             if (places := places_of(addresses))
         ]
-        return max(links, key=lambda link: audience_of(link.places), default=None)  # the first of equals: this peer
+        return max(links, key=lambda link: scope_of_places(link.places), default=None)  # the first of equals: this peer
 
     @property
     def has_trained(self) -> bool:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from coordinator_web.source import Health, PeerStatus, RunStatus, State
 from swarmcli.events import EpochAdvanced, EpochReported, Event
+from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
-from swarmcli.recipe.link import Audience, audience_of
+from swarmcli.recipe import HuggingFaceDataset
+from swarmcli.recipe.link import scope_of_places
 
 if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerReport
@@ -70,6 +72,7 @@ class RunWatch:
             mode=mode_in_words(recipe),
             join_line=command_of(link) if link else self._join_line,
             link=str(link or ""),
+            install=install_command(recipe),
             link_reach=reach_in_words(link) if link else peer.no_link,
             result=peer.saved,
         )
@@ -146,13 +149,19 @@ def command_of(link: Link) -> str:
     return f'swarm join "{link}"'
 
 
+def install_command(recipe: Recipe) -> str:
+    """What somebody types who has nothing installed but pipx."""
+    hub = any(isinstance(dataset, HuggingFaceDataset) for dataset in recipe.datasets)
+    return 'pipx install "swarmcli[datasets]"' if hub else "pipx install swarmcli"
+
+
 def reach_in_words(link: Link) -> str:
     """For whom a link is no use; "" if it is for everyone."""
-    match audience_of(link.places):
-        case Audience.MACHINE:
-            return "this link works on this machine only: no other address of this peer is known to be dialable"
-        case Audience.NETWORK:
-            return "this link works within this network only"
+    match scope_of_places(link.places):
+        case Scope.HOST:
+            return "This link works on this machine only: no other address is known at which this peer can be dialed."
+        case Scope.LAN:
+            return "This link works within this network only."
         case _:
             return ""
 

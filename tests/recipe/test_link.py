@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from swarmcli.errors import AddressError
+from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import Identity
 from swarmcli.recipe import Link, is_link, parse_link
-from swarmcli.recipe.link import Audience, audience_of, places_of
+from swarmcli.recipe.link import places_of, scope_of_places
 
 PEER = Identity.generate().peer_id
 DIGEST = "abcdefghijklmnopqrstuvwxyz234567"
@@ -69,5 +70,5 @@ def test_a_peers_link_names_first_what_most_can_dial_and_loopback_only_for_want_
     assert places_of([local]) == ("127.0.0.1:1",) and places_of([]) == ()
     assert places_of([lan, "tcp://home.example.org:1"])[0] == "home.example.org:1"
     assert len(places_of([f"tcp://10.0.0.{n}:1" for n in range(9)])) == 4
-    audiences = [audience_of(places_of(each)) for each in ([local], [local, lan], [local, lan, public])]
-    assert audiences == [Audience.MACHINE, Audience.NETWORK, Audience.EVERYONE]
+    scopes = [scope_of_places(places_of(each)) for each in ([local], [local, lan], [local, lan, public])]
+    assert scopes == [Scope.HOST, Scope.LAN, Scope.INTERNET]

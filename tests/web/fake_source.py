@@ -13,7 +13,8 @@ from swarmcli.journal import Line, Totals
 
 START = 1_790_000_000.0
 TARGET = 4096
-JOIN_LINE = "swarm join recipes/stdlib-lm.yaml --peer tcp://203.0.113.7:31330/" + "k7q2m4xw5z" * 5 + "ab"
+LINK = f"swarm://{'k7q2m4xw5z' * 5}ab@203.0.113.7:31330/stdlib-lm?fingerprint=ntktqvpwzxduohvk3q7mjeneuz3nhh55"
+JOIN_LINE = f'swarm join "{LINK}"'
 REASONS = ("no part arrived for 4.0 s", "the connection was lost", "a part with NaN came from it")
 
 
@@ -43,6 +44,8 @@ class FakeRun:
     state: State = "training"
     run_id: str = "stdlib-lm"
     join_line: str = JOIN_LINE
+    link: str = LINK
+    link_reach: str = ""
     part: float = 0.62  # of the epoch that is under way
     with_own: bool = False
     alarm: str = ""
@@ -88,6 +91,8 @@ class FakeRun:
             started=START,
             now=self.now,
             join_line=self.join_line,
+            link=self.link,
+            link_reach=self.link_reach,
             mode=self.mode,
             result=self.result,
             peers=tuple(self._peers()),

@@ -139,7 +139,7 @@ def test_what_peers_write_never_becomes_markup(serve: Serve, open_page: Open) ->
     assert page.locator("#peers .role").all_inner_texts() == ["trainer", ATTACK]
     assert ATTACK in page.locator("#rounds").inner_text()
     assert ATTACK in page.locator("#events").inner_text()
-    assert page.locator("img").count() == 1  # the logo
+    assert page.locator("img").count() == 2  # the logo, and the place of the QR code
     assert page.locator("b").count() == 0
     assert page.evaluate("window.owned") is None
 
@@ -215,10 +215,40 @@ def test_before_the_first_trainer_the_join_line_is_there_to_copy(serve: Serve, o
     expect_text(page, "#join-line", JOIN_LINE)
     assert page.get_by_text("The loss appears here after the first epoch.").is_visible()
     page.get_by_role("button", name="Copy").click()
-    expect_text(page, "#copy", "Copied")
+    expect_text(page, "[data-copies]", "Copied")
     assert page.evaluate("navigator.clipboard.readText()") == JOIN_LINE
     run.state, run.people = "training", [OTHERS[1], TRAINERS[0]]
     expect_text(page, "#invite-heading", "Join this run")
+
+
+def test_the_link_is_there_as_a_picture_and_says_for_whom_it_is_no_use(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=3, link_reach="This link works within this network only.")
+    page = open_page(serve(run).url)
+    assert page.locator("#qr").is_hidden()
+    expect_text(page, "#link-reach", run.link_reach)
+    page.get_by_role("button", name="QR code").click()
+    drawn = "() => { const qr = document.getElementById('qr'); return qr.complete && qr.naturalWidth > 0 && qr.src; }"
+    first = page.wait_for_function(drawn).json_value()
+    run.link = run.link.replace("203.0.113.7", "203.0.113.8")
+    page.wait_for_function(f"src => ({drawn})() && document.getElementById('qr').src !== src", arg=first)
+    run.link, run.join_line = "", "swarm join recipe.yaml"
+    page.wait_for_selector("#qr", state="hidden")
+    assert page.get_by_role("button", name="QR code").count() == 0
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_two_steps_for_who_has_nothing_installed(serve: Serve, open_page: Open, width: int) -> None:
+    run = FakeRun(run_id=ATTACK, join_line=f"{ATTACK} {JOIN_LINE}", link_reach=ATTACK)
+    context = {"viewport": {"width": width, "height": 800}, "permissions": ["clipboard-read", "clipboard-write"]}
+    page = open_page(serve(run).url, **context)
+    page.goto(page.url + "join")
+    expect_text(page, "#run-id", ATTACK)
+    page.get_by_role("button", name="Copy the line that joins the run").click()
+    expect_text(page, "#copied", "The line was copied")
+    assert page.evaluate("navigator.clipboard.readText()") == run.join_line
+    assert page.locator("b").count() == 0 and page.evaluate("window.owned") is None
+    assert page.locator("img").count() == 2  # the logo and the QR code
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_run_that_has_finished_is_calm_and_says_where_its_model_is(serve: Serve, open_page: Open) -> None:

@@ -16,6 +16,7 @@ TEXT_ON_GROUND = [
     ("soft", "paper"),
     ("soft", "faint"),
     ("accent", "card"),
+    ("accent", "paper"),
     ("accent", "accent-soft"),
     ("good", "good-soft"),
     ("warn", "warn-soft"),

@@ -1,0 +1,25 @@
+// Buttons that copy the text of the element that they name in data-copies.
+
+async function copy(button) {
+  const source = document.getElementById(button.dataset.copies);
+  const said = document.getElementById("copied");
+  try {
+    await navigator.clipboard.writeText(source.textContent);
+  } catch {
+    const range = document.createRange(); // pages that are not from this machine get no clipboard
+    range.selectNodeContents(source);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    document.execCommand("copy");
+  }
+  button.textContent = "Copied";
+  said.textContent = "The line was copied";
+  setTimeout(() => {
+    button.textContent = "Copy";
+    said.textContent = "";
+  }, 2000);
+}
+
+export function copyButtons() {
+  for (const button of document.querySelectorAll("[data-copies]")) button.addEventListener("click", () => copy(button));
+}
