@@ -22,6 +22,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.dialback import DialBacks, DialBackService, Proof, read_probe
+from swarmcli.reach.punch import Puncher
 from swarmcli.reach.surroundings import look_around
 from swarmcli.reach.verdict import (
     WANTED_NETWORKS,
@@ -78,7 +79,7 @@ class PortMapping(Protocol):
 
 
 class Part(Protocol):
-    """What runs while it is wanted: relays (reach/relays.py), hole punching (reach/punch.py)."""
+    """What runs while it is wanted: relays (reach/relays.py)."""
 
     async def start(self) -> None: ...
     async def close(self) -> None:
@@ -97,7 +98,6 @@ class Reach:
         alone: bool = True,
         mapping: Callable[[int, Family], PortMapping] | None = None,
         relays: Part | None = None,
-        punch: Part | None = None,
     ) -> None:
         """`contacts` are further peers that can be asked, of whom addresses are known. `alone`: there are no first
         contacts, so that nobody is waited for before this peer says where it can be dialed. `mapping(port, family)`
@@ -109,8 +109,9 @@ class Reach:
         self._contacts = contacts
         self._joined = alone  # whether whoever is to be met first has been met
         self._wish = False  # to be dialed by nobody: the endpoint does not even listen
-        self._mapping, self._relays, self._punch = mapping, relays, punch
+        self._mapping, self._relays = mapping, relays
         self._around = Surroundings()
+        self.punch = Puncher(endpoint, around=lambda: self._around)
         self._stated: tuple[str, ...] = ()  # by the user; IP addresses alone …
         self._names: dict[str, tuple[str, ...]] = {}  # … of these host names, and of what was stated without one
         self._connected: dict[PeerID, None] = {}
@@ -144,8 +145,7 @@ class Reach:
             self._conclude()
         elif not self._wish:
             self.endpoint.announce(direct=())  # until the first verdict
-        if self._punch is not None:
-            await self._punch.start()
+        await self.punch.start()
         self._tasks.spawn(self._keep())
 
     async def settle(self, timeout: float) -> bool:
@@ -169,8 +169,7 @@ class Reach:
         self.endpoint.on_probe = None
         await self._tasks.close()
         await self._service.close()
-        if self._punch is not None:
-            await self._punch.close()
+        await self.punch.close()
         await self._stop_relays()
         await self._withdraw_mappings()
 
@@ -307,6 +306,7 @@ class Reach:
         self._nonces.clear()
         self._sightings.clear()
         self._dial_backs.forget()
+        self.punch.forget()
         self._checked_at = float("-inf")
         if alone:
             self._conclude()

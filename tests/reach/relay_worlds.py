@@ -66,11 +66,14 @@ class Scene:
     async def listener(self, seed: int, **options: Any) -> Endpoint:
         return await self._start(Endpoint(self._transport(seed, **options), seed=seed))
 
-    async def client(self, seed: int, **options: Any) -> Client:
-        endpoint = Endpoint(self._transport(CLIENTS + seed, **options), client_mode=True, seed=CLIENTS + seed)
+    async def client(self, seed: int, *, listening: bool = False, **options: Any) -> Client:
+        """`listening`: it does, but nobody can dial it where it says so."""
+        mine = self._transport(CLIENTS + seed, listening=listening, **options)
+        endpoint = Endpoint(mine, client_mode=not listening, seed=CLIENTS + seed)
         transport = RelayTransport(endpoint)
         endpoint.add_transport("relay", transport)
         await self._start(endpoint)
+        endpoint.announce(direct=())
         await transport.listen(endpoint.adopt)
         return Client(endpoint, transport)
 
@@ -87,7 +90,7 @@ class Scene:
         identity = Identity.from_seed(seed)
         if self.network is None:
             return TCPTransport(identity, host="127.0.0.1")
-        return self.network.transport(identity, listening=seed < CLIENTS, **options)
+        return self.network.transport(identity, **{"listening": seed < CLIENTS, **options})
 
     async def _start(self, endpoint: Endpoint) -> Endpoint:
         endpoint.serve("double", Number, double)

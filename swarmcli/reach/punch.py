@@ -1,0 +1,425 @@
+"""Direct connections between two peers that nobody can dial: both dial each other at the same moment.
+
+Each router lets in what looks like the answer to something that went out. So both ends take a fresh port, ask a
+listener how it is seen from outside, tell each other over the connection that a relay carries, and dial each other
+from just these ports (`network/transports/tcp/local_port.py`). The asker waits half a round trip after it has said
+"go", so that both begin at once. Where a router shows each connection at another port this cannot work, and the relay
+stays.
+
+    asker  ── Ask ──────▶  asked          both take a port and see how it looks from outside
+           ◀────── Ready ──
+           ── Go ───────▶                 up to three times
+           ═══ SYN ═╳═ SYN ═══
+
+For the control connection of a pair the peer with the smaller id asks, again after a growing while; for each bulk
+connection whoever opens a stream, as long as the control connection is such a direct one. What the other end
+names as its address may be anybody's: see `punch_rules.py` for what is dialed, and how often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+
+from swarmcli.errors import CallRefused, ConnectError, NetworkError
+from swarmcli.events import Event, PeerConnected, PeerDisconnected
+from swarmcli.network.addresses import is_direct, parse_address
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.transports.base import Connection, Family, LocalPort, Purpose
+from swarmcli.reach.budgets import DialBudget
+from swarmcli.reach.punch_messages import ASK, GO, MAX_NAMED, Ask, Go, Ready, Went
+from swarmcli.reach.punch_rules import (
+    BULK_LIMITS,
+    CONTROL_LIMITS,
+    CROSSING,
+    TRIES,
+    Pair,
+    Patience,
+    behind_one_router,
+    nearby,
+    pairs_of,
+)
+from swarmcli.reach.translation import Translation, find_translation, outer_address
+from swarmcli.reach.verdict import Surroundings, family_of, host_of
+
+logger = logging.getLogger(__name__)
+
+_ASK_SECONDS = 12.0  # for the other end to open its ports
+_MEET_SECONDS = 6.0  # from "go" to the end of the handshake
+_KEEP_SECONDS = 20.0  # that an asked end keeps its ports open
+_MAX_KEPT = 64  # attempts of others at the same time …
+_MAX_KEPT_PER_PEER = 16
+_MAX_OWN = 4  # own attempts at control connections at the same time
+_MAX_LISTENERS = 4  # that are asked how a port is seen, one after the other
+_TRANSLATION_SECONDS = 600.0  # for which the kind of translation is taken to stay as it is
+_BULK_PAUSE = 30.0  # seconds of circuits for a pair after a bulk connection could not be made directly
+_SLACK = 2.0  # seconds for a question and its answer on their way
+_LOOK_ANYWAY = 30.0  # a direct connection may be lost beside a relayed one, which is no event
+_LOOK_SECONDS = 0.25  # until a new connection's round trip is known
+
+
+@dataclass
+class _OwnEnd:
+    """This end of a connection to be: a port for each family, and where it is seen."""
+
+    ports: dict[Family, LocalPort] = field(default_factory=dict)
+    seen: dict[Family, str] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for port in self.ports.values():
+            port.close()
+
+
+@dataclass
+class _Kept:
+    """What an asked end keeps until it is told to go."""
+
+    end: _OwnEnd
+    purpose: Purpose
+    expiry: asyncio.TimerHandle
+    tries: int = 0
+
+
+class Puncher:
+    """Leaves relays for direct connections wherever that is possible."""
+
+    def __init__(self, endpoint: Endpoint, *, around: Callable[[], Surroundings]) -> None:
+        """`around` says what this machine's interfaces are at the moment."""
+        self.attempts = 0  # at control connections, so far …
+        self.successes = 0  # … that worked
+        self._endpoint = endpoint
+        self._around = around
+        self._patience = Patience()
+        self._control_budget, self._bulk_budget = DialBudget(CONTROL_LIMITS), DialBudget(BULK_LIMITS)
+        self._bulk_paused: dict[PeerID, float] = {}
+        self._translations: dict[Family, tuple[Translation, float]] = {}  # with the time at which it was found
+        self._connected: dict[PeerID, None] = {}
+        self._under_way: set[PeerID] = set()
+        self._kept: dict[tuple[PeerID, int], _Kept] = {}
+        self._next_number = 0
+        self._event = asyncio.Event()
+        self._tasks = TaskOwner()
+        self._unsubscribe: Callable[[], None] = lambda: None
+
+    async def start(self) -> None:
+        self._endpoint.serve(ASK, Ask, self._asked)
+        self._endpoint.serve(GO, Go, self._go)
+        self._endpoint.punch_bulk = self.bulk
+        self._unsubscribe = self._endpoint.events.subscribe(self._on_event)
+        self._tasks.spawn(self._keep())
+
+    async def close(self) -> None:
+        self._unsubscribe()
+        self._endpoint.punch_bulk = None
+        self._endpoint.withdraw(ASK, GO)
+        await self._tasks.close()
+        for key in list(self._kept):
+            self._drop(key)
+
+    def forget(self) -> None:
+        """This machine is in another network: nothing that was found out about routers holds."""
+        self._patience.forget()
+        self._translations.clear()
+        self._bulk_paused.clear()
+        self._event.set()
+
+    def translation(self, family: Family) -> Translation | None:
+        """What this peer's routers do, as far as it was found out in the last ten minutes."""
+        kind, at = self._translations.get(family, (None, 0.0))
+        return kind if kind is not None and self._now() - at < _TRANSLATION_SECONDS else None
+
+    # ---- when
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case PeerConnected(peer):
+                self._connected[PeerID.parse(peer)] = None
+                self._event.set()
+            case PeerDisconnected(peer):
+                self._connected.pop(PeerID.parse(peer), None)
+
+    async def _keep(self) -> None:
+        while True:
+            self._event.clear()
+            wait = self._begin_due()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._event.wait()
+            except TimeoutError:
+                pass
+
+    def _begin_due(self) -> float:
+        """Begins the attempts that are due; the seconds until the next one may be."""
+        now, soonest = self._now(), float("inf")
+        for peer in self._connected:
+            seen = self._endpoint.seen(peer)
+            if seen is None or not seen.relayed or peer in self._under_way:
+                continue
+            due = self._patience.due(peer)
+            if self._endpoint.round_trip(peer) is None:  # and so it has not even said where it can be dialed
+                due = max(due, now + _LOOK_SECONDS)
+            if due <= now and len(self._under_way) < _MAX_OWN and self._is_ours(peer):
+                self._under_way.add(peer)
+                self._tasks.spawn(self._leave_relay(peer))
+            else:
+                soonest = min(soonest, max(due, now + _LOOK_SECONDS))
+        return min(soonest - now, _LOOK_ANYWAY)
+
+    def _is_ours(self, peer: PeerID) -> bool:
+        return self._endpoint.peer_id < peer or bool(self._direct(peer))
+
+    def _direct(self, peer: PeerID) -> tuple[str, ...]:
+        return tuple(filter(is_direct, self._endpoint.addresses_of(peer)))
+
+    async def _leave_relay(self, peer: PeerID) -> None:
+        try:
+            how = await self._connect(peer)
+        except NetworkError as error:
+            self._patience.failed(peer, self._now())
+            logger.info("the connection to %s stays with its relay: %s", peer.short, error)
+        else:
+            self.successes += 1
+            self._patience.worked(peer, self._now())
+            logger.info("the connection to %s has left its relay: %s", peer.short, how)
+        finally:
+            self._under_way.discard(peer)
+            self._event.set()
+
+    async def _connect(self, peer: PeerID) -> str:
+        """Makes a direct control connection; how. Raises NetworkError."""
+        if direct := self._direct(peer):  # it had reached us by a relay, for we are the one who cannot be dialed
+            try:
+                await self._endpoint.dial_directly(peer, direct)
+                return "dialed"
+            except NetworkError:
+                if self._endpoint.peer_id > peer:
+                    raise
+        self.attempts += 1
+        connection = await self._punch(peer, Purpose.CONTROL)
+        if connection is None:
+            return "dialed in our network"
+        self._endpoint.adopt(connection)
+        return "both ends dialed at once"
+
+    async def bulk(self, peer: PeerID) -> Connection:
+        """One more connection to a peer whose control connection is a direct one that both ends dialed.
+
+        Raises NetworkError; then a relay has to carry it.
+        """
+        if self._bulk_paused.get(peer, 0.0) > self._now():
+            raise ConnectError(f"no direct connection to {peer.short} came about lately")
+        try:
+            connection = await self._punch(peer, Purpose.BULK)
+        except NetworkError:
+            self._bulk_paused = {each: until for each, until in self._bulk_paused.items() if until > self._now()}
+            self._bulk_paused[peer] = self._now() + _BULK_PAUSE
+            raise
+        assert connection is not None
+        return connection
+
+    # ---- the end that asks
+
+    async def _punch(self, peer: PeerID, purpose: Purpose) -> Connection | None:
+        """A connection that both ends dialed; None: an ordinary one has come about instead. Raises NetworkError."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        with closing(_OwnEnd()) as own:
+            ready = await self._both_ready(own, peer, Ask(number, purpose))
+            pairs = self._allowed(peer, purpose, pairs_of(own.seen.values(), ready.seen))
+            if not pairs:
+                raise ConnectError(f"{peer.short} names no address at which this end may dial it")
+            if purpose is Purpose.CONTROL and await self._meet_nearby(peer, number, pairs, ready.near):
+                return None
+            for attempt in range(TRIES):
+                family, mine, theirs = pairs[attempt % len(pairs)]
+                connection = await self._try(peer, purpose, Go(number, mine), own.ports[family], theirs)
+                if connection is not None:
+                    return connection
+        raise ConnectError(f"{TRIES} times the two ends did not meet")
+
+    async def _both_ready(self, own: _OwnEnd, peer: PeerID, ask: Ask) -> Ready:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._prepare(own))
+                ready = group.create_task(self._endpoint.call(peer, ASK, ask, Ready, timeout=_ASK_SECONDS))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return ready.result()
+
+    async def _try(self, peer: PeerID, purpose: Purpose, go: Go, port: LocalPort, theirs: str) -> Connection | None:
+        self._spend(peer, purpose, theirs)
+        met: Connection | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                answer = group.create_task(self._say(peer, go))
+                # "Go" takes half a round trip to the other end, which then dials at once.
+                await asyncio.sleep((self._endpoint.round_trip(peer) or 0.0) / 2)
+                met = await self._meet(port, theirs, peer, purpose, leads=True)
+        except BaseException:  # a cancellation too: nobody else knows this connection
+            if met is not None:
+                met.abort("given up while it was made")
+            raise
+        if met is None and answer.result() is None:
+            raise ConnectError(f"{peer.short} did not want another try")
+        return met
+
+    async def _say(self, peer: PeerID, go: Go) -> Went | None:
+        """What became of it at the other end; None: it refuses, or cannot be asked any more."""
+        try:
+            return await self._endpoint.call(peer, GO, go, Went, timeout=_MEET_SECONDS + _SLACK)
+        except NetworkError as error:
+            logger.debug("%s did not go: %s", peer.short, error)
+            return None
+
+    async def _meet_nearby(self, peer: PeerID, number: int, pairs: Sequence[Pair], addresses: Sequence[str]) -> bool:
+        """Whether the two, seen at one host, are connected inside their network, whichever of them could dial."""
+        if not behind_one_router(pairs):
+            return False
+        _, mine, theirs = pairs[0]
+        self._spend(peer, Purpose.CONTROL, theirs)
+        if await self._dial_nearby(peer, addresses):
+            return True
+        ours = self._near()
+        went = await self._say(peer, Go(number, mine, ours)) if ours else None
+        return went is not None and went.connected
+
+    # ---- the end that is asked
+
+    async def _asked(self, peer: PeerID, ask: Ask) -> Ready:
+        seen = self._endpoint.seen(peer)
+        direct = seen is not None and seen.punched
+        if ask.purpose is Purpose.PROBE or (ask.purpose is Purpose.BULK and not direct):
+            raise CallRefused("purpose", "there is no direct connection that this one could stand beside")
+        of_peer = sum(owner == peer for owner, _ in self._kept)
+        key = peer, ask.number
+        if key in self._kept or len(self._kept) >= _MAX_KEPT or of_peer >= _MAX_KEPT_PER_PEER:
+            raise CallRefused("busy", "too many ports are open for others")
+        expiry = asyncio.get_running_loop().call_later(_KEEP_SECONDS, self._drop, key)
+        kept = self._kept[key] = _Kept(_OwnEnd(), ask.purpose, expiry)
+        try:
+            await self._prepare(kept.end)
+        except ConnectError as error:
+            self._drop(key)
+            raise CallRefused("unseen", str(error)) from error
+        except BaseException:
+            self._drop(key)
+            raise
+        return Ready(tuple(kept.end.seen.values()), self._near())
+
+    async def _go(self, peer: PeerID, go: Go) -> Went:
+        key = peer, go.number
+        kept = self._kept.get(key)
+        if kept is None or kept.tries > TRIES:
+            raise CallRefused("unknown", "no port is open for this")
+        kept.tries += 1  # dialing in the same network is one more than TRIES
+        pairs = self._allowed(peer, kept.purpose, pairs_of(kept.end.seen.values(), (go.seen,)))
+        if not pairs:
+            raise CallRefused("address", "this end does not dial there")
+        family, _, theirs = pairs[0]
+        try:
+            self._spend(peer, kept.purpose, theirs)
+        except ConnectError as error:
+            raise CallRefused("budget", str(error)) from error
+        if go.near:
+            return Went(behind_one_router(pairs) and await self._dial_nearby(peer, go.near))
+        connection = await self._meet(kept.end.ports[family], theirs, peer, kept.purpose, leads=False)
+        if connection is None:
+            return Went(False)
+        self._drop(key)
+        self._endpoint.adopt(connection)
+        return Went(True)
+
+    def _drop(self, key: tuple[PeerID, int]) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            kept.expiry.cancel()
+            kept.end.close()
+
+    # ---- both
+
+    async def _prepare(self, end: _OwnEnd) -> None:
+        """Opens a port in each family and finds out how it is seen. Raises ConnectError."""
+        listeners = self._listeners()
+        for family in listeners:
+            with suppress(OSError):  # this machine has no such addresses now
+                end.ports[family] = self._endpoint.local_port(family)
+        async with asyncio.TaskGroup() as group:
+            for family, port in end.ports.items():
+                group.create_task(self._look(end, family, port, listeners[family]))
+        if not end.seen:
+            if any(self.translation(family) == "dependent" for family in end.ports):
+                raise ConnectError("the router in front of it shows each connection at another port")
+            raise ConnectError("nobody outside says how it is seen")
+
+    async def _look(self, end: _OwnEnd, family: Family, port: LocalPort, listeners: Sequence[str]) -> None:
+        seen: str | None = None
+        kind = self.translation(family)
+        if kind is None:
+            seen, kind = await find_translation(port, listeners, self._around().hosts)
+            if kind is not None:
+                self._translations[family] = kind, self._now()
+        elif kind != "dependent":
+            seen = await outer_address(port, listeners)
+        if seen is not None and family_of(host_of(seen)) == family:
+            end.seen[family] = seen
+
+    def _listeners(self) -> dict[Family, list[str]]:
+        """Where peers outside this network listen that this one has dialed, the nearest first, by family."""
+        found: dict[Family, list[str]] = {}
+        around = self._around()
+        for peer in sorted(self._connected, key=lambda peer: self._endpoint.round_trip(peer) or float("inf")):
+            seen = self._endpoint.seen(peer)
+            if seen is None or not seen.dialed or seen.relayed or seen.punched:
+                continue
+            for address in (seen.remote_address, *self._direct(peer)):
+                place = parse_address(address)
+                known = found.setdefault(family_of(place.host), [])
+                text = str(replace(place, peer_id=peer))
+                if len(known) < _MAX_LISTENERS and text not in known and not around.is_near(place.host):
+                    known.append(text)
+        return {family: addresses for family, addresses in found.items() if addresses}
+
+    def _allowed(self, peer: PeerID, purpose: Purpose, pairs: list[Pair]) -> list[Pair]:
+        """Further connections lead to where the first one has proved that the peer is."""
+        if purpose is Purpose.CONTROL:
+            return pairs
+        seen = self._endpoint.seen(peer)
+        host = host_of(seen.remote_address) if seen is not None and seen.punched else ""
+        return [pair for pair in pairs if host_of(pair[2]) == host]
+
+    def _spend(self, peer: PeerID, purpose: Purpose, address: str) -> None:
+        """Raises ConnectError if this peer has had others dialed often enough."""
+        budget = self._control_budget if purpose is Purpose.CONTROL else self._bulk_budget
+        if not budget.take(peer, host_of(address), self._now()):
+            raise ConnectError(f"{address} was dialed often enough for now")
+
+    async def _meet(
+        self, port: LocalPort, address: str, peer: PeerID, purpose: Purpose, *, leads: bool
+    ) -> Connection | None:
+        try:
+            return await port.meet(address, peer, purpose, leads=leads, crossing=CROSSING, timeout=_MEET_SECONDS)
+        except ConnectError as error:
+            logger.debug("%s was not met: %s", peer.short, error)
+            return None
+
+    async def _dial_nearby(self, peer: PeerID, addresses: Sequence[str]) -> bool:
+        found = nearby(addresses, self._around().is_near)
+        if not found:
+            return False
+        try:
+            await self._endpoint.dial_directly(peer, found)
+        except NetworkError as error:
+            logger.debug("%s was not found in this network: %s", peer.short, error)
+            return False
+        return True
+
+    def _near(self) -> tuple[str, ...]:
+        """Where this peer listens in its own network."""
+        return self._endpoint.listener_addresses[:MAX_NAMED]
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,320 @@
+"""Two peers that nobody can dial leave their relay for a direct connection, where their routers allow it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from swarmcli.errors import CallRefused, ConnectionLost
+from swarmcli.network import Endpoint, Purpose
+from swarmcli.reach.circuits import RelayTransport
+from swarmcli.reach.punch import Puncher
+from swarmcli.reach.punch_messages import ASK, GO, Ask, Go, Ready, Went
+from swarmcli.reach.punch_rules import TRIES
+from swarmcli.reach.verdict import Surroundings
+from swarmcli.testing import MemoryNetwork
+from tests.network.worlds import Number, reaches, slow
+from tests.reach.relay_worlds import Client, Scene, payload, scene
+from tests.simulation import now, simulated
+
+RELAY, OTHER = "5.1.0.1", "5.9.0.1"
+
+
+HOME = Surroundings(networks=(ip_network("192.168.1.0/24"),))
+
+
+class Homes:
+    """A relay and two clients behind routers of their own, who know each other; each has a Puncher."""
+
+    def __init__(self, peers: Scene, relay: Endpoint, clients: list[Client], punchers: list[Puncher]) -> None:
+        self.peers, self.relay, self.clients, self.punchers = peers, relay, clients, punchers
+        self.asker, self.asked = sorted(clients, key=lambda client: client.peer_id)
+
+    def puncher(self, client: Client) -> Puncher:
+        return self.punchers[self.clients.index(client)]
+
+    @property
+    def network(self) -> MemoryNetwork:
+        assert self.peers.network is not None
+        return self.peers.network
+
+    def direct(self) -> bool:
+        a, b = self.clients
+        seen = a.endpoint.seen(b.peer_id), b.endpoint.seen(a.peer_id)
+        return all(each is not None and not each.relayed for each in seen)
+
+    def dials(self, *hosts: str) -> int:
+        """Of clients, to these hosts."""
+        ids = {client.peer_id for client in self.clients}
+        return sum(
+            dialer in ids and address.split("/")[2].split(":")[0] in hosts for dialer, address in self.network.dials
+        )
+
+
+@asynccontextmanager
+async def homes(
+    *kinds: dict[str, Any], one_router: bool = False, listening: bool = False, listeners: int = 2
+) -> AsyncIterator[Homes]:
+    """`kinds` are what routers of the two do unlike others. `listening`: inside their networks, they do."""
+    network = MemoryNetwork(seed=1, latency=0.03)
+    north, south = (dict(kind) for kind in (*kinds, {}, {})[:2])
+    routers = [network.router("5.2.0.1", **north), network.router("5.3.0.1", **south)]
+    async with scene(network) as peers, AsyncExitStack() as stack:
+        relay, _ = await peers.relay(host=RELAY)
+        more = [await peers.listener(number, host=OTHER) for number in range(1, listeners)]
+        clients, punchers = [], []
+        for number in range(2):
+            router = routers[0 if one_router else number]
+            client = await peers.client(
+                number, listening=listening, host=f"192.168.1.{number + 2}", port=5000, behind=router
+            )
+            puncher = Puncher(client.endpoint, around=lambda: HOME)
+            await puncher.start()
+            stack.push_async_callback(puncher.close)
+            await client.reserve(relay)
+            for other in more:
+                await client.endpoint.connect(other.direct_addresses[0], timeout=5)
+            clients.append(client)
+            punchers.append(puncher)
+        await clients[0].meet(clients[1])
+        await clients[1].meet(clients[0])
+        yield Homes(peers, relay, clients, punchers)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Of virtual time."""
+    end = now() + seconds
+    while not condition():
+        assert now() < end
+        await asyncio.sleep(0.05)
+
+
+@simulated
+async def test_two_homes_leave_the_relay_and_lose_no_call_on_the_way() -> None:
+    async with homes() as world:
+        a, b = world.clients
+        began = now()
+        while not world.direct() or now() - began < 8:
+            assert await reaches(a.endpoint, b.endpoint) and await reaches(b.endpoint, a.endpoint)
+            assert now() - began < 20
+        assert now() - began < 9
+        assert sum(puncher.successes for puncher in world.punchers) == 1
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_where_one_router_shows_each_connection_at_another_port_the_relay_stays(who: int) -> None:
+    @simulated
+    async def main() -> None:
+        kinds: list[dict[str, Any]] = [{}, {}]
+        kinds[who] = {"translation": "dependent"}
+        async with homes(*kinds) as world:
+            a, b = world.clients
+            assert await reaches(a.endpoint, b.endpoint)
+            await asyncio.sleep(60)
+            assert not world.direct() and await reaches(b.endpoint, a.endpoint)
+            assert world.puncher(world.clients[who]).translation("IPv4") == "dependent"
+            assert world.dials("5.2.0.1", "5.3.0.1") == 0, "it was known before that this cannot work"
+
+    main()
+
+
+@simulated
+async def test_routers_that_refuse_what_comes_too_early_are_passed_because_both_ends_begin_at_once() -> None:
+    async with homes({"refuses": True}, {"refuses": True}) as world:
+        assert await reaches(world.asker.endpoint, world.asked.endpoint)
+        await until(world.direct)
+
+
+@simulated
+async def test_streams_leave_the_relay_as_well() -> None:
+    async with homes() as world:
+        a, b = world.clients
+        assert await reaches(a.endpoint, b.endpoint)
+        await until(world.direct)
+        for one, other in ((a, b), (b, a)):
+            async with one.endpoint.stream(other.peer_id, "echo", Number(1), timeout=10) as stream:
+                await stream.send(Number(1), payload(1 << 20))
+                await stream.receive(Number)
+                assert not stream.relayed
+
+
+@simulated
+async def test_a_direct_path_that_dies_is_replaced_by_the_relay_and_what_was_on_it_fails_loudly() -> None:
+    async with homes() as world:
+        a, b = world.clients
+        a.endpoint.serve("slow", Number, slow(3600))
+        assert await reaches(a.endpoint, b.endpoint)
+        await until(world.direct)
+        call = asyncio.ensure_future(b.endpoint.call(a.peer_id, "slow", Number(1), Number, timeout=3600))
+        with pytest.raises(ConnectionLost):
+            async with a.endpoint.stream(b.peer_id, "echo", Number(100), timeout=10) as stream:
+                await stream.send(Number(0), payload(1 << 16))
+                world.network.cut(a.peer_id, b.peer_id)
+                cut = now()
+                await stream.receive(Number)
+                await stream.receive(Number)
+        with pytest.raises(ConnectionLost):
+            await call
+        assert await reaches(a.endpoint, b.endpoint) and await reaches(b.endpoint, a.endpoint)
+        assert now() - cut < 15
+        assert not world.direct()
+
+        # The next try comes when the first one is two minutes old, and where it works the relay is left again.
+        world.network.heal()
+        await until(world.direct, 130)
+
+
+@simulated
+async def test_a_pair_that_cannot_meet_is_tried_ever_more_seldom() -> None:
+    # One listener alone cannot tell that the translation depends on whom one dials.
+    async with homes({"translation": "dependent"}, listeners=1) as world:
+        assert await reaches(world.clients[0].endpoint, world.clients[1].endpoint)
+        await asyncio.sleep(900)
+        # At 0, 120, 360 and 840 s, and what the attempts take; in each try both ends send one SYN.
+        assert sum(puncher.attempts for puncher in world.punchers) == 4
+        assert world.dials("5.2.0.1", "5.3.0.1") == 4 * 2 * TRIES
+        assert await reaches(world.clients[1].endpoint, world.clients[0].endpoint)
+
+        for puncher in world.punchers:
+            before = sum(puncher.attempts for puncher in world.punchers)
+            puncher.forget()
+        await asyncio.sleep(5)
+        assert sum(puncher.attempts for puncher in world.punchers) == before + 1, "another network, another chance"
+
+
+@simulated
+async def test_two_behind_one_router_connect_inside_their_network() -> None:
+    async with homes(one_router=True, listening=True) as world:
+        a, b = world.clients
+        assert await reaches(a.endpoint, b.endpoint)
+        await until(world.direct)
+        for one, other in ((a, b), (b, a)):
+            seen = one.endpoint.seen(other.peer_id)
+            assert seen is not None and not seen.punched and "192.168.1." in seen.remote_address
+        assert world.dials("5.2.0.1") == 0
+
+
+@simulated
+async def test_of_two_behind_one_router_one_that_listens_is_enough() -> None:
+    async with homes(one_router=True) as world:
+        world.asker.endpoint.listener_addresses = ("memory://192.168.1.7:5000",)
+        assert await reaches(world.asked.endpoint, world.asker.endpoint)
+        await until(lambda: world.dials("192.168.1.7"))
+
+
+@simulated
+async def test_a_client_reached_by_a_listening_peer_dials_it_itself() -> None:
+    async with homes() as world:
+        client = world.clients[0]
+        listening = await world.peers.listener(7, host="5.7.0.1")
+        transport = RelayTransport(listening)
+        listening.add_transport("relay", transport)
+        listening.learn(client.peer_id, client.endpoint.addresses)
+        await listening.connect(world.relay.direct_addresses[0], timeout=5)
+        assert await listening.call(client.peer_id, "double", Number(4), Number, timeout=5) == Number(8)
+
+        def direct() -> bool:
+            seen = listening.seen(client.peer_id)
+            return seen is not None and not seen.relayed
+
+        await until(direct)
+        assert sum(puncher.attempts for puncher in world.punchers) == 0
+
+
+# What a peer may not do
+
+
+async def ask(world: Homes, number: int = 0, purpose: Purpose = Purpose.CONTROL) -> Ready:
+    request = Ask(number, purpose)
+    return await world.asker.endpoint.call(world.asked.peer_id, ASK, request, Ready, timeout=20)
+
+
+async def go(world: Homes, seen: str, number: int = 0, near: tuple[str, ...] = ()) -> Went:
+    return await world.asker.endpoint.call(world.asked.peer_id, GO, Go(number, seen, near), Went, timeout=20)
+
+
+@asynccontextmanager
+async def hostile() -> AsyncIterator[Homes]:
+    """The asker does not keep to the rules."""
+    async with homes() as world:
+        await world.puncher(world.asker).close()
+        assert await reaches(world.asker.endpoint, world.asked.endpoint)
+        yield world
+
+
+@simulated
+async def test_a_peer_that_names_another_ones_address_has_three_packets_sent_there() -> None:
+    async with hostile() as world:
+        await ask(world)
+        for _ in range(TRIES):
+            assert await go(world, "memory://5.66.0.1:8080") == Went(False)
+        for number in range(1, 5):
+            await ask(world, number)
+            with pytest.raises(CallRefused, match="often enough"):
+                await go(world, "memory://5.66.0.1:8080", number)
+        assert world.dials("5.66.0.1") == TRIES
+
+
+@pytest.mark.parametrize(
+    "address", ["memory://192.168.1.1:8080", "memory://127.0.0.1:8080", "memory://5.66.0.1:80", "rubbish"]
+)
+def test_nothing_is_sent_to_where_no_router_of_the_internet_is(address: str) -> None:
+    @simulated
+    async def main() -> None:
+        async with hostile() as world:
+            await ask(world)
+            dials = len(world.network.dials)
+            with pytest.raises(CallRefused, match="does not dial there"):
+                await go(world, address)
+            with pytest.raises(CallRefused, match="no port is open"):
+                await go(world, "memory://5.66.0.1:8080", number=9)
+            assert not (await go(world, "memory://5.66.0.1:8080", near=("memory://192.168.1.3:8080",))).connected
+            assert len(world.network.dials) == dials
+
+    main()
+
+
+@simulated
+async def test_open_ports_are_bounded_and_are_closed_after_a_while() -> None:
+    async with hostile() as world:
+        for number in range(16):
+            await ask(world, number)
+        with pytest.raises(CallRefused, match="too many"):
+            await ask(world, 16)
+        with pytest.raises(CallRefused, match="no direct connection"):
+            await ask(world, 17, Purpose.BULK)
+        assert world.relay.statistics().bulk_connections < 20
+        await asyncio.sleep(21)
+        await ask(world, 18)
+
+
+@simulated
+async def test_further_connections_lead_only_to_where_the_first_one_leads() -> None:
+    async with homes() as world:
+        assert await reaches(world.asker.endpoint, world.asked.endpoint)
+        await until(world.direct)
+        await ask(world, 100, Purpose.BULK)
+        with pytest.raises(CallRefused, match="does not dial there"):
+            await go(world, "memory://5.66.0.1:8080", 100)
+        assert world.dials("5.66.0.1") == 0
+
+
+@simulated
+async def test_streams_take_the_relay_while_further_direct_connections_do_not_come_about() -> None:
+    async with homes() as world:
+        a, b = world.clients
+        assert await reaches(a.endpoint, b.endpoint)
+        await until(world.direct)
+        world.puncher(b)._endpoint.withdraw(ASK)
+        for _ in range(2):
+            before = now()
+            async with a.endpoint.stream(b.peer_id, "echo", Number(1), timeout=10) as stream:
+                await stream.send(Number(1), payload(1 << 16))
+                await stream.receive(Number)
+                assert stream.relayed
+        assert now() - before < 1, "for the second stream nothing was tried"
