@@ -29,7 +29,7 @@ from swarmcli.training.device import Compute
 from tests.recipe.recipes import small
 
 OUTLINE = nn.Linear(100, 200, device="meta")
-LINK = Link(Identity.generate().peer_id, ("203.0.113.7:31330",), "small", digest_of(small()))
+LINK = Link(Identity.from_seed(1).peer_id, ("203.0.113.7:31330",), "small", digest_of(small()))
 
 
 def sheet(recipe: Recipe, role: Role = "trainer", pace: float = 0.0) -> dict[str, str]:

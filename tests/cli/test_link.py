@@ -16,7 +16,7 @@ from tests.recipe.recipes import SMALL
 
 app = typer.Typer()
 app.command()(link)
-PEER = Identity.generate().peer_id
+PEER = Identity.from_seed(1).peer_id
 DIGEST = digest_of(parse_recipe(SMALL))
 
 

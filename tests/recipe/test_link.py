@@ -8,7 +8,7 @@ from swarmcli.network.identity import Identity
 from swarmcli.recipe import Link, is_link, parse_link
 from swarmcli.recipe.link import places_of, scope_of_places
 
-PEER = Identity.generate().peer_id
+PEER = Identity.from_seed(1).peer_id
 DIGEST = "abcdefghijklmnopqrstuvwxyz234567"
 TEXT = f"swarm://{PEER.text}@203.0.113.7:31330,[2001:db8::7]:31330,example.org:4/my-run.2?fingerprint={DIGEST}"
 PLACES = ("203.0.113.7:31330", "[2001:db8::7]:31330", "example.org:4")

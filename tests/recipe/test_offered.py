@@ -13,7 +13,7 @@ from swarmcli.network.identity import Identity
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered, parse_recipe, read_offered
 from tests.recipe.recipes import SMALL, small
 
-PEER = Identity.generate().peer_id
+PEER = Identity.from_seed(1).peer_id
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
