@@ -389,6 +389,7 @@ class Router(_Namespace):
                 ct state established,related accept
                 ct state invalid drop
                 iifname "lan" accept
+                ct status dnat accept  # what a service for port mapping has opened in a table of its own
                 {opened}
                 meta l4proto {{ icmp, ipv6-icmp }} accept
             }}"""

@@ -91,6 +91,7 @@ class RunStatus:
     link: str = ""  # the link in it; "": others need the recipe file
     install: str = "pipx install swarmcli"  # what somebody types before who has nothing installed
     link_reach: str = ""  # for whom the link is no use, or why there is none
+    reach: str = ""  # who can dial the peer that shows it, and what that means for taking part, in a sentence
     result: str = ""  # of a run that has finished: what became of its model at this peer, in words
     peers: tuple[PeerStatus, ...] = ()
     own: Totals | None = None  # what the peer did for the run in all; None where it computes and reduces nothing

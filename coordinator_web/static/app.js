@@ -104,6 +104,8 @@ function drawStatus() {
   drawProgress(status);
   $("alarm").hidden = status.alarm === "";
   write($("alarm"), status.alarm);
+  $("reach").hidden = status.reach === "";
+  write($("reach"), status.reach);
   $("notice").hidden = status.notice === "";
   write($("notice"), status.notice);
   drawInvite(status);

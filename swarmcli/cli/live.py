@@ -54,7 +54,8 @@ class Frame:
         width = options.max_width
         figures = _figures(status, width)
         alarm = [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
-        yield Group(_head(status), _progress(status, width), figures, *alarm, Text(), _peers(status, width))
+        reach = [Text(printable(status.reach, 300), style="dim")] if status.reach else []
+        yield Group(_head(status), _progress(status, width), figures, *reach, *alarm, Text(), _peers(status, width))
 
 
 def _figures(status: RunStatus, width: int) -> Text:

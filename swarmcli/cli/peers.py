@@ -58,6 +58,9 @@ Announce = Annotated[
 ClientMode = Annotated[
     bool, typer.Option("--client-mode", help="Never listen: for a machine that cannot be dialed from outside.")
 ]
+NoPortMapping = Annotated[
+    bool, typer.Option("--no-port-mapping", help="Do not ask the router for a port where nobody can dial this machine.")
+]
 HomePath = Annotated[
     Path | None,
     typer.Option(
@@ -88,6 +91,7 @@ class LocalChoices:
     port: int | None = None
     announce_addresses: Sequence[str] = ()
     client_mode: bool = False
+    no_port_mapping: bool = False
     processes: int | None = None
 
     def overrides(self) -> list[str]:
@@ -98,6 +102,7 @@ class LocalChoices:
             "port": self.port,
             "announce_addresses": list(self.announce_addresses) or None,
             "client_mode": self.client_mode or None,
+            "port_mapping": False if self.no_port_mapping else None,
             **({"site": {}} if self.processes == 1 else {"site.processes": self.processes}),  # one process: no site
         }
         return [f"local.{key}={dumps(value, ensure_ascii=False)}" for key, value in chosen.items() if value is not None]
@@ -112,6 +117,7 @@ def join(
     host: Host = None,
     port: Port = None,
     client_mode: ClientMode = False,
+    no_port_mapping: NoPortMapping = False,
     home: HomePath = None,
     resume: Resume = None,
     nproc: Annotated[
@@ -132,7 +138,7 @@ def join(
     from swarmcli.cli.site.process import SiteProcess
     from swarmcli.recipe import load_recipe
 
-    choices = LocalChoices(name, host, port, announce, client_mode, processes=nproc)
+    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping, nproc)
     settings = [*overrides, *choices.overrides()]
     process = SiteProcess.of_environment()
     named = recipe_named(recipe, "trainer", settings, yes=yes)
@@ -164,6 +170,7 @@ def aux(
     host: Host = None,
     port: Port = None,
     client_mode: ClientMode = False,
+    no_port_mapping: NoPortMapping = False,
     home: HomePath = None,
     yes: Yes = False,
     verbose: Verbose = False,
@@ -174,7 +181,7 @@ def aux(
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_auxiliary
 
-    choices = LocalChoices(name, host, port, announce, client_mode)
+    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping)
     settings = [*overrides, *choices.overrides()]
     named = recipe_named(recipe, "auxiliary", settings, yes=yes)
     loaded = load_recipe(named.recipe, settings)
@@ -195,6 +202,7 @@ def monitor(
     host: Host = None,
     port: Port = None,
     client_mode: ClientMode = False,
+    no_port_mapping: NoPortMapping = False,
     home: HomePath = None,
     resume: Resume = None,
     web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = DEFAULT_WEB_PORT,
@@ -211,7 +219,7 @@ def monitor(
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_monitor
 
-    choices = LocalChoices(name, host, port, announce, client_mode)
+    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping)
     settings = [*overrides, *choices.overrides()]
     named = recipe_named(recipe, "monitor", settings, yes=yes)
     loaded = load_recipe(named.recipe, settings)

@@ -315,6 +315,7 @@ class LocalSettings(Section):
     data_dir: OwnPath | None = own(None, "where relative paths of datasets begin; null: beside the recipe")
     name: str | None = own(None, "how this peer is called on the dashboard; null: the short peer id", max_length=64)
     client_mode: bool = own(False, "never listen: for machines that cannot be dialed")
+    port_mapping: bool = own(True, "ask the router for a port where nobody can dial this machine")
     host: str | None = own(
         None, "the address to listen on; null: all of this machine, IPv4 and IPv6; 0.0.0.0: all of IPv4", min_length=1
     )

@@ -181,6 +181,7 @@ class RunPeer:
             host=local.host or "",
             port=local.port or self._port,
             announce_addresses=local.announce_addresses,
+            port_mapping=local.port_mapping,
             identity_path=local.identity_path or self.home.identity,
             startup_timeout=CONTACT_SECONDS,
         )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from coordinator_web.source import Health, PeerStatus, RunStatus, State
-from swarmcli.events import EpochAdvanced, EpochReported, Event
+from swarmcli.events import EpochAdvanced, EpochReported, Event, ReachabilityChanged
 from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
@@ -42,7 +42,8 @@ class RunWatch:
         self._optimizer: Optimizer | None = None
         self._started = peer.journal.clock()
         self._history = EpochHistory()
-        self._unsubscribe = peer.events.subscribe(self._history.note)
+        self._reach = peer.dht.reach.sentence()
+        self._unsubscribe = peer.events.subscribe(self._note)
         self.state: State | None = None  # what the role says that it does; None: told from the optimizer
 
     def follow(self, optimizer: Optimizer) -> None:
@@ -50,6 +51,11 @@ class RunWatch:
 
     def close(self) -> None:
         self._unsubscribe()
+
+    def _note(self, event: Event) -> None:
+        self._history.note(event)
+        if isinstance(event, ReachabilityChanged):
+            self._reach = event.sentence
 
     def look(self) -> RunStatus:
         """The run as this peer sees it now."""
@@ -74,6 +80,7 @@ class RunWatch:
             link=str(link or ""),
             install=install_command(recipe),
             link_reach=reach_in_words(link) if link else peer.no_link,
+            reach=self._reach,
             result=peer.saved,
         )
         if optimizer is None:

@@ -61,6 +61,11 @@ def test_a_frame_tells_when_the_run_will_have_ended() -> None:
     assert "3 s left, about 90 min to the last epoch" in lines
 
 
+def test_a_frame_says_who_can_dial_this_peer() -> None:
+    text = "others cannot dial this peer: its router or firewall lets nobody in; it takes part through 2 relays"
+    assert text in drawn(Frame(replace(STATUS, reach=text))).splitlines()
+
+
 def test_a_frame_says_in_one_red_line_what_a_person_has_to_mend() -> None:
     where, file = console(terminal=True)
     text = "Two models are being trained: one by alice (epoch 7), another by bob (epoch 4)."

@@ -18,6 +18,11 @@ def test_choices_become_the_same_as_set() -> None:
     assert local.announce_addresses == ("tcp://203.0.113.7:31330",)
 
 
+def test_the_router_is_asked_unless_it_is_told_otherwise() -> None:
+    assert load_recipe(RECIPE, LocalChoices().overrides()).local.port_mapping is True
+    assert load_recipe(RECIPE, LocalChoices(no_port_mapping=True).overrides()).local.port_mapping is False
+
+
 def test_what_is_not_chosen_stays_as_the_recipe_says() -> None:
     settings = ["local.port=4000", "local.client_mode=true", *LocalChoices().overrides()]
     local = load_recipe(RECIPE, settings).local

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from benchmarks._homes import Internet, Machine, Router, kill
+from tests.end_to_end.swarm import Swarm
 
 pytestmark = pytest.mark.homes
 
@@ -18,6 +20,8 @@ import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=2) as connection:
     print(connection.recv(100).decode())
 """
+
+OPEN = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=2)"
 
 
 def start(place: Machine | Router, module: str, *words: str) -> subprocess.Popen[str]:
@@ -45,7 +49,7 @@ def end(listener: subprocess.Popen[str]) -> None:
     assert listener.wait(timeout=30) == 0
 
 
-def answers(dialer: Machine, host: str, port: int) -> bool:
+def answers_at(dialer: Machine, host: str, port: int) -> bool:
     words = [sys.executable, "-c", DIAL, host, str(port)]
     return dialer.run(words, check=False).stdout == "home\n"
 
@@ -58,9 +62,9 @@ def test_a_home_is_dialed_through_the_port_that_its_router_opened(internet: Inte
     listener = start(router.machine("home"), "tests.reach.mapped_listener")
     mapping = told(listener)
     assert (mapping["host"], mapping["method"]) == (outer, protocol)
-    assert answers(public, outer, mapping["port"])
+    assert answers_at(public, outer, mapping["port"])
     end(listener)
-    assert not answers(public, outer, mapping["port"])
+    assert not answers_at(public, outer, mapping["port"])
 
 
 def test_a_gateway_that_lies_vanishes_and_comes_back_with_another_address(internet: Internet) -> None:
@@ -70,14 +74,14 @@ def test_a_gateway_that_lies_vanishes_and_comes_back_with_another_address(intern
     listener = start(router.machine("home"), "tests.reach.mapped_listener")
     mapping = told(listener)
     assert mapping["host"] == public.address  # a claim; what others see leads to the home all the same
-    assert answers(public, outer, mapping["port"])
+    assert answers_at(public, outer, mapping["port"])
     kill(liar)
     assert "does not answer" in told(listener)["problem"] or "refused" in told(listener)["problem"]
     router.move()
     start_gateway(router, "--outer", router.outside[0])
     mapping = told(listener)
     assert mapping["host"] == router.outside[0] != outer
-    assert answers(public, router.outside[0], mapping["port"])
+    assert answers_at(public, router.outside[0], mapping["port"])
     end(listener)
 
 
@@ -91,3 +95,35 @@ def test_a_gateway_that_refuses_is_asked_again(internet: Internet) -> None:
     start_gateway(router, "--outer", router.outside[0])
     assert told(listener)["port"]
     end(listener)
+
+
+def test_a_peer_behind_such_a_router_is_dialed_and_gives_the_port_back_at_ctrl_c(
+    internet: Internet, swarm: Callable[..., Swarm]
+) -> None:
+    """And with --no-port-mapping it does not ask."""
+    world = swarm(1000, host="0.0.0.0")
+    public, router = internet.machine("public"), internet.router("router")
+    outer = router.outside[0]
+    start_gateway(router, "--outer", outer)
+    world.start_contact("monitor", "public", "--port", "0", "--web", "0", prefix=public.prefix)
+    quiet = ("--port", "0", "--web", "0")
+    shy = world.start("monitor", "shy", *quiet, "--no-port-mapping", prefix=router.machine("shy").prefix)
+    world.wait(lambda: "others cannot dial" in reach(world, "shy"), "it knows that nobody can dial it", shy)
+    home = world.start("monitor", "home", *quiet, prefix=router.machine("home").prefix)
+    world.wait(lambda: "port that its router has opened" in reach(world, "home"), "others can dial it", home)
+    port = int(reach(world, "home").partition(f"{outer}:")[2].partition(",")[0])
+    assert opens(public, outer, port)
+    assert "others cannot dial" in reach(world, "shy")
+    home.ask_to_stop()
+    world.wait_for_end(home)
+    assert not opens(public, outer, port)
+
+
+def reach(world: Swarm, name: str) -> str:
+    """What a peer has found out last."""
+    return next((event.text for event in reversed(world.events(name)) if event.kind == "reach"), "")
+
+
+def opens(dialer: Machine, host: str, port: int) -> bool:
+    words = [sys.executable, "-c", OPEN, host, str(port)]
+    return dialer.run(words, check=False).returncode == 0

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
+from swarmcli.events import EpochAdvanced, EpochReported, Event, Events, ReachabilityChanged
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.roles.watch import RunWatch, alarm, mode_in_words
 from tests.recipe.recipes import small
@@ -89,7 +89,8 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
             SimpleNamespace(
                 events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="",
                 journal=SimpleNamespace(clock=lambda: 100.0),
-                link=lambda: None, no_link="", description=SimpleNamespace(name="me"), dht=SimpleNamespace(clock=clock),
+                link=lambda: None, no_link="", description=SimpleNamespace(name="me"),
+                dht=SimpleNamespace(clock=clock, reach=SimpleNamespace(sentence=lambda: "finding out")),
             ),
         )
     )  # fmt: skip
@@ -106,6 +107,13 @@ def hear(watch: RunWatch, *events: Event) -> None:
 
 def ended(number: int, loss: float | None = None) -> EpochAdvanced:
     return EpochAdvanced(number, "ab" * 32, 4096, 2048, 2, loss, 8.0, 0.25)
+
+
+def test_it_tells_who_can_dial_this_peer_as_it_was_found_out_last() -> None:
+    watch = watching(FakeOptimizer(0))
+    assert watch.look().reach == "finding out"
+    hear(watch, ReachabilityChanged(True, "internet", (), "others can dial this peer"))
+    assert watch.look().reach == "others can dial this peer"
 
 
 def test_the_loss_of_an_epoch_is_the_swarms_weighted_by_rates() -> None:

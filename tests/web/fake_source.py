@@ -15,6 +15,7 @@ START = 1_790_000_000.0
 TARGET = 4096
 LINK = f"swarm://{'k7q2m4xw5z' * 5}ab@203.0.113.7:31330/stdlib-lm?fingerprint=ntktqvpwzxduohvk3q7mjeneuz3nhh55"
 JOIN_LINE = f'swarm join "{LINK}"'
+REACH = "others can dial this peer at tcp://203.0.113.7:31330, by a port that its router has opened for it"
 REASONS = ("no part arrived for 4.0 s", "the connection was lost", "a part with NaN came from it")
 
 
@@ -94,6 +95,7 @@ class FakeRun:
             link=self.link,
             link_reach=self.link_reach,
             mode=self.mode,
+            reach=REACH,
             result=self.result,
             peers=tuple(self._peers()),
             own=self._own() if self.with_own else None,

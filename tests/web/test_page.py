@@ -15,7 +15,7 @@ from swarmcli.events import RoundFinished
 from swarmcli.journal import Line
 
 from .conftest import Serve
-from .fake_source import JOIN_LINE, OTHERS, START, TRAINERS, FakeRun, peer_row, round_row
+from .fake_source import JOIN_LINE, OTHERS, REACH, START, TRAINERS, FakeRun, peer_row, round_row
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -331,6 +331,10 @@ def test_it_follows_the_colour_scheme_of_the_reader(serve: Serve, open_page: Ope
     paper = "getComputedStyle(document.body).backgroundColor"
     assert open_page(url, color_scheme="light").evaluate(paper) == "rgb(245, 244, 240)"
     assert open_page(url, color_scheme="dark").evaluate(paper) == "rgb(17, 19, 21)"
+
+
+def test_it_says_whether_others_can_dial_this_peer(serve: Serve, open_page: Open) -> None:
+    expect_text(open_page(serve(FakeRun()).url), "#reach", REACH)
 
 
 def test_a_journal_that_cannot_be_written_is_told(serve: Serve, open_page: Open) -> None:
