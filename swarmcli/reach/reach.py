@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from swarmcli.events import Event, Noticed, PeerConnected, PeerDisconnected, ReachabilityChanged
+from swarmcli.events import Event, Noticed, OwnAddressesChanged, PeerConnected, PeerDisconnected, ReachabilityChanged
 from swarmcli.network.addresses import Address, Scope, format_address, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
@@ -41,6 +41,9 @@ from swarmcli.reach.verdict import (
 logger = logging.getLogger(__name__)
 
 PATIENCE = 2.0  # seconds for a dial-back before its silence counts; a nonce that comes later still counts
+_SHORTEST_PATIENCE = 1.0  # with contacts next door: machines are busy when they start
+_GLANCE = 0.2  # seconds between two looks at who can be asked, while a check runs
+_TICK = 1e-3
 CHECK_SECONDS = 600.0  # between two checks of a verdict at rest
 _EARLY_CHECKS = (15.0, 60.0, 240.0)  # the first ones, while fewer than WANTED_NETWORKS could be asked
 _SOONEST = 10.0  # seconds between two checks, however much contacts say that this peer has moved
@@ -221,6 +224,8 @@ class Reach:
                 self._met(PeerID.parse(peer))
             case PeerDisconnected(peer):
                 self._connected.pop(PeerID.parse(peer), None)
+            case OwnAddressesChanged():
+                self._say()  # relays have been found, or lost
 
     def _met(self, peer: PeerID) -> None:
         self._connected[peer] = None
@@ -346,7 +351,7 @@ class Reach:
             return  # it moved meanwhile; the next check is due already
         self._settled.set()
         self._conclude()
-        few = all(verdict.networks < WANTED_NETWORKS for verdict in self.verdicts)
+        few = any(verdict.networks < WANTED_NETWORKS for verdict in self.verdicts)
         early = _EARLY_CHECKS[self.checks - 1] if few and self.checks <= len(_EARLY_CHECKS) else CHECK_SECONDS
         self._check_due = min(self._check_due, loop.time() + early * (1 + 0.25 * self.endpoint.random.random()))
 
@@ -359,12 +364,13 @@ class Reach:
             nonces = again or nonces
         if nonces:
             self._nonces[family] = nonces
+            self._conclude()  # nobody waits for another family in which there is perhaps nobody to ask
 
     async def _ask_around(self, family: Family, avoid: set[PeerID]) -> tuple[tuple[bytes, ...], set[PeerID]]:
         """Has this peer dialed back on behalf of up to three contacts in unlike networks, those too that are met
         meanwhile. Returns their nonces, as soon as they say enough or have had their time, and who was asked."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + PATIENCE
+        begun = loop.time()
         under_way: dict[asyncio.Task[bytes | None], str] = {}
         taken: dict[str, bytes] = {}  # network → nonce
         asked: set[PeerID] = set()
@@ -377,7 +383,9 @@ class Reach:
                         busy.add(network)
                         work = self._dial_backs.ask(contact, family, self._port(family), self._connected)
                         under_way[asyncio.create_task(work)] = network
-                if self._enough(taken.values(), len(under_way)) or loop.time() >= deadline:
+                deadline = begun + self._patience(asked)
+                # Less than a clock's tick before it is at it: a shorter wait would not get any further.
+                if self._enough(taken.values(), len(under_way)) or loop.time() >= deadline - _TICK:
                     return tuple(taken.values()), asked
                 await self._something(under_way, deadline)
                 for task in [task for task in under_way if task.done()]:
@@ -391,14 +399,22 @@ class Reach:
                 await asyncio.wait(under_way)
 
     async def _something(self, tasks: Iterable[asyncio.Task[bytes | None]], deadline: float) -> None:
-        """Returns when a contact has answered, a nonce has come, somebody was met, or the time is up."""
+        """Returns when a contact has answered, a nonce has come, somebody was met, or the time is up; after a moment in
+        any case, since nothing tells that a contact has said where else it can be asked."""
         self._event.clear()
         waiting = asyncio.ensure_future(self._event.wait())
-        seconds = max(0.0, deadline - asyncio.get_running_loop().time())
+        seconds = min(_GLANCE, max(0.0, deadline - asyncio.get_running_loop().time()))
         try:
             await asyncio.wait({waiting, *tasks}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
+
+    def _patience(self, asked: Iterable[PeerID]) -> float:
+        """The seconds for a dial-back: a call to a third peer, its connection and greetings are six round trips, of
+        lengths that are guessed from those to the contacts."""
+        known = [self.endpoint.round_trip(peer) for peer in asked]
+        longest = max((seconds for seconds in known if seconds is not None), default=PATIENCE)
+        return min(PATIENCE, _SHORTEST_PATIENCE + 6 * longest)
 
     def _enough(self, nonces: Iterable[bytes], unanswered: int) -> bool:
         """Whether no further answer of those who were asked could turn the verdict."""

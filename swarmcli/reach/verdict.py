@@ -132,7 +132,8 @@ def _judge_within(
     if seen:
         scope = Scope.HOST if all(around._is_own(sighting.host) for sighting in seen) else Scope.LAN
     else:
-        scope = max((scope_of(host_of(address)) or Scope.LAN for address in own), default=Scope.HOST)
+        scopes = [scope_of(host_of(address)) for address in own]
+        scope = max((Scope.LAN if each is None else each for each in scopes), default=Scope.HOST)
     return Verdict(family, scope, bool(own), own, "assumed")
 
 
