@@ -14,6 +14,7 @@ from swarmcli.clock import Clock, set_default_clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.reading import Follower
 from swarmcli.dht.records import OwnedSubkey, Subkey, ValueWithExpiration
+from swarmcli.dht.relay_directory import RelayDirectory
 from swarmcli.dht.schema import RecordValidator
 from swarmcli.errors import SwarmError
 from swarmcli.events import Events
@@ -22,8 +23,11 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread, SwarmFuture
 from swarmcli.network.transports.tcp.transport import TCPTransport
+from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.reach import Reach, ReachOptions
+from swarmcli.reach.relaying import Relay, RelayBudgets
+from swarmcli.reach.relays import Relays
 from swarmcli.reach.verdict import Family
 
 logger = logging.getLogger(__name__)
@@ -56,11 +60,14 @@ class DHT:
         cache_locally: bool = True,
         port_mapping: bool = True,
         relay: bool = False,
+        relay_rate: float | None = None,
         startup_timeout: float = 15,
         shutdown_timeout: float = 3,
         await_ready: bool = True,
     ) -> None:
         """`initial_peers` are addresses of peers that are there already (tcp://host:port/peerid); none: a new network.
+        `relay`: others who cannot dial each other may be connected through this peer, if it can be dialed, with at
+        most `relay_rate` bytes per second.
 
         Raises IdentityError for a key file that cannot be used; with `start` and `await_ready` also what
         `run_in_background` raises. Times are seconds.
@@ -73,6 +80,7 @@ class DHT:
         self._listening: dict[str, Any] = {"host": host, "port": port}
         self._announce = tuple(announce_addresses)
         self._reach_options = ReachOptions(port_mapping=port_mapping, relay=relay)
+        self._relay_budgets = RelayBudgets() if relay_rate is None else RelayBudgets.with_rate(relay_rate)
         self._node_options: dict[str, Any] = {
             "initial_peers": tuple(str(address) for address in initial_peers or ()),
             "num_replicas": num_replicas,
@@ -268,13 +276,25 @@ class DHT:
             # Before the first contact is met: what it sees says at once where this peer can be dialed, or that a
             # dial-back has to show it. Meanwhile the node finds its neighbours.
             alone = not self._node_options["initial_peers"]
+            directory = RelayDirectory()
+            relays = Relays(endpoint, await open_circuits(endpoint, directory.where), find=directory.find)
             reach = Reach(
-                endpoint, contacts=self._contacts, options=self._reach_options, alone=alone, mapping=_port_mapping
+                endpoint,
+                contacts=self._contacts,
+                options=self._reach_options,
+                alone=alone,
+                mapping=_port_mapping,
+                relays=relays,
             )
             undo.push_async_callback(reach.close)
             await reach.start()
+            if self._reach_options.relay:
+                relay = Relay(endpoint, self._relay_budgets, find=directory.find, publish=directory.publish)
+                await relay.start()
+                undo.push_async_callback(relay.close)
             node = await DHTNode.create(endpoint, owns_endpoint=False, **self._node_options)
             undo.push_async_callback(node.shutdown)
+            directory.node = node
             await reach.settle(_FIRST_VERDICT_SECONDS)
             self._ends = undo.pop_all()
         self._reach, self._node = reach, node

@@ -63,7 +63,7 @@ class EndpointContext:
         self.tasks = TaskOwner()
         self.book = AddressBook(self.limits.max_known_peers, _loop_time)
         self.dialer = Dialer(transport, self.book, self.limits, _loop_time)
-        self.ended_traffic = Traffic()  # on connections that have ended
+        self.ended_traffic = Traffic()  # on connections that have ended, without those that others relayed
         self.violations: Counter[str] = Counter()  # broken rule → connections closed for it
 
     @property
@@ -73,7 +73,8 @@ class EndpointContext:
         return self.direct[: MAX_ADDRESSES - len(relayed)] + relayed
 
     def connection_ended(self, connection: Connection, error: ConnectionLost) -> None:
-        self.ended_traffic += Traffic(connection.bytes_sent, connection.bytes_received)
+        if not connection.relayed:
+            self.ended_traffic += Traffic(connection.bytes_sent, connection.bytes_received)
         if isinstance(error, ProtocolViolation):
             self.violations[error.reason.partition(":")[0]] += 1  # a rule's name stands before the first colon
             self.events.emit(PeerRefused(connection.peer_id.text, error.reason))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ class Dialer:
 
     def __init__(self, transport: Transport, book: AddressBook, limits: Limits, now: Callable[[], float]) -> None:
         self.transports: dict[str, Transport] = {transport.scheme: transport}
+        self.round_trip: Callable[[PeerID], float | None] = lambda peer: None  # to a connected peer, in seconds
         self._book = book
         self._limits = limits
         self._budget = DialBudget(limits, now)
@@ -59,7 +61,15 @@ class Dialer:
 
         if not addresses:
             raise ConnectError("no address is known")
-        return await dial_any(attempt, addresses)
+        return await dial_any(attempt, sorted(addresses, key=self._distance))
+
+    def _distance(self, address: str) -> float:
+        """Direct addresses in their order, then relays, the nearest to this peer first."""
+        relay = parse_address(address).relay
+        if relay is None:
+            return -1.0
+        seconds = self.round_trip(relay)
+        return math.inf if seconds is None else seconds
 
     async def _attempt(self, peer: PeerID, address: str, purpose: Purpose) -> Connection:
         stranger = address not in self._book.first_hand(peer)

@@ -372,6 +372,10 @@ class Endpoint:
         """Whether a call could work: there is a connection or an address."""
         return self.is_connected(peer) or bool(self._context.dialer.addresses_of(peer))
 
+    def connected(self) -> tuple[PeerID, ...]:
+        """Whoever there is a control connection to."""
+        return tuple(dict.fromkeys(channel.peer_id for channel in self._control.channels()))
+
     def is_connected(self, peer: PeerID) -> bool:
         return self._control.current(peer) is not None
 
@@ -393,12 +397,11 @@ class Endpoint:
 
     def round_trip(self, peer: PeerID) -> float | None:
         """Smoothed seconds from a question to its answer, without the time spent in handlers. None: not known."""
-        channel = self._control.current(peer)
-        return channel.round_trip if channel is not None else None
+        return self._control.round_trip(peer)
 
     def passed(self) -> Traffic:
         """Bytes that have gone through this peer's links so far, as far as that is known: without what still waits."""
-        waiting = sum(connection.bytes_waiting for connection in self._connections())
+        waiting = sum(connection.bytes_waiting for connection in self._connections() if not connection.relayed)
         traffic = self._traffic()
         return Traffic(traffic.sent - waiting, traffic.received)
 
@@ -432,8 +435,10 @@ class Endpoint:
         return controls + [channel.connection for channel in self._streams.channels()]
 
     def _traffic(self) -> Traffic:
-        """Since the start, on connections that have ended and those that stand."""
-        standing = [Traffic(each.bytes_sent, each.bytes_received) for each in self._connections()]
+        """Since the start, on connections that have ended and those that stand. What a relay carries is part of the
+        streams to it."""
+        direct = (each for each in self._connections() if not each.relayed)
+        standing = [Traffic(each.bytes_sent, each.bytes_received) for each in direct]
         return sum(standing, self._context.ended_traffic)
 
     def _probed(self, connection: Connection) -> None:

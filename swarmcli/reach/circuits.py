@@ -364,6 +364,14 @@ class RelayTransport:
         await self._tasks.close()
 
 
+async def open_circuits(endpoint: Endpoint, lookup: Lookup | None = None) -> RelayTransport:
+    """Lets an endpoint dial through relays, and be dialed through those at which it will have reservations."""
+    transport = RelayTransport(endpoint, lookup)
+    endpoint.add_transport(transport.scheme, transport)
+    await transport.listen(endpoint.adopt)
+    return transport
+
+
 def _named(connection: TCPConnection, relay: PeerID) -> TCPConnection:
     connection.remote_address = format_address(Address("relay", "", 0, connection.peer_id, relay))
     return connection

@@ -149,6 +149,8 @@ class Reach:
         elif not self._wish:
             self.endpoint.announce(direct=())  # until the first verdict
         await self.punch.start()
+        if self._wish:
+            await self._start_relays()
         self._tasks.spawn(self._keep())
 
     async def settle(self, timeout: float) -> bool:
@@ -521,9 +523,7 @@ class Reach:
         if self.dialable:
             await self._stop_relays()
             return
-        if self._relays is not None and not self._relays_run:
-            self._relays_run = True
-            await self._relays.start()
+        await self._start_relays()
         if self._mapping is None or not self.options.port_mapping:
             return
         for verdict in self.verdicts:
@@ -549,6 +549,11 @@ class Reach:
         self._mapped.clear()
         if mappings:
             await asyncio.wait([asyncio.ensure_future(mapping.withdraw()) for mapping in mappings.values()])
+
+    async def _start_relays(self) -> None:
+        if self._relays is not None and not self._relays_run:
+            self._relays_run = True
+            await self._relays.start()
 
     async def _stop_relays(self) -> None:
         if self._relays is not None and self._relays_run:

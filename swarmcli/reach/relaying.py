@@ -73,6 +73,13 @@ class RelayBudgets:
     idle: float = 180.0  # without a byte, after which a circuit ends; the ends ping each other more often
     half_open: float = 10.0  # that a circuit is given after one end has said its last word
 
+    @classmethod
+    def with_rate(cls, rate: float) -> RelayBudgets:
+        """So many bytes per second in all, half of them for one peer. Raises ValueError."""
+        if not rate > 0:
+            raise ValueError(f"a relay passes on more than 0 bytes per second, got {rate}")
+        return cls(rate=rate, rate_per_peer=rate / 2)
+
 
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -40,9 +39,6 @@ _AFTER_A_SEARCH = 10.0  # seconds, at least, until new contacts make a peer sear
 _MAX_AVOIDED = 1024  # peers that are not asked for a while
 
 
-Contacts = Callable[[], Iterable[PeerID]]
-
-
 @dataclass(frozen=True, slots=True)
 class HeldRelay:
     """A relay at which this peer has a reservation."""
@@ -64,13 +60,10 @@ class _Candidate:
 class Relays:
     """Holds reservations for an endpoint, from `start` to `close`; it may be started again."""
 
-    def __init__(
-        self, endpoint: Endpoint, transport: RelayTransport, *, contacts: Contacts, find: Find, wanted: int = WANTED
-    ) -> None:
-        """`contacts()` are peers that this one may be connected to; `find()` reads who advertises itself as a relay."""
+    def __init__(self, endpoint: Endpoint, transport: RelayTransport, *, find: Find, wanted: int = WANTED) -> None:
+        """`find()` reads who advertises itself as a relay. Those are asked, and the peers that are connected."""
         self._endpoint = endpoint
         self._transport = transport
-        self._contacts = contacts
         self._find = find
         self._wanted = wanted
         self._held: dict[PeerID, HeldRelay] = {}
@@ -215,7 +208,7 @@ class Relays:
         now = asyncio.get_running_loop().time()
         self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
         passed_over = {*self._held, *self._avoided, self._endpoint.peer_id}
-        near = [peer for peer in self._contacts() if peer not in passed_over and self._connected(peer)]
+        near = [peer for peer in self._endpoint.connected() if peer not in passed_over and self._connected(peer)]
         near = self._some(near, 2 * MEASURED)
         asked = [asyncio.create_task(self._ask(peer)) for peer in near]
         try:

@@ -6,7 +6,6 @@ import asyncio
 
 from swarmcli.dht import DHTNode
 from swarmcli.dht.relay_directory import RelayDirectory
-from swarmcli.network import PeerID
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.reach.relays import Relays
@@ -17,9 +16,6 @@ class Relaying:
     connections of others, or is reached over relays if it is in client mode."""
 
     def __init__(self, node: DHTNode, *, takes_part: bool = False, budgets: RelayBudgets | None = None) -> None:
-        def neighbours() -> list[PeerID]:
-            return [contact.peer_id for contact in node.core.contacts.table]
-
         endpoint, directory = node.endpoint, RelayDirectory()
         directory.node = node
         self._transport = RelayTransport(endpoint, directory.where)
@@ -27,7 +23,7 @@ class Relaying:
         self._endpoint = endpoint
         self._part: Relay | Relays | None = None
         if takes_part and endpoint.client_mode:
-            self._part = Relays(endpoint, self._transport, contacts=neighbours, find=directory.find)
+            self._part = Relays(endpoint, self._transport, find=directory.find)
         elif takes_part:
             self._part = Relay(endpoint, budgets or RelayBudgets(), find=directory.find, publish=directory.publish)
 

@@ -11,7 +11,7 @@ from typing import Any
 from swarmcli.network import DirectTransport, Endpoint, Identity, PeerID, Stream
 from swarmcli.network.addresses import Address, format_address
 from swarmcli.network.transports.tcp import TCPTransport
-from swarmcli.reach.circuits import RelayTransport
+from swarmcli.reach.circuits import RelayTransport, open_circuits
 from swarmcli.reach.relay_messages import RESERVE, Reserve, Reserved
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.testing import MemoryNetwork
@@ -70,12 +70,9 @@ class Scene:
         """`listening`: it does, but nobody can dial it where it says so."""
         mine = self._transport(CLIENTS + seed, listening=listening, **options)
         endpoint = Endpoint(mine, client_mode=not listening, seed=CLIENTS + seed)
-        transport = RelayTransport(endpoint)
-        endpoint.add_transport("relay", transport)
         await self._start(endpoint)
         endpoint.announce(direct=())
-        await transport.listen(endpoint.adopt)
-        return Client(endpoint, transport)
+        return Client(endpoint, await open_circuits(endpoint))
 
     async def pair(self, relay: Endpoint) -> tuple[Client, Client]:
         """Two clients of one relay that know each other's addresses."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import AddressError, CallRefused, ConnectError, ConnectionLost, PeerUnreachable, WrongPeerError
-from swarmcli.network import Endpoint, PeerID, Purpose, Stream
-from swarmcli.reach.circuits import RelayTransport
+from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
+from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.relay_messages import CONNECT, INCOMING, Connect, Data, Incoming
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from tests.network.worlds import Number, reaches, slow
@@ -204,6 +204,35 @@ async def test_a_relay_that_dies_takes_its_circuits_along_and_another_one_is_use
 
 
 @simulated
+async def test_of_several_relays_the_nearest_to_the_dialer_is_tried_first() -> None:
+    far_away = Identity.from_seed(0).peer_id
+    async with scene(latency=lambda source, target: 0.1 if far_away in (source, target) else 0.01) as peers:
+        far, _ = await peers.relay(0)
+        near, _ = await peers.relay(1)
+        a, b = await peers.pair(far)
+        for client in (a, b):
+            await client.reserve(near)
+        assert b.endpoint.addresses == (b.address(far), b.address(near))
+        await a.meet(b)
+        assert await reaches(a.endpoint, b.endpoint)
+        seen = a.endpoint.seen(b.peer_id)
+        assert seen is not None and seen.remote_address == b.address(near)
+
+
+@simulated
+async def test_what_goes_over_a_relay_is_counted_once() -> None:
+    async with scene() as peers:
+        endpoint, _ = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        async with a.endpoint.stream(b.peer_id, "echo", Number(1), timeout=10) as stream:
+            await stream.send(Number(0), payload(4 * MIB))
+            await stream.receive(Number)
+        for client in (a, b):
+            for traffic in (client.endpoint.statistics().traffic, client.endpoint.passed()):
+                assert 4 * MIB < traffic.sent < 4.2 * MIB and 4 * MIB < traffic.received < 4.2 * MIB
+
+
+@simulated
 async def test_a_silent_relay_is_noticed_and_left() -> None:
     async with scene() as peers:
         first, _ = await peers.relay(0)
@@ -355,7 +384,7 @@ async def test_a_listening_peer_dials_a_client_through_the_relay_and_back() -> N
         endpoint, _ = await peers.relay()
         a, _ = await peers.pair(endpoint)
         listener = await peers.listener(3)
-        listener.add_transport("relay", RelayTransport(listener))
+        await open_circuits(listener)
         listener.learn(endpoint.peer_id, endpoint.addresses)
         listener.learn(a.peer_id, a.endpoint.addresses)
         assert await reaches(listener, a.endpoint)

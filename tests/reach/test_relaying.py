@@ -9,7 +9,7 @@ import pytest
 from swarmcli.errors import CallRefused, ConnectionLost, NetworkError
 from swarmcli.network import Purpose, Stream
 from swarmcli.network.transports.base import Connection
-from swarmcli.reach.circuits import RelayTransport
+from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.networks import network_of
 from swarmcli.reach.relay_messages import (
     CONNECT,
@@ -217,10 +217,8 @@ async def test_a_circuit_does_not_lead_through_another_one() -> None:
         a, b = await peers.pair(first)
         await b.reserve(second)
         # `second` is reached by `a` over a circuit through `first`.
-        inner = RelayTransport(second)
-        second.add_transport("relay", inner)
+        inner = await open_circuits(second)
         inner.relays.add(first.peer_id)
-        await inner.listen(second.adopt)
         await second.connect(first.addresses[0], timeout=5)
         await second.call(first.peer_id, RESERVE, Reserve(), Reserved, timeout=5)
         await a.endpoint.connect(f"relay://{first.peer_id.text}/{second.peer_id.text}", timeout=5)

@@ -43,11 +43,8 @@ async def relays_of(peers: Scene, board: Board, *seeds: int) -> list[tuple[Endpo
     return made
 
 
-def keeper(client: Client, board: Board, contacts: list[Endpoint] | None = None) -> Relays:
-    def connected() -> list[PeerID]:
-        return [contact.peer_id for contact in contacts or []]
-
-    return Relays(client.endpoint, client.transport, contacts=connected, find=board.find)
+def keeper(client: Client, board: Board) -> Relays:
+    return Relays(client.endpoint, client.transport, find=board.find)
 
 
 async def until(relays: Relays, *expected: Endpoint, within: float) -> None:
@@ -80,7 +77,7 @@ async def test_a_contact_that_relays_needs_no_record() -> None:
         client = await peers.client(0)
         for endpoint in (contact, bystander):
             await client.endpoint.connect(endpoint.addresses[0], timeout=5)
-        relays = keeper(client, board, [contact, bystander])
+        relays = keeper(client, board)
         await relays.start()
         await until(relays, contact, within=1)
         await asyncio.sleep(600)

@@ -56,6 +56,7 @@ class ControlPool:
         self.reactions: dict[type, Reaction] = {Hello: self._greeted, AddressesChanged: self._moved}
         self.peer_lost: list[Callable[[PeerID, str], None]] = []
         self._context = context
+        context.dialer.round_trip = self.round_trip
         self._pairs: dict[PeerID, _Pair] = {}
         self._farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
         self._closed = False
@@ -63,6 +64,11 @@ class ControlPool:
     def current(self, peer: PeerID) -> ControlChannel | None:
         pair = self._pairs.get(peer)
         return pair.current if pair is not None else None
+
+    def round_trip(self, peer: PeerID) -> float | None:
+        """See Endpoint.round_trip."""
+        channel = self.current(peer)
+        return channel.round_trip if channel is not None else None
 
     def channels(self) -> list[ControlChannel]:
         return [channel for pair in self._pairs.values() for channel in pair.channels]
