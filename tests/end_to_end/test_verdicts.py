@@ -1,0 +1,115 @@
+"""What peers behind real routers find out about themselves: processes in network namespaces."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks._homes import DUAL_STACK, FILTERED, FULLY_RANDOM, IPV6_ONLY, MASQUERADE, Internet, Machine
+
+pytestmark = pytest.mark.homes
+
+PORT = 7000
+SECONDS = 40.0  # until a change must have been noticed
+# Says what it knows when it has started, and again for every line that it is given.
+PEER = f"""
+import json, sys, time
+from swarmcli.dht import DHT
+
+began = time.monotonic()
+dht = DHT(sys.argv[1:], start=True, port={PORT}, port_mapping=False, startup_timeout=30)
+seconds = time.monotonic() - began
+
+def say():
+    verdicts = {{each.family: [each.dialable, each.how, list(each.addresses)] for each in dht.reach.verdicts}}
+    print(json.dumps(dict(seconds=seconds, client=dht.client_mode, said=dht.reach.sentence(), verdicts=verdicts,
+        addresses=dht.get_visible_addresses())), flush=True)
+
+say()
+for line in sys.stdin:
+    say()
+"""
+
+
+class Peer:
+    """A process with a DHT on a machine of that internet."""
+
+    def __init__(self, machine: Machine, *contacts: str) -> None:
+        command = [sys.executable, "-c", PEER, *contacts]
+        self._process = machine.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def hears(self) -> dict[str, Any]:
+        """What it says next: first of its start."""
+        found = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
+        assert isinstance(found, dict)
+        return found
+
+    def says(self) -> dict[str, Any]:
+        """What it knows now."""
+        print("now", file=self._process.stdin, flush=True)
+        return self.hears()
+
+    def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Asks it again until this holds."""
+        deadline = time.monotonic() + SECONDS
+        while not condition(said := self.says()):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.2)
+        return said
+
+
+def test_each_peer_finds_out_by_itself_where_it_stands(internet: Internet) -> None:
+    public = Peer(internet.machine("public"))
+    first = public.hears()
+    assert first["verdicts"] == {
+        "IPv4": [True, "assumed", [f"tcp://5.1.0.1:{PORT}"]],
+        "IPv6": [True, "assumed", [f"tcp://[2a00:1::1]:{PORT}"]],
+    }
+    contact, contact_v6 = first["addresses"]
+    second = Peer(internet.machine("second"), contact).hears()
+    assert not second["client"] and f"tcp://5.2.0.1:{PORT}" in second["said"] + str(second["addresses"])
+
+    closed = {}
+    for kind in (MASQUERADE, FULLY_RANDOM, FILTERED, DUAL_STACK):
+        router = internet.router(kind.name, kind)
+        closed[kind.name] = Peer(router.machine(f"behind {kind.name}"), contact)
+    closed["ipv6"] = Peer(internet.router("ipv6", IPV6_ONLY).machine("behind ipv6"), contact_v6)
+    forwarding, opened = internet.router("forwarding"), internet.router("opened", FILTERED)
+    forwarded, lets_in = forwarding.machine("forwarded"), opened.machine("lets in")
+    forwarding.forward(forwarded, PORT)
+    opened.forward(lets_in, PORT)
+    home, dual = Peer(forwarded, contact), Peer(lets_in, contact)
+    for name, peer in closed.items():
+        said = peer.hears()
+        assert said["client"] and not said["addresses"], (name, said)
+        assert any(verdict[:2] == [False, "asked in vain"] for verdict in said["verdicts"].values()), (name, said)
+    found = home.hears()
+    outer = f"tcp://{forwarding.outside[0]}:{PORT}"
+    assert found["verdicts"]["IPv4"] == [True, "dialed back", [outer]] and not found["client"]
+    dual.hears()
+    both = dual.until(lambda said: all(verdict[0] for verdict in said["verdicts"].values()))
+    assert [address.partition("/")[2].rpartition("/")[0] for address in both["addresses"]] == [
+        f"/{lets_in.addresses[0]}:{PORT}",
+        f"/[{lets_in.addresses[1]}]:{PORT}",
+    ]
+    assert public.says()["verdicts"]["IPv4"][1] == "dialed from outside"
+
+    # The router gets another outer address: its contacts see the home there, and it asks anew.
+    forwarding.move()
+    moved = f"tcp://{forwarding.outside[0]}:{PORT}"
+    assert moved != outer
+    home.until(lambda said: said["verdicts"]["IPv4"] == [True, "dialed back", [moved]])
+
+
+def test_neighbours_need_nobody_and_the_wish_of_one_alone(internet: Internet) -> None:
+    router = internet.router("home")
+    first = Peer(router.machine("ann")).hears()
+    second = Peer(router.machine("ben"), *first["addresses"]).hears()
+    assert second["verdicts"]["IPv4"] == [True, "assumed", [f"tcp://192.168.1.3:{PORT}"]]
+    assert "peers in this network can dial" in second["said"]
