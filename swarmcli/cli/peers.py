@@ -61,6 +61,14 @@ ClientMode = Annotated[
 NoPortMapping = Annotated[
     bool, typer.Option("--no-port-mapping", help="Do not ask the router for a port where nobody can dial this machine.")
 ]
+Relays = Annotated[
+    bool | None,
+    typer.Option(
+        "--relay/--no-relay",
+        help="Pass on the connections of peers that nobody can dial. Default: monitors and auxiliaries do.",
+        show_default=False,
+    ),
+]
 HomePath = Annotated[
     Path | None,
     typer.Option(
@@ -92,6 +100,7 @@ class LocalChoices:
     announce_addresses: Sequence[str] = ()
     client_mode: bool = False
     no_port_mapping: bool = False
+    relay: bool | None = None
     processes: int | None = None
 
     def overrides(self) -> list[str]:
@@ -103,6 +112,7 @@ class LocalChoices:
             "announce_addresses": list(self.announce_addresses) or None,
             "client_mode": self.client_mode or None,
             "port_mapping": False if self.no_port_mapping else None,
+            "relay": self.relay,
             **({"site": {}} if self.processes == 1 else {"site.processes": self.processes}),  # one process: no site
         }
         return [f"local.{key}={dumps(value, ensure_ascii=False)}" for key, value in chosen.items() if value is not None]
@@ -118,6 +128,7 @@ def join(
     port: Port = None,
     client_mode: ClientMode = False,
     no_port_mapping: NoPortMapping = False,
+    relay: Relays = None,
     home: HomePath = None,
     resume: Resume = None,
     nproc: Annotated[
@@ -138,7 +149,7 @@ def join(
     from swarmcli.cli.site.process import SiteProcess
     from swarmcli.recipe import load_recipe
 
-    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping, nproc)
+    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping, relay, nproc)
     settings = [*overrides, *choices.overrides()]
     process = SiteProcess.of_environment()
     named = recipe_named(recipe, "trainer", settings, yes=yes)
@@ -171,6 +182,7 @@ def aux(
     port: Port = None,
     client_mode: ClientMode = False,
     no_port_mapping: NoPortMapping = False,
+    relay: Relays = None,
     home: HomePath = None,
     yes: Yes = False,
     verbose: Verbose = False,
@@ -181,7 +193,7 @@ def aux(
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_auxiliary
 
-    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping)
+    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping, relay)
     settings = [*overrides, *choices.overrides()]
     named = recipe_named(recipe, "auxiliary", settings, yes=yes)
     loaded = load_recipe(named.recipe, settings)
@@ -203,6 +215,7 @@ def monitor(
     port: Port = None,
     client_mode: ClientMode = False,
     no_port_mapping: NoPortMapping = False,
+    relay: Relays = None,
     home: HomePath = None,
     resume: Resume = None,
     web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = DEFAULT_WEB_PORT,
@@ -219,7 +232,7 @@ def monitor(
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_monitor
 
-    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping)
+    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping, relay)
     settings = [*overrides, *choices.overrides()]
     named = recipe_named(recipe, "monitor", settings, yes=yes)
     loaded = load_recipe(named.recipe, settings)

@@ -316,6 +316,11 @@ class LocalSettings(Section):
     name: str | None = own(None, "how this peer is called on the dashboard; null: the short peer id", max_length=64)
     client_mode: bool = own(False, "never listen: for machines that cannot be dialed")
     port_mapping: bool = own(True, "ask the router for a port where nobody can dial this machine")
+    relay: bool | None = own(
+        None,
+        "pass on the connections of peers that nobody can dial; null: monitors and auxiliaries do, trainers do not",
+    )
+    relay_rate: float | None = own(None, "bytes per second that are passed on, at most; null: 32 million", gt=0)
     host: str | None = own(
         None, "the address to listen on; null: all of this machine, IPv4 and IPv6; 0.0.0.0: all of IPv4", min_length=1
     )

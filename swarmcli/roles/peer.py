@@ -182,6 +182,8 @@ class RunPeer:
             port=local.port or self._port,
             announce_addresses=local.announce_addresses,
             port_mapping=local.port_mapping,
+            relay=self.role != "trainer" if local.relay is None else local.relay,
+            relay_rate=local.relay_rate,
             identity_path=local.identity_path or self.home.identity,
             startup_timeout=CONTACT_SECONDS,
         )

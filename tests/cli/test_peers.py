@@ -23,6 +23,12 @@ def test_the_router_is_asked_unless_it_is_told_otherwise() -> None:
     assert load_recipe(RECIPE, LocalChoices(no_port_mapping=True).overrides()).local.port_mapping is False
 
 
+def test_who_relays_depends_on_the_role_unless_it_is_said() -> None:
+    assert load_recipe(RECIPE, LocalChoices().overrides()).local.relay is None
+    assert load_recipe(RECIPE, LocalChoices(relay=True).overrides()).local.relay is True
+    assert load_recipe(RECIPE, LocalChoices(relay=False).overrides()).local.relay is False
+
+
 def test_what_is_not_chosen_stays_as_the_recipe_says() -> None:
     settings = ["local.port=4000", "local.client_mode=true", *LocalChoices().overrides()]
     local = load_recipe(RECIPE, settings).local
