@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from swarmcli.clock import Clock, set_default_clock
+from swarmcli.dht.joining import join
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.reading import Follower
 from swarmcli.dht.records import OwnedSubkey, Subkey, ValueWithExpiration
-from swarmcli.dht.relay_directory import RelayDirectory
 from swarmcli.dht.schema import RecordValidator
 from swarmcli.errors import SwarmError
 from swarmcli.events import Events
@@ -23,18 +23,14 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread, SwarmFuture
 from swarmcli.network.transports.tcp.transport import TCPTransport
-from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.reach import Reach, ReachOptions
-from swarmcli.reach.relaying import Relay, RelayBudgets
-from swarmcli.reach.relays import Relays
+from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.reach.verdict import Family
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_FIRST_VERDICT_SECONDS = 3.0  # that a peer with contacts beyond its own network waits to know whether it can be dialed
 
 
 class DHT:
@@ -273,35 +269,17 @@ class DHT:
             undo.push_async_callback(endpoint.close)
             await endpoint.start()
             set_default_clock(self.clock)
-            # Before the first contact is met: what it sees says at once where this peer can be dialed, or that a
-            # dial-back has to show it. Meanwhile the node finds its neighbours.
-            alone = not self._node_options["initial_peers"]
-            directory = RelayDirectory()
-            relays = Relays(endpoint, await open_circuits(endpoint, directory.where), find=directory.find)
-            reach = Reach(
+            node, reach = await join(
                 endpoint,
-                contacts=self._contacts,
+                undo,
                 options=self._reach_options,
-                alone=alone,
+                relay_budgets=self._relay_budgets,
                 mapping=_port_mapping,
-                relays=relays,
+                **self._node_options,
             )
-            undo.push_async_callback(reach.close)
-            await reach.start()
-            if self._reach_options.relay:
-                relay = Relay(endpoint, self._relay_budgets, find=directory.find, publish=directory.publish)
-                await relay.start()
-                undo.push_async_callback(relay.close)
-            node = await DHTNode.create(endpoint, owns_endpoint=False, **self._node_options)
-            undo.push_async_callback(node.shutdown)
-            directory.node = node
-            await reach.settle(_FIRST_VERDICT_SECONDS)
             self._ends = undo.pop_all()
         self._reach, self._node = reach, node
         return node
-
-    def _contacts(self) -> list[PeerID]:
-        return [] if self._node is None else [contact.peer_id for contact in self._node.core.contacts.table]
 
     async def _close(self) -> None:
         if self._opener is not None and not self._opener.done():

@@ -6,8 +6,11 @@ import contextlib
 from typing import Any, Protocol, TypeVar
 
 from swarmcli.dht import DHTNode
-from swarmcli.network import Endpoint, Identity, Limits
+from swarmcli.dht.joining import join
+from swarmcli.network import Endpoint, Identity, Limits, PeerID
+from swarmcli.reach.reach import Reach, ReachOptions
 from swarmcli.testing.memory_network import MemoryNetwork
+from swarmcli.testing.memory_router import MemoryRouter
 
 
 class Startable(Protocol):
@@ -27,23 +30,48 @@ class Swarm:
         """`network` are the options of MemoryNetwork; everything random follows from `seed` and peers' numbers."""
         self.network = MemoryNetwork(seed=seed, **network)
         self.nodes: list[DHTNode] = []
+        self.reach: dict[PeerID, Reach] = {}  # of those that were given a host: what they found out
         self._seed = seed
         self._limits = limits
         self._ends = contextlib.AsyncExitStack()
 
-    async def node(self, *, client_mode: bool = False) -> DHTNode:
-        """A peer with an endpoint and a node of the hash table. Its first contact is the swarm's first node."""
+    async def node(
+        self,
+        *,
+        client_mode: bool = False,
+        host: str = "",
+        port: int = 4000,
+        behind: MemoryRouter | None = None,
+        relay: bool = False,
+    ) -> DHTNode:
+        """A peer with an endpoint and a node of the hash table. Its first contact is the swarm's first node.
+
+        At a `host` (5.1.0.1 on the internet; 192.168.1.2 `behind` a router of the network) it finds out by itself
+        whether others can dial it, and is reached through relays where they cannot; with `relay` it relays for others.
+        Without one, everybody can dial it.
+        """
         number = len(self.nodes)
         transport = self.network.transport(
             Identity.from_seed(f"swarm {self._seed} peer {number}".encode()),
             listening=not client_mode,
             limits=self._limits,
+            host=host,
+            port=port if host else 0,
+            behind=behind,
         )
         endpoint = Endpoint(transport, client_mode=client_mode, seed=number)
         await endpoint.start()
-        node = await DHTNode.create(endpoint, initial_peers=self.nodes[0].endpoint.addresses if number else ())
+        contacts = self.nodes[0].endpoint.addresses if number else ()
+        if host:
+            self._ends.push_async_callback(endpoint.close)
+            options = ReachOptions(relay=relay)
+            node, self.reach[endpoint.peer_id] = await join(
+                endpoint, self._ends, initial_peers=contacts, options=options
+            )
+        else:
+            node = await DHTNode.create(endpoint, initial_peers=contacts)
+            self._ends.push_async_callback(node.shutdown)
         self.nodes.append(node)
-        self._ends.push_async_callback(node.shutdown)
         return node
 
     async def start(self, peer: S) -> S:
