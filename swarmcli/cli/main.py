@@ -15,6 +15,7 @@ from swarmcli.cli.demo import demo
 from swarmcli.cli.ending import ExitCode, exit_code, words
 from swarmcli.cli.link import link
 from swarmcli.cli.log import log
+from swarmcli.cli.netcheck import netcheck
 from swarmcli.cli.peers import aux, join, monitor
 from swarmcli.cli.processes import end_with_parent_of_environment
 from swarmcli.cli.validate import validate
@@ -55,7 +56,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (join, aux, monitor, link, demo, log, validate):
+for verb in (join, aux, monitor, link, demo, log, validate, netcheck):
     app.command(cls=_Verb)(verb)
 
 

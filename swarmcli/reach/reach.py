@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.dialback import DialBacks, DialBackService, Proof, read_probe
 from swarmcli.reach.punch import Puncher
+from swarmcli.reach.rates import RateService
 from swarmcli.reach.surroundings import look_around
 from swarmcli.reach.verdict import (
     WANTED_NETWORKS,
@@ -121,6 +122,7 @@ class Reach:
         self._sightings: OrderedDict[PeerID, tuple[Sighting, float]] = OrderedDict()  # with the time of the sighting
         self._service = DialBackService(endpoint, lambda: list(self._connected))
         self._dial_backs = DialBacks(endpoint, lambda: self._around, self._news)
+        self._rates = RateService(endpoint)
         self._nonces: dict[Family, tuple[bytes, ...]] = {}  # of each family's last check
         self._mappings: dict[Family, PortMapping] = {}  # that routers were asked for …
         self._mapped: dict[Family, int] = {}  # … and the outer ports of those that stand
@@ -142,6 +144,7 @@ class Reach:
         self._stated, self._names = await _resolved(self.endpoint.stated_addresses)
         self._around = look_around(self.endpoint.listener_addresses)
         self._service.start()
+        self._rates.start()
         self.endpoint.on_probe = self._probed
         self._unsubscribe = self.endpoint.events.subscribe(self._on_event)
         if self._joined:
@@ -174,6 +177,7 @@ class Reach:
         self.endpoint.on_probe = None
         await self._tasks.close()
         await self._service.close()
+        self._rates.close()
         await self.punch.close()
         await self._stop_relays()
         await self._withdraw_mappings()
@@ -193,6 +197,21 @@ class Reach:
         """From how far away, if it can be dialed; else how far away those are who cannot."""
         able = [verdict.scope for verdict in self.verdicts if verdict.dialable]
         return max(able or [verdict.scope for verdict in self.verdicts] or [Scope.HOST])
+
+    @property
+    def connected(self) -> tuple[PeerID, ...]:
+        """Who is connected at this moment."""
+        return tuple(self._connected)
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Of all interfaces of this machine."""
+        return self._around.hosts
+
+    @property
+    def mappings(self) -> Mapping[Family, PortMapping]:
+        """That routers were asked for."""
+        return self._mappings
 
     def sentence(self) -> str:
         """One sentence for people: what all this means for taking part."""

@@ -126,6 +126,14 @@ def test_another_outer_address_and_another_network_are_told() -> None:
             method.host = "5.9.0.1"
             await asyncio.sleep(leases.RENEW)
             assert [mapping and mapping.host for mapping in home.told] == ["5.2.0.1", "5.9.0.1"]
+            home.gateway = Gateway("10.0.0.1", "10.0.0.2")
+            method.slow = leases.RENEW
+            await asyncio.sleep(leases.RENEW + 1)
+            assert home.mapping.current is None
+            assert home.mapping.problem == leases.NOT_ASKED  # nothing has been answered there yet
+            method.slow = 0.0
+            await asyncio.sleep(2 * leases.RENEW)
+            assert home.mapping.current is not None
             home.gateway = None
             await asyncio.sleep(leases.RENEW)
             assert home.told[-1] is None

@@ -4,6 +4,6 @@ PortMapping ── a Method per protocol ── the default gateway, and nobody 
 """
 
 from swarmcli.reach.mapping.gateway import Gateway, Mapping, default_gateway
-from swarmcli.reach.mapping.lease import PortMapping
+from swarmcli.reach.mapping.lease import NOT_ASKED, PortMapping
 
-__all__ = ["Gateway", "Mapping", "PortMapping", "default_gateway"]
+__all__ = ["NOT_ASKED", "Gateway", "Mapping", "PortMapping", "default_gateway"]

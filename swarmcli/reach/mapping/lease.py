@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from swarmcli.reach.mapping.gateway import (
     Family,
@@ -29,6 +29,8 @@ SPACING = 5.0  # at least between two questions, however often `refresh` is call
 MAX_FAILURES = 3  # questions in a row without an answer, after which the port is taken for lost
 WITHDRAW_SECONDS = 1.0  # this peer is about to end, and nobody waits longer for a router
 
+NOT_ASKED = "not asked for"
+
 Methods = Callable[[Gateway], Sequence[Method]]
 
 
@@ -51,7 +53,7 @@ class PortMapping:
         methods: Methods | None = None,
     ) -> None:
         self.current: Mapping | None = None
-        self.problem = "not asked for"  # why there is none, for people; "" if there is one
+        self.problem = NOT_ASKED  # why there is none, for people; "" if there is one
         self._port = port
         self._family: Family = family
         self._find_gateway = find_gateway
@@ -61,7 +63,7 @@ class PortMapping:
         self._failures = 0
         self._asked_again = asyncio.Event()
 
-    async def leases(self) -> AsyncIterator[Mapping | None]:
+    async def leases(self) -> AsyncGenerator[Mapping | None, None]:
         """Asks the gateway at once and keeps asking; yields first what came of it, then every change.
 
         It runs in the task of whoever iterates, never ends by itself, and raises nothing.
@@ -94,7 +96,7 @@ class PortMapping:
     async def _ask(self) -> None:
         gateway = await asyncio.to_thread(self._find_gateway, self._family)
         if gateway != self._gateway:
-            self._lose("this computer is in another network")  # where its old router cannot be told
+            self._lose(NOT_ASKED)  # in another network its old router cannot even be told
             self._gateway = gateway
         if gateway is None:
             self.problem = "this computer knows no router to ask"

@@ -1,0 +1,190 @@
+"""`swarm netcheck`: whether others can dial this computer, and what that means for taking part."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swarmcli.cli.console import err, out, printable, setup_logging
+from swarmcli.cli.peers import Host, NoPortMapping, Peers, Port, Verbose
+
+if TYPE_CHECKING:
+    from swarmcli.roles.netreport import FamilyReport, MappingReport, NetReport, PeerReport
+
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[LINK|RECIPE]", help="The run whose peers are asked; without it nobody is.", show_default=False
+    ),
+]
+
+
+def netcheck(
+    peer: Peers,
+    run: Run = None,
+    host: Host = None,
+    port: Port = None,
+    no_port_mapping: NoPortMapping = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find out whether others can dial this computer, what its router does, and how fast its link is."""
+    setup_logging(verbose)
+    options = _options(run, peer)
+    if host is not None:
+        options["host"] = host
+    if port is not None:
+        options["port"] = port
+    if no_port_mapping:
+        options["port_mapping"] = False
+    waiting = err.status("looking around, for half a minute at most") if err.is_terminal else nullcontext()
+    with waiting:
+        found = _find(options)
+    if as_json:
+        typer.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        out.print(report(found))
+
+
+def _options(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
+    """How a peer of this run would listen on this machine, and whom it would dial first."""
+    from swarmcli.recipe import is_link, load_recipe, parse_link
+
+    if run is None:
+        return {"initial_peers": list(peers)}
+    if is_link(run):
+        return {"initial_peers": [*peers, *parse_link(run).addresses]}
+    recipe = load_recipe(Path(run))
+    contacts = list(peers) or list(recipe.network.initial_peers)
+    if not contacts:
+        err.print(f"{run} names no first contact, so no peer is asked; name one with --peer", soft_wrap=True)
+    local = recipe.local
+    return {
+        "initial_peers": contacts,
+        "client_mode": local.client_mode,
+        "host": local.host or "",
+        "port": local.port,
+        "announce_addresses": local.announce_addresses,
+        "port_mapping": local.port_mapping,
+    }
+
+
+def _find(options: dict[str, Any]) -> NetReport:
+    from swarmcli.dht import DHT
+    from swarmcli.roles.netcheck import ask_peers, look_around
+    from swarmcli.roles.netreport import NetReport
+
+    if not options["initial_peers"]:
+        return asyncio.run(look_around(port=options.get("port", 0), port_mapping=options.get("port_mapping", True)))
+    with DHT(start=False, **options) as dht:
+        found = dht.run_coroutine(ask_peers(dht))
+    assert isinstance(found, NetReport)  # and no future, since it was waited for
+    return found
+
+
+SCOPES = {"host": "from this computer", "lan": "from this network", "internet": "from the internet"}
+TRANSLATIONS = {
+    "none": "not translated",
+    "independent": "translated, to one port for all, so direct connections can be made from both ends",
+    "dependent": "translated, to another port for each, so relays are needed",
+    None: "translation not known",
+}
+HOW = {
+    "assumed": "as far as is known",
+    "dialed back": "contacts dialed it back",
+    "dialed from outside": "others have dialed it",
+    "mapped": "contacts dialed the port of its router",
+    "stated": "as was stated",
+    "asked in vain": "no contact's dial came in",
+    "not checked": "no contact was asked",
+}
+UNKNOWN = "–"
+
+
+def report(found: NetReport) -> RenderableType:
+    """The sentence, what it rests on, and the peers that were asked."""
+    facts = Table.grid(padding=(0, 3, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for family in found.families:
+        facts.add_row(family.family, _family(family))
+    for name, words in (
+        ("listening", Text("\n".join(map(printable, found.listening)) or "nowhere")),
+        ("router", _mapping(found.mapping)),
+        ("clock", Text(_clock(found.clock_offset))),
+    ):
+        facts.add_row(name, words)
+    sentence = printable(found.sentence, 600)
+    top = Text(f"{sentence[:1].upper()}{sentence[1:]}.", style="bold")
+    peers: list[RenderableType] = [Text(), _peers(found.peers)] if found.peers else []
+    return Group(Text(), top, Text(), facts, *peers, Text())
+
+
+def _family(found: FamilyReport) -> Text:
+    if found.dialable is None:
+        text = Text("not known")
+    elif found.dialable:
+        text = Text("can be dialed", style="green").append(f" {SCOPES.get(found.scope, '')}", style="default")
+    else:
+        text = Text("cannot be dialed", style="yellow").append(f" {SCOPES.get(found.scope, '')}", style="default")
+    if found.how:
+        text.append(f", {HOW.get(found.how, printable(found.how))}", style="dim")
+    for address in found.addresses:
+        text.append(f"\n{printable(address)}")
+    if found.seen is not None or found.translation is not None:
+        seen = "" if found.seen is None else f"seen as {printable(found.seen)}; "
+        text.append(f"\n{seen}{TRANSLATIONS.get(found.translation, UNKNOWN)}", style="dim")
+    return text
+
+
+def _mapping(found: MappingReport) -> Text:
+    gateway = printable(found.gateway) or "none found"
+    if found.address:
+        return Text(f"{gateway}, opened {printable(found.address)} over {found.method}")
+    if not found.asked:
+        return Text(f"{gateway}, not asked for a port")
+    why = "".join(f"\n{printable(each)}" for each in found.problem.split("; ") if each)
+    return Text(f"{gateway}, opens no port").append(why, style="dim")
+
+
+def _clock(offset: float | None) -> str:
+    if offset is None:
+        return "nobody to compare with"
+    if abs(offset) < 0.05:
+        return "as the swarm's"
+    return f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the swarm's"
+
+
+def _peers(found: tuple[PeerReport, ...]) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", show_edge=False)
+    table.add_column("peer", no_wrap=True)
+    table.add_column("address", overflow="fold")
+    for name in ("round trip", "down", "up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for peer in found:
+        table.add_row(
+            printable(peer.peer, 10),
+            "over a relay" if peer.relayed else printable(peer.address) or UNKNOWN,
+            UNKNOWN if peer.round_trip is None else f"{1000 * peer.round_trip:.0f} ms",
+            _rate(peer.down),
+            _rate(peer.up),
+            Text("; ".join(filter(None, ["relay" if peer.relays else "", printable(peer.problem, 80)])), style="dim"),
+        )
+    return table
+
+
+def _rate(bytes_per_second: float | None) -> str:
+    if bytes_per_second is None:
+        return UNKNOWN
+    mbit = 8e-6 * bytes_per_second
+    return f"{mbit:.0f} Mbit/s" if mbit >= 9.95 else f"{mbit:.1f} Mbit/s"

@@ -1,0 +1,200 @@
+"""What `swarm netcheck` does: takes part in the network of a run for a moment, without the run, and looks around."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+
+from swarmcli.dht import DHT
+from swarmcli.errors import NetworkError
+from swarmcli.network.addresses import Scope, parse_address, scope_of
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.transports.tcp.interfaces import announced_addresses
+from swarmcli.reach.mapping import NOT_ASKED, Mapping, PortMapping, default_gateway
+from swarmcli.reach.rates import Rates, measure
+from swarmcli.reach.reach import Reach
+from swarmcli.reach.translation import Translation, find_translation
+from swarmcli.reach.verdict import Family, Verdict, family_of, host_of
+from swarmcli.roles.netreport import FamilyReport, MappingReport, NetReport, PeerReport
+
+MEASURED_PEERS = 3
+MAX_ASKED = 8  # peers that are asked for that, where some refuse
+HELP_SECONDS = 20.0  # until the router has answered and relays are found, where this peer cannot be dialed
+LOOK_SECONDS = 0.2  # between two looks at whether they are
+ASK = "name a recipe or a link, and its peers say for sure"
+
+
+async def look_around(*, port: int = 0, port_mapping: bool = True) -> NetReport:
+    """What can be found out without any other peer: addresses, and whether the router opens a port."""
+    with socket.create_server(("", port)) as listener:
+        port = listener.getsockname()[1]
+        listening = announced_addresses("::" if socket.has_dualstack_ipv6() else "0.0.0.0", port)
+        mapping = await _try_mapping(port) if port_mapping else await _gateway_alone()
+    families = tuple(
+        FamilyReport(family=family, scope=scope.name.lower(), how="only a peer can tell")
+        for family in ("IPv4", "IPv6")
+        if (scope := widest(listening, family)) is not None
+    )
+    sentence = alone_in_words(widest(listening), mapping)
+    return NetReport(sentence=sentence, listening=listening, families=families, mapping=mapping)
+
+
+async def _try_mapping(port: int) -> MappingReport:
+    """Asks for a port, and gives it back at once."""
+    asked = PortMapping(port)
+    try:
+        async with aclosing(asked.leases()) as leases:
+            await anext(leases)
+        return mapping_report(asked.current, asked.problem, (await _gateway_alone()).gateway)
+    finally:
+        await asked.withdraw()
+
+
+async def _gateway_alone() -> MappingReport:
+    gateway = await asyncio.to_thread(default_gateway, "ipv4")
+    return MappingReport(gateway="" if gateway is None else gateway.host, asked=False)
+
+
+def mapping_report(mapping: Mapping | None, problem: str, gateway: str) -> MappingReport:
+    if mapping is None:
+        return MappingReport(gateway=gateway, problem=problem)
+    host = f"[{mapping.host}]" if ":" in mapping.host else mapping.host
+    return MappingReport(gateway=mapping.gateway, method=mapping.method, address=f"{host}:{mapping.port}")
+
+
+def widest(addresses: tuple[str, ...], family: str | None = None) -> Scope | None:
+    """The widest scope of these addresses, of one family if it is named; None: there are none."""
+    hosts = [parse_address(address).host for address in addresses]
+    scopes = [scope_of(host) for host in hosts if family is None or (":" in host) == (family == "IPv6")]
+    return max((scope for scope in scopes if scope is not None), default=None)
+
+
+def alone_in_words(scope: Scope | None, mapping: MappingReport) -> str:
+    """What can be said without having asked any peer."""
+    if scope is None or scope is Scope.HOST:
+        return "this computer is connected to no network, so it can take part with peers on itself alone"
+    if scope is Scope.INTERNET:
+        return (
+            f"this computer has an address of the internet, so others can dial it unless a firewall stops them; {ASK}"
+        )
+    if mapping.address:
+        outer = scope_of(mapping.address.rpartition(":")[0].strip("[]"))
+        if outer is not Scope.INTERNET:
+            return f"this computer is behind two routers, so it will probably take part through relays; {ASK}"
+        return f"this computer's router opens ports for it, so others can probably dial it; {ASK}"
+    refused = "opens no port for it" if mapping.asked else "was not asked for a port"
+    return f"this computer is behind a router that {refused}, so it will probably take part through relays; {ASK}"
+
+
+async def ask_peers(dht: DHT) -> NetReport:
+    """What the peers of a running DHT say and show. It takes up to a minute."""
+    reach, endpoint = dht.reach, dht.endpoint
+    await _until_helped(reach)
+    families = [await _family(reach, verdict) for verdict in reach.verdicts]
+    return NetReport(
+        sentence=reach.sentence(),
+        listening=endpoint.listener_addresses,
+        families=tuple(families),
+        mapping=await _mapping_of(reach),
+        peers=tuple(await _measure_all(endpoint, reach.connected, _relays(endpoint))),
+        clock_offset=dht.clock.offset,
+    )
+
+
+async def _until_helped(reach: Reach) -> None:
+    """Where nobody can dial this peer, its router and relays are asked meanwhile, and what the router opened is dialed
+    back; each takes some seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HELP_SECONDS):
+            while not (reach.dialable or (_is_refused(reach) and _relays(reach.endpoint))):  # noqa: ASYNC110  no event
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+def _is_refused(reach: Reach) -> bool:
+    """Whether no router opens anything, or none is asked."""
+    asked = [each for each in reach.mappings.values() if isinstance(each, PortMapping)]
+    return all(each.current is None and each.problem != NOT_ASKED for each in asked)
+
+
+def _relays(endpoint: Endpoint) -> list[PeerID]:
+    """Who carries this peer's connections, the nearest first."""
+    found = [parse_address(address).relay for address in endpoint.addresses]
+    return [relay for relay in found if relay is not None]
+
+
+async def _family(reach: Reach, verdict: Verdict) -> FamilyReport:
+    seen, translation = await _translation(reach, verdict.family)
+    return FamilyReport(
+        family=verdict.family,
+        dialable=verdict.dialable,
+        scope=verdict.scope.name.lower(),
+        how=verdict.how,
+        addresses=verdict.addresses,
+        seen=seen,
+        translation=translation,
+    )
+
+
+async def _translation(reach: Reach, family: Family) -> tuple[str | None, Translation | None]:
+    """Where contacts see a port of this computer, and whether all see the same one."""
+    listeners = _listeners(reach, family)
+    if not listeners:
+        return None, None
+    try:
+        port = reach.endpoint.local_port(family)
+    except OSError:  # this computer does not have the family
+        return None, None
+    try:
+        return await find_translation(port, listeners, reach.hosts)
+    finally:
+        port.close()
+
+
+def _listeners(reach: Reach, family: Family) -> list[str]:
+    """Where peers listen whom this one has dialed itself: each answers once more."""
+    found = []
+    for peer in reach.connected:
+        seen = reach.endpoint.seen(peer)
+        if seen is not None and seen.dialed and not seen.relayed and family_of(host_of(seen.remote_address)) == family:
+            found.append(f"{seen.remote_address}/{peer.text}")
+    return found
+
+
+async def _mapping_of(reach: Reach) -> MappingReport:
+    alone = await _gateway_alone()
+    asked = reach.mappings.get("IPv4")
+    return mapping_report(asked.current, asked.problem, alone.gateway) if isinstance(asked, PortMapping) else alone
+
+
+async def _measure_all(endpoint: Endpoint, connected: Sequence[PeerID], relays: Sequence[PeerID]) -> list[PeerReport]:
+    """Relays first, then the nearest peers; rates with the first MEASURED_PEERS that lend their link, one at a time."""
+    near = sorted(connected, key=lambda peer: endpoint.round_trip(peer) or float("inf"))
+    found: list[PeerReport] = []
+    measured = 0
+    for peer in list(dict.fromkeys((*relays, *near)))[:MAX_ASKED]:
+        rates, problem = Rates(None, None), ""
+        if measured < MEASURED_PEERS:
+            try:
+                rates = await measure(endpoint, peer)
+                measured += 1
+            except NetworkError as error:
+                problem = str(error)
+        found.append(_peer(endpoint, peer, rates, problem, peer in relays))
+    return found
+
+
+def _peer(endpoint: Endpoint, peer: PeerID, rates: Rates, problem: str, relays: bool) -> PeerReport:
+    seen = endpoint.seen(peer)
+    return PeerReport(
+        peer=peer.short,
+        address="" if seen is None else seen.remote_address,
+        relayed=seen is not None and seen.relayed,
+        relays=relays,
+        round_trip=endpoint.round_trip(peer),
+        down=rates.down,
+        up=rates.up,
+        problem=problem,
+    )

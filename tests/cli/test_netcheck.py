@@ -1,0 +1,105 @@
+"""What `swarm netcheck` prints of a report: for people a sentence and what it rests on, for programs all of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from swarmcli.cli.netcheck import report
+from swarmcli.network.addresses import Scope
+from swarmcli.roles.netcheck import alone_in_words
+from swarmcli.roles.netreport import FamilyReport, MappingReport, NetReport, PeerReport
+
+FOUND = NetReport(
+    sentence="others can dial this peer at tcp://203.0.113.7:31330, by a port that its router has opened for it",
+    listening=("tcp://192.168.1.2:31330",),
+    families=(
+        FamilyReport(
+            family="IPv4",
+            dialable=True,
+            scope="internet",
+            how="mapped",
+            addresses=("tcp://203.0.113.7:31330",),
+            seen="tcp://203.0.113.7:40001",
+            translation="independent",
+        ),
+        FamilyReport(family="IPv6", dialable=False, scope="internet", how="asked in vain", translation="dependent"),
+    ),
+    mapping=MappingReport(gateway="192.168.1.1", method="UPnP", address="203.0.113.7:31330"),
+    peers=(
+        PeerReport(peer="k7q2m4xw5z", address="tcp://198.51.100.4:31330", round_trip=0.023, down=5e6, up=0.8e6),
+        PeerReport(peer="abcdefghij", relayed=True, relays=True, problem="busy\x1b[2J"),
+    ),
+    clock_offset=-1.25,
+)
+
+
+def shown(found: NetReport, width: int = 120) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width, highlight=False, markup=False).print(report(found))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_the_sentence_comes_first_and_everything_that_was_found_below() -> None:
+    lines = shown(FOUND)
+    assert lines[1].startswith("Others can dial this peer at tcp://203.0.113.7:31330, by a port")
+    text = "\n".join(lines)
+    for words in (
+        "IPv4        can be dialed from the internet, contacts dialed the port of its router",
+        "seen as tcp://203.0.113.7:40001; translated, to one port for all",
+        "IPv6        cannot be dialed from the internet, no contact's dial came in",
+        "translated, to another port for each",
+        "router      192.168.1.1, opened 203.0.113.7:31330 over UPnP",
+        "clock       1.2 s ahead of the swarm's",
+        "23 ms   40 Mbit/s   6.4 Mbit/s",
+        "over a relay",
+        "relay; busy[2J",
+    ):
+        assert words in text
+    assert "\x1b" not in text
+
+
+def test_it_fits_a_narrow_terminal() -> None:
+    assert max(map(len, shown(FOUND, 60))) <= 60
+
+
+def test_all_of_it_is_there_as_json() -> None:
+    found = json.loads(json.dumps(FOUND.as_json()))
+    assert found["families"][0]["translation"] == "independent"
+    assert found["peers"][0]["down"] == 5e6
+    assert found["sentence"] == FOUND.sentence
+
+
+@pytest.mark.parametrize(
+    ("mapping", "words"),
+    [
+        (FOUND.mapping, "192.168.1.1, opened"),
+        (MappingReport(), "none found, opens no port"),
+        (MappingReport(gateway="192.168.1.1", asked=False), "192.168.1.1, not asked for a port"),
+        (MappingReport(gateway="192.168.1.1", problem="PCP: no; UPnP: never"), "192.168.1.1, opens no port"),
+    ],
+)
+def test_what_the_router_said(mapping: MappingReport, words: str) -> None:
+    assert words in "\n".join(shown(replace(FOUND, mapping=mapping)))
+
+
+@pytest.mark.parametrize(
+    ("scope", "address", "asked", "words"),
+    [
+        (None, "", True, "connected to no network"),
+        (Scope.HOST, "", True, "connected to no network"),
+        (Scope.INTERNET, "", True, "unless a firewall stops them"),
+        (Scope.LAN, "", True, "opens no port for it"),
+        (Scope.LAN, "", False, "was not asked for a port"),
+        (Scope.LAN, "203.0.113.7:31330", True, "others can probably dial it"),
+        (Scope.LAN, "[2a00::1]:31330", True, "others can probably dial it"),
+        (Scope.LAN, "192.168.0.2:31330", True, "behind two routers"),
+        (Scope.LAN, "100.64.0.2:31330", True, "behind two routers"),
+    ],
+)
+def test_without_peers_it_says_no_more_than_it_knows(scope: Scope, address: str, asked: bool, words: str) -> None:
+    assert words in alone_in_words(scope, MappingReport(gateway="192.168.1.1", address=address, asked=asked))
