@@ -13,7 +13,7 @@ from swarmcli.cli.console import err
 from swarmcli.cli.ending import ExitCode
 from swarmcli.errors import RecipeError
 from swarmcli.optim.config import Role
-from swarmcli.recipe import Link, Recipe, differing_keys, digest_of, fingerprint_of, is_link, parse_link, parse_recipe
+from swarmcli.recipe import Recipe, differing_keys, digest_of, fingerprint_of, is_link, parse_link, parse_recipe
 from swarmcli.roles.linked import LinkedRun
 
 
@@ -70,8 +70,7 @@ def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], p
     from swarmcli.training.memory import check_memory
     from swarmcli.training.outline import outline_in_process
 
-    recipe = parse_recipe(text, settings, name=str(run.recipe), directory=run.path)
-    refuse_other_run(parse_recipe(text, name=str(run.recipe), directory=run.path), recipe, run.link)
+    recipe = chosen(run, text, settings)
     compute = compute_of(recipe, role)
     outline = outline_in_process(recipe)
     memory = check_memory(recipe, outline, role, compute, now=False)
@@ -80,8 +79,11 @@ def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], p
     return recipe
 
 
-def refuse_other_run(offered: Recipe, changed: Recipe, link: Link) -> None:
-    """What a person sets for himself may not change what the run has agreed on."""
-    if digest_of(changed) != link.fingerprint:
-        keys = ", ".join(differing_keys(fingerprint_of(offered), fingerprint_of(changed)))
+def chosen(run: LinkedRun, text: str, settings: Sequence[str]) -> Recipe:
+    """The recipe with what a person has set. Raises RecipeError where that changes what the run has agreed on."""
+    plain = parse_recipe(text, name=str(run.recipe), directory=run.path)
+    recipe = parse_recipe(text, settings, name=str(run.recipe), directory=run.path)
+    if digest_of(recipe) != run.link.fingerprint:
+        keys = ", ".join(differing_keys(fingerprint_of(plain), fingerprint_of(recipe)))
         raise RecipeError(f"--set changes {keys}, which must be the same for all peers of the run; leave it out")
+    return recipe

@@ -20,13 +20,13 @@ from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, NoDonorReachable
-from swarmcli.events import Event, Noticed
+from swarmcli.events import Event, Noticed, OwnAddressesChanged, ReachabilityChanged
 from swarmcli.network.addresses import parse_address
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer
-from swarmcli.roles.watch import RunWatch
+from swarmcli.roles.watch import RunWatch, command_of
 
 OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # in which the peers of a run may differ
 
@@ -148,8 +148,18 @@ class Session:
             out.print(f"dashboard: {address}", soft_wrap=True)
         self._say_how_to_join(watch.look())
         self.peer.tell(address)
+        self._exit.callback(self.peer.events.subscribe(lambda event: self._tell_anew(event, address)))
         self._exit.enter_context(LiveView(watch.look, self.peer.events, console=err, clock=time.time))
         return watch
+
+    def _tell_anew(self, event: Event, dashboard: str) -> None:
+        """A peer that turns out to be dialable, or moves, has another link. This is seldom, and the files are small, so
+        they are written here, where the event is heard."""
+        if not isinstance(event, ReachabilityChanged | OwnAddressesChanged) or not self.peer.has_another_link():
+            return
+        self.peer.tell(dashboard)
+        if link := self.peer.link():
+            self.peer.events.emit(Noticed("info", f"others join from now on with: {command_of(link)}"))
 
     def _say_how_to_join(self, status: RunStatus) -> None:
         """To stdout a line that can be typed; to people what it is worth."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def validate(
-    recipe: Annotated[Path, typer.Argument(help="The recipe file.", show_default=False)],
+    recipe: Annotated[
+        str, typer.Argument(metavar="LINK|RECIPE", help="A recipe file, or a link to a run.", show_default=False)
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key, for example --set seed=7. May be repeated."),
@@ -21,19 +23,39 @@ def validate(
     quick: Annotated[bool, typer.Option("--quick", help="Check the file only: build no model, read no data.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print values and fingerprint as JSON.")] = False,
 ) -> None:
-    """Check a recipe as `swarm join` would, without any network."""
-    from swarmcli.recipe import fingerprint_of, load_recipe
+    """Check a recipe as `swarm join` would, without any network; or the recipe of a link, without reading data."""
+    from swarmcli.cli.console import printable
+    from swarmcli.recipe import fingerprint_of, is_link, load_recipe
 
-    loaded = load_recipe(recipe, overrides or ())
+    linked = is_link(recipe)
+    loaded = (
+        _of_link(recipe, overrides or (), told=not (quick or as_json))
+        if linked
+        else load_recipe(recipe, overrides or ())
+    )
     fingerprint = fingerprint_of(loaded)
-    found = {} if quick else _try_out(loaded)
+    found = {} if quick or linked else _try_out(loaded)
     if as_json:
         values = loaded.model_dump(mode="json")
         typer.echo(json.dumps({"values": values, "fingerprint": fingerprint, **found}, indent=2))
         return
     for name, text in {**_summary(loaded), **found, "keys that must agree": str(len(fingerprint))}.items():
-        typer.echo(f"{name:<21} {text}")
-    typer.echo(f"{recipe} is in order" + (" as far as the file goes" if quick else ""))
+        typer.echo(f"{name:<21} {printable(text, 2000)}")
+    if linked:
+        typer.echo("the link's recipe is in order; nothing was written, and no data were read")
+    else:
+        typer.echo(f"{recipe} is in order" + (" as far as the file goes" if quick else ""))
+
+
+def _of_link(text: str, overrides: Sequence[str], *, told: bool) -> Recipe:
+    """The recipe that a link leads to, with what a trainer would have to agree to on stderr if that is wanted."""
+    from swarmcli.cli.linking import chosen, recipe_of, show_sheet
+    from swarmcli.recipe import parse_link
+    from swarmcli.roles.linked import LinkedRun
+
+    run = LinkedRun(parse_link(text))
+    found, pace = recipe_of(run)
+    return show_sheet(run, "trainer", found, overrides, pace) if told else chosen(run, found, overrides)
 
 
 def _summary(recipe: Recipe) -> dict[str, str]:

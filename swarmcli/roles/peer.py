@@ -141,6 +141,7 @@ class RunPeer:
         self.home = home
         self.contacts = tuple(contacts) or recipe.network.initial_peers
         self._port = port
+        self._told = ""  # the link that was told last
         self._offered = ""  # the recipe as links hand it out; "": it cannot travel
         self._digest = ""
         self._welcomed: Mapping[PeerID, tuple[str, ...]] = {}  # contacts in this run, and where they were dialed
@@ -162,6 +163,7 @@ class RunPeer:
 
     def __enter__(self) -> RunPeer:
         with ExitStack() as undo:
+            undo.callback((self.home.path / "peer.json").unlink, missing_ok=True)
             self._join(undo)
             self._exit = undo.pop_all()
         return self
@@ -232,7 +234,7 @@ class RunPeer:
         a contact that took it in. None: see `no_link`. From any thread; it may be another one from call to call."""
         if not self._offered:
             return None
-        candidates = [(self.peer_id, self.dht.endpoint.addresses), *self._welcomed.items()]
+        candidates = [(self.peer_id, self.dht.endpoint.direct_addresses), *self._welcomed.items()]
         links = [
             Link(peer, places, self.recipe.run_id, self._digest)
             for peer, addresses in candidates
@@ -260,13 +262,17 @@ class RunPeer:
         assert isinstance(found, list)
         return found
 
+    def has_another_link(self) -> bool:
+        """Whether the link has changed since it was told: what others can dial is found out while a peer runs."""
+        return str(self.link() or "") != self._told
+
     def tell(self, dashboard: str = "") -> None:
         """Leaves word in the home, while this peer lives, of how it can be reached: for scripts on this machine. The
         link stays there."""
         addresses, link = self.dht.get_visible_addresses(), str(self.link() or "")
         told = {"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": link}
         _write(self.home.path / "peer.json", dumps(told))
-        self._exit.callback((self.home.path / "peer.json").unlink, missing_ok=True)
+        self._told = link
         if link:
             _write(self.home.path / LINK, link + "\n")
 

@@ -14,9 +14,11 @@ import torch
 import typer
 from rich.console import Console
 from torch import nn
+from typer.testing import CliRunner
 
 from swarmcli.cli import consent, linking
 from swarmcli.cli.linking import Named, recipe_named
+from swarmcli.cli.validate import validate
 from swarmcli.errors import RecipeError, UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.optim.config import Role
@@ -142,6 +144,16 @@ def test_what_must_agree_cannot_be_set(contact: SimpleNamespace, tmp_path: Path)
     with pytest.raises(RecipeError, match=r"--set changes optimizer\.learning_rate"):
         recipe_named(str(LINK), "trainer", ["optimizer.learning_rate=1"], yes=True)
     recipe_named(str(LINK), "trainer", ["local.threads=1"], yes=True)
+
+
+def test_validate_shows_the_same_and_asks_and_writes_nothing(contact: SimpleNamespace, tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(validate)
+    shown = CliRunner().invoke(app, [str(LINK)], catch_exceptions=False)
+    assert "run                   small" in shown.stdout and "the link's recipe is in order" in shown.stdout
+    told = CliRunner().invoke(app, [str(LINK), "--json"], catch_exceptions=False)
+    assert json.loads(told.stdout)["values"]["run_id"] == "small"
+    assert (contact.shown, contact.times) == (1, 2) and list(tmp_path.iterdir()) == []
 
 
 def test_a_path_is_taken_as_it_is_and_processes_of_a_site_do_not_ask_again() -> None:

@@ -81,8 +81,8 @@ def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:
 
 def test_checking_the_file_alone_needs_no_torch(recipe: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from swarmcli.cli.validate import validate;"
-        "validate(Path(sys.argv[1]), None, True, False); assert 'torch' not in sys.modules"
+        "import sys; from swarmcli.cli.validate import validate;"
+        "validate(sys.argv[1], None, True, False); assert 'torch' not in sys.modules"
     )
     found = subprocess.run([sys.executable, "-c", code, str(recipe)], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
