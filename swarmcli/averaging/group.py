@@ -61,6 +61,11 @@ class Member:
         return Dialable.of(self.listening, self.addresses)
 
 
+def meeting(first: Member, second: Member) -> Dialable:
+    """How the two come together: by the one that is easier to dial."""
+    return max(first.dialable, second.dialable)
+
+
 @dataclass(frozen=True)  # without slots, so that its id is computed once
 class Group:
     """A closed group, equal at all of its members; this is what its leader sends them. Raises ValueError.

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from swarmcli.averaging.group import Dialable, Member
+from swarmcli.averaging.group import Dialable, Member, meeting
 from swarmcli.errors import NoReducerError
 
 # Weight of the second aim, shares in proportion to bandwidth, which decides where the first leaves a choice: with two
@@ -60,11 +60,6 @@ def slowest_link(members: Sequence[Member], shares: Sequence[float]) -> float:
             outside = max(outside, passed)
     used = [(traffic, member.bandwidth) for traffic, member in zip(own, members, strict=True) if member.bandwidth > 0]
     return max(outside / min(bandwidth for _, bandwidth in used), *(traffic / bandwidth for traffic, bandwidth in used))
-
-
-def meeting(first: Member, second: Member) -> Dialable:
-    """How the two come together: by the one that is easier to dial."""
-    return max(first.dialable, second.dialable)
 
 
 def reducer_opens(reducer: Member, sender: Member) -> bool:

@@ -27,14 +27,14 @@ class Relaying:
         elif takes_part:
             self._part = Relay(endpoint, budgets or RelayBudgets(), find=directory.find, publish=directory.publish)
 
-    async def start(self) -> None:
-        """Begins to relay; or returns once a relay was found and is announced, however long that takes."""
+    async def start(self, *, wait: bool = True) -> None:
+        """Begins to relay; or to search for a relay, and waits until one is found and announced."""
         await self._transport.listen(self._endpoint.adopt)
         if self._part is not None:
             announced = asyncio.Event()
             unsubscribe = self._endpoint.events.subscribe(lambda _: announced.set())
             await self._part.start()
-            while not self._endpoint.addresses:
+            while wait and not self._endpoint.addresses:
                 announced.clear()
                 await announced.wait()
             unsubscribe()

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.matchmaking.finder import SPARED
 from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.testing import virtual_time
 from tests.averaging import rounds
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_all_equal, assert_one_group
 from tests.averaging.searchers import Searchers
+from tests.suites import soak
 
 
 async def one_round(peers: Sequence[Peer]) -> list[RoundResult]:
@@ -47,6 +50,32 @@ def test_who_can_be_dialed_directly_leads_and_reduces(auxiliary: bool) -> None:
             assert result.group.part_shares == (1.0, 0.0, 0.0, 0.0)
 
     virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("after", [0.5, 1.0, *soak([0.1, 1.5, 2.0])])
+def test_when_a_relay_is_killed_in_the_middle_of_a_round_all_end_with_equal_bits(after: float) -> None:
+    async def main() -> None:
+        async with Averagers(4) as swarm:
+            relays = await swarm.add(3, relays=True)
+            peers = await swarm.add(3, listening=False, relays=True, shapes=((100, 1000), (40,)))
+            for peer in peers:
+                swarm.network.set_bandwidth(peer.peer_id, 4e5)
+            controls = [peer.begin(timeout=60.0) for peer in peers]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            await asyncio.sleep(after)
+            [used, *_] = [parse_address(address).relay for address in peers[0].endpoint.addresses]
+            swarm.kill(next(relay for relay in relays if relay.peer_id == used))
+            results = await all_results(controls)
+            assert_one_group(results, peers)
+            assert len(results[0].contributors) == 3
+            for own, *others in zip(*(peer.core._tensors for peer in peers), strict=True):
+                assert all(torch.equal(own, other) for other in others)
+            again = await one_round(peers)
+            assert_one_group(again, peers)
+            assert len(again[0].contributors) == 3
+            assert all(str(used) not in address for peer in peers for address in peer.endpoint.addresses)
+
+    virtual_time.run(main(), timeout=600)
 
 
 def test_who_failed_as_a_reducer_gets_no_parts_for_a_while_unless_nobody_else_could() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swarmcli.averaging.group import Dialable, Member
-from swarmcli.averaging.shares import meeting, reducing_shares, slowest_link
+from swarmcli.averaging.group import Dialable, Member, meeting
+from swarmcli.averaging.shares import reducing_shares, slowest_link
 from swarmcli.errors import NoReducerError
 from swarmcli.network.identity import PeerID
 

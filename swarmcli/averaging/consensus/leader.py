@@ -31,6 +31,7 @@ from swarmcli.tasks import beside
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one proposer, doubled each time
 _ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one may come to its end
+_RELAYS = 3  # that may be lost on the way to one leader, before another one is followed
 _SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one …
 _SEARCH_ALONE = 6.0  # … or, if all others are plainly gone
 _LONGEST_SEARCH = 120.0  # seconds for all ballots of one that finds a quorum, but comes to no result with it
@@ -56,6 +57,7 @@ class Agreement:
         self._proposer = Proposer(mates, votes, parts)
         self._attendance = Attendance(mates, options.to_begin)
         self._absent: asyncio.Queue[AbsenceNotice] = asyncio.Queue()  # of what the others are to hear
+        self._cut_off: asyncio.Queue[int] = asyncio.Queue()  # members whose connection over a relay has ended
         self._lost, self._unreachable = lost, unreachable
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
         self._following = self._candidates()[0]
@@ -124,7 +126,10 @@ class Agreement:
         try:
             await self._settled.wait()
         except asyncio.CancelledError:
-            self._lose(asker, "its connection to the leader ended")
+            if self._mates.over_relay(asker):
+                self._cut_off.put_nowait(asker)
+            else:
+                self._lose(asker, "its connection to the leader ended")
             raise
         return self._votes.decision
 
@@ -163,13 +168,20 @@ class Agreement:
     # Following
 
     async def _send_vote(self, vote: VoteMessage) -> None:
-        try:
-            await self._mates.ask(0, "vote", vote, Noted, self._options.for_reducer)
-        except NetworkError:
-            return  # the question that waits at the leader ends the same way, and says what follows
+        for _ in range(1 + _RELAYS):
+            try:
+                await self._mates.ask(0, "vote", vote, Noted, self._options.for_reducer)
+            except NetworkError as error:
+                # The question that waits at the leader ends the same way, and says what follows; unless it is only the
+                # relay that is lost.
+                if isinstance(error, CallRefused) or not await self._is_behind_a_lost_relay(0):
+                    return
+            else:
+                return
 
     async def _pursue(self) -> None:
         """Follows the first in rank, then each next one that is alive; after those that go before, leads."""
+        relays = _RELAYS
         while not self._settled.is_set():
             if self._following == self._mates.me:
                 await self._lead()
@@ -178,6 +190,10 @@ class Agreement:
             if decision is not None:
                 self.learn(decision)
                 return
+            if relays and await self._is_behind_a_lost_relay(self._following):
+                relays -= 1
+                continue
+            relays = _RELAYS
             self._unreachable.add(self._following)
             candidates = self._candidates()
             self._following = candidates[0]
@@ -208,6 +224,10 @@ class Agreement:
                 self._unreachable.add(member)
         return self._mates.me
 
+    async def _is_behind_a_lost_relay(self, member: int) -> bool:
+        """Whether a member that has not answered takes part all the same, and comes over another relay."""
+        return self._mates.over_relay(member) and await self._takes_part(member)
+
     async def _takes_part(self, member: int) -> bool:
         answer = await self._mates.presence(member)
         if answer is not None and answer.decision is not None:
@@ -222,6 +242,7 @@ class Agreement:
             self._lose(member, "it was lost")
         async with asyncio.TaskGroup() as tasks:
             helpers = [tasks.create_task(self._tell_of_absence()), tasks.create_task(self._attendance.run(self._lose))]
+            helpers.append(tasks.create_task(self._look_for_the_cut_off()))
             if self._zero is not None:
                 helpers.append(tasks.create_task(self._zero.ask_auxiliaries(self._check_zero)))
                 if self._mates.me in self._lost:
@@ -236,6 +257,15 @@ class Agreement:
                 await self._propose_until_settled()
             for helper in helpers:
                 helper.cancel()
+
+    async def _look_for_the_cut_off(self) -> None:
+        async def look_for(member: int) -> None:
+            if not await self._takes_part(member):
+                self._lose(member, "its connection to the leader ended")
+
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(look_for(await self._cut_off.get()))
 
     async def _listen(self, member: int) -> None:
         """Another member may know the outcome, or come to know it from one that cannot be reached from here."""

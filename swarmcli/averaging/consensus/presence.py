@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from swarmcli.averaging.consensus.messages import PresenceAnswer, PresenceQuestion
-from swarmcli.averaging.group import Group
+from swarmcli.averaging.group import Dialable, Group, meeting
 from swarmcli.errors import NetworkError
 from swarmcli.network import Endpoint, PeerID
 
@@ -63,6 +63,11 @@ class Mates:
 
     def peer(self, index: int) -> PeerID:
         return self.group.members[index].peer_id
+
+    def over_relay(self, index: int) -> bool:
+        """Whether a third peer carries what is said between the two: when that is lost, neither of them need be."""
+        members = self.group.members
+        return meeting(members[self.me], members[index]) == Dialable.OVER_RELAY
 
     def is_connected(self, index: int) -> bool:
         return self.endpoint.is_connected(self.peer(index))

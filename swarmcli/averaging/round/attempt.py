@@ -73,7 +73,7 @@ class Attempt:
         if mine is not None:
             self._reducer.begin(mates.me, mine.weight)
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []
-        self._receiver = PartReceiver(mates, plan, self._reducer, others, options)
+        self._receiver = PartReceiver(mates, plan, self._reducer, others, options, last=last)
         self._sender = PartSender(mates, plan, senders, mine, results, options)
         self.copier = None if results is None else Copier(mates, holdings, results, options, failed_holders)
         self.trouble = Gathered()  # its failures: why averages are missing here

@@ -16,21 +16,24 @@ from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
 from swarmcli.network import Stream
-from swarmcli.tasks import beside, forget, forgetful, unless_silent
+from swarmcli.tasks import Bell, beside, forget, forgetful, unless_silent
 
 
 class PartReceiver:
     """Serves the members of one round, each on its own stream."""
 
     def __init__(
-        self, mates: Mates, plan: Plan, reducer: Reducer, members: list[int], options: AllreduceOptions
+        self, mates: Mates, plan: Plan, reducer: Reducer, members: list[int], options: AllreduceOptions, *, last: bool
     ) -> None:
-        """`members`: indices of those who send and receive, without this one."""
+        """`members`: indices of those who send and receive, without this one. `last`: no other try may follow."""
         self.streams: list[Stream] = []
         self.refused: dict[int, str] = {}  # who sent what cannot be averaged
         self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
         self._notes: dict[int, str] = {}
+        self._last = last
+        self._cut_off: dict[int, str] = {}  # whose stream over a relay has broken, and how it ended
+        self._news = Bell()
 
     @property
     def left_out(self) -> dict[int, str]:
@@ -46,7 +49,7 @@ class PartReceiver:
             for member in visiting:
                 tasks.create_task(self._visit(member))
             with suppress(RoundFailed):
-                async with beside(self._watch_beginnings()):
+                async with beside(self._watch_beginnings()), beside(self._look_for_the_cut_off()):
                     await self._reducer.run()
 
     def absent(self, member: int, reason: str) -> None:
@@ -76,7 +79,33 @@ class PartReceiver:
         except RoundFailed as error:
             raise CallRefused("failed", error.reason) from error
         finally:
-            self._reducer.leave_out(member, "its connection ended")
+            self._ended(member, stream, "its connection ended")
+
+    def _ended(self, member: int, stream: Stream, reason: str) -> None:
+        """The stream of a member has. It is left out from there on; but one whose stream went over a relay may live
+        all the same, and is looked for."""
+        if not stream.relayed or self._last:
+            self._reducer.leave_out(member, reason)
+        elif member not in self._cut_off:
+            self._cut_off[member] = reason
+            self._news.ring()
+
+    async def _look_for_the_cut_off(self) -> None:
+        """The exchange is given up for the sake of a member that lives: in the next try it comes over another relay."""
+        looked_for = set[int]()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for member in self._cut_off.keys() - looked_for:
+                    looked_for.add(member)
+                    tasks.create_task(self._look_for(member))
+                await self._news.wait()
+
+    async def _look_for(self, member: int) -> None:
+        answer = await self._mates.presence(member)
+        if answer is not None and answer.standing == "running" and not self._reducer.has_all_of(member):
+            self._reducer.abort(f"a relay on the way to {self._mates.peer(member).short} was lost")
+        else:
+            self._reducer.leave_out(member, self._cut_off[member])
 
     async def _visit(self, member: int) -> None:
         """Opens the stream to a member that is easier to dial than this reducer."""
@@ -127,7 +156,7 @@ class PartReceiver:
         except TimeoutError:
             self._reducer.leave_out(member, "it fell silent")
         except NetworkError as error:
-            self._reducer.leave_out(member, f"its connection ended: {error}"[:MAX_WORDS])
+            self._ended(member, stream, f"its connection ended: {error}"[:MAX_WORDS])
 
     @forgetful
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:

@@ -132,10 +132,14 @@ class Reducer:
             finally:
                 self._bell.ring()
 
+    def has_all_of(self, sender: int) -> bool:
+        """Whether nothing more is expected from a sender."""
+        return self._senders[sender].settled(len(self.parts) - 1)
+
     def leave_out(self, sender: int, reason: str) -> None:
         """Nothing more is expected from a sender; parts that it has delivered count. The first reason stays."""
         state = self._senders[sender]
-        if state.left_out is None and not state.settled(len(self.parts) - 1):
+        if not self.has_all_of(sender):
             state.left_out = reason
             self._bell.ring()
 
