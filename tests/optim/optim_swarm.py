@@ -189,7 +189,7 @@ class Swarm:
         node = await make_node(self.network, len(self._nodes), self.contact, client_mode=client_mode)
         self._nodes.append(node)
         self.relaying[node.peer_id] = relaying = Relaying(node, takes_part=relays)
-        await relaying.start()
+        await relaying.start(wait=self._contact_relays)
         return node
 
     async def trainer(self, *, client_mode: bool = False, relays: bool = False, **options: Any) -> Trainer:

@@ -266,8 +266,8 @@ def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
     holds = "holds" if len(names) == 1 else "hold"
     return (
         f"{named} {holds} the state of this run (epoch {epoch}), and this peer reaches nobody who could hand it over: "
-        "start `swarm monitor` on a computer that all can dial (an auxiliary holds no state), or set "
-        "averaging.proceed_alone to train apart"
+        "start `swarm monitor` or `swarm aux` on a computer that all can dial, which passes on what they send each "
+        "other, or set averaging.proceed_alone to train apart"
     )
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from swarmcli.events import Noticed
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import Swarm, digests, record, together
+from tests.optim.optim_swarm import TARGET, Swarm, digests, record, together, until
 from tests.optim.peers.test_out_of_reach import helped, training
+from tests.suites import soak
 
 
-@pytest.mark.parametrize("helper", ["auxiliary", "monitor", ""])
+@pytest.mark.parametrize("helper", ["auxiliary", *soak(["monitor", ""])])
 def test_a_newcomer_gets_the_state_over_a_relay_and_both_train_one_model(helper: str) -> None:
     async def main() -> None:
         async with Swarm(contact_relays=True) as swarm:
@@ -41,5 +42,65 @@ def test_a_newcomer_gets_the_state_over_a_relay_and_both_train_one_model(helper:
                 await asyncio.wait([following])
             else:
                 await story()
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_newcomer_without_a_way_to_the_state_says_so_and_goes_on_when_a_relay_comes() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            first = await swarm.trainer(seed=1, pace=0.5, client_mode=True, relays=True)
+            async with training(first):
+                await asyncio.sleep(6)
+                second = await swarm.trainer(seed=2, pace=0.5, client_mode=True, relays=True)
+                said, began = record(second.node, Noticed), asyncio.get_running_loop().time()
+                async with training(second):
+                    await until(lambda: bool(said))
+                    assert asyncio.get_running_loop().time() - began < 10
+                    assert "waits" in said[0].text and "`swarm aux`" in said[0].text
+                    await asyncio.sleep(10)
+                    assert second.epochs == []
+                    await swarm.node(relays=True)
+                    await until(lambda: len(second.used) > 2)
+                await together(first.train(second.epoch + 2), second.train(second.epoch + 2))
+                assert len(digests([first, second])) == 1
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("from_the_start", [False, *soak([True])])
+def test_a_peer_that_nobody_can_dial_is_dialed_by_nobody_in_a_hundred_epochs(from_the_start: bool) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            others = [await swarm.trainer(seed=1, batch_size=TARGET // 2)]
+            hidden = await swarm.trainer(seed=1, batch_size=TARGET // 2, client_mode=from_the_start)
+            if not from_the_start:
+                await together(*(trainer.train(5) for trainer in (hidden, *others)))
+                hidden.node.endpoint.announce(direct=())
+                await asyncio.sleep(1)
+            epoch, dials = hidden.epoch, len(swarm.network.dials)
+            await together(*(trainer.train(epoch + 100) for trainer in (hidden, *others)))
+            addresses = {address for dialer, address in swarm.network.dials[dials:] if dialer != hidden.node.peer_id}
+            assert not any(hidden.node.peer_id.short in address for address in addresses)
+            assert len(digests([hidden, *others])) == 1 and len(hidden.used) > 90
+
+    virtual_time.run(main(), timeout=600)
+
+
+def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> None:
+    async def main() -> None:
+        async with Swarm(contact_relays=True) as swarm:
+            moves, *others = [await swarm.trainer(seed=1) for _ in range(3)]
+            async with training(moves, *others):
+                await until(lambda: moves.epoch >= 3)
+                await asyncio.sleep(0.25)
+                transport = moves.node.endpoint._transport
+                swarm.network.move(transport, "elsewhere")
+                moves.node.endpoint.announce(direct=transport.own_addresses())
+                epoch = moves.epoch
+                await until(lambda: moves.epoch >= epoch + 6)
+                assert len([each for each in moves.used if each >= epoch]) >= 4
+            await together(*(trainer.train(max(t.epoch for t in swarm.trainers) + 2) for trainer in swarm.trainers))
+            assert len(digests(swarm.trainers)) == 1
 
     virtual_time.run(main(), timeout=300)
