@@ -144,6 +144,7 @@ class Allreduce:
             if member.addresses:
                 self._service.endpoint.learn(member.peer_id, member.addresses)
 
+    @forgetful
     async def _meet(self) -> None:
         """Dials the members that are easier to dial than this one: they cannot dial it if it comes to be the only one
         that holds the result, or is needed for a majority."""

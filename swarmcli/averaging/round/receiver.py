@@ -90,6 +90,7 @@ class PartReceiver:
             self._cut_off[member] = reason
             self._news.ring()
 
+    @forgetful
     async def _look_for_the_cut_off(self) -> None:
         """The exchange is given up for the sake of a member that lives: in the next try it comes over another relay."""
         looked_for = set[int]()
@@ -100,6 +101,7 @@ class PartReceiver:
                     tasks.create_task(self._look_for(member))
                 await self._news.wait()
 
+    @forgetful
     async def _look_for(self, member: int) -> None:
         answer = await self._mates.presence(member)
         if answer is not None and answer.standing == "running" and not self._reducer.has_all_of(member):
