@@ -18,6 +18,7 @@ from swarmcli.cli.console import err, format_time, plural, printable
 from swarmcli.errors import UsageError
 from swarmcli.journal import megabytes
 from swarmcli.optim.config import Role
+from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe
 from swarmcli.recipe.offered import web_host
 from swarmcli.training.demand import Demand
@@ -41,7 +42,8 @@ def sheet(recipe: Recipe, role: Role, demand: Demand, memory: str, files: Path) 
         ("memory", f"about {memory}; refused if that is not free"),
         ("disk", _disk(recipe, role, demand)),
         ("processor", _processor(recipe, role)),
-        ("traffic", _traffic(role, demand)),
+        ("traffic", _traffic(recipe, role, demand)),
+        ("router", _router(recipe)),
         ("others see", "this computer's network address and the name it is given; a recipe brings no code along"),
         ("files", f"all of this peer's own: {files}"),
         ("leaving", "Ctrl-C, whenever you like; the others go on, and the same command takes you back in"),
@@ -114,14 +116,23 @@ def _processor(recipe: Recipe, role: Role) -> str:
     return f"{device}; {limit}"
 
 
-def _traffic(role: Role, demand: Demand) -> str:
+def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     whose = "as the contact says" if demand.pace_is_told else "which is a guess"
     pace = f"an epoch in {format_time(demand.pace)}, {whose}"
     whom = " for each trainer that it helps" if role == "auxiliary" else ""
+    relays = role != "trainer" if recipe.local.relay is None else recipe.local.relay
+    rate = megabytes(recipe.local.relay_rate or RelayBudgets().rate or 0)
+    others = f"; besides, it carries the connections of others, at most {rate} a second (--no-relay: none)"
     return (
         f"at most {megabytes(demand.epoch)} up and as much down in an epoch{whom}: {megabytes(demand.an_hour)} an hour "
-        f"each way at {pace}; nothing limits it but your line"
+        f"each way at {pace}" + (others if relays else "")
     )
+
+
+def _router(recipe: Recipe) -> str:
+    if not recipe.local.port_mapping or recipe.local.client_mode:
+        return "it is asked for nothing"
+    return "it is asked to open a port while this peer runs, if others cannot dial it; --no-port-mapping: never"
 
 
 def _size(nbytes: int) -> str:

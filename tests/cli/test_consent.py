@@ -51,6 +51,7 @@ def data(*items: object, more: str = "") -> Recipe:
 def test_a_dozen_lines_say_what_will_happen() -> None:
     lines = sheet(small("local.threads=2"), pace=30.0)
     assert len(lines) <= 12
+    assert "carries" not in lines["traffic"] and "--no-port-mapping" in lines["router"]
     assert "a gpt2 of 20,200 parameters" in lines["model"] and "32 samples" in lines["model"]
     assert "standard library, on this computer" in lines["data"]
     assert "2 threads" in lines["processor"]
@@ -61,6 +62,9 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
 def test_who_computes_nothing_reads_nothing() -> None:
     assert sheet(small(), "auxiliary")["data"] == "none are read"
     assert sheet(small(), "auxiliary")["download"] == "nothing"
+    assert "connections of others, at most 32.0 MB a second" in sheet(small(), "auxiliary")["traffic"]
+    assert "at most 1.0 MB a second" in sheet(small("local.relay_rate=1e6"), "monitor")["traffic"]
+    assert "carries" not in sheet(small("local.relay=false"), "monitor")["traffic"]
     assert "state" in sheet(small(), "monitor")["download"]
 
 
