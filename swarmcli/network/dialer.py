@@ -73,7 +73,8 @@ class Dialer:
 
     async def _attempt(self, peer: PeerID, address: str, purpose: Purpose) -> Connection:
         stranger = address not in self._book.first_hand(peer)
-        host = parse_address(address).host
+        parsed = parse_address(address)
+        host = parsed.host if parsed.relay is None else parsed.relay.text
         if stranger and not self._budget.take(host):
             raise ConnectError(_TOO_MANY.format(address), address=address)
         try:

@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 _DATA = Data()
 _MAX_HANDSHAKES = 64  # of strangers that come through relays at the same time; further ones are refused
+_LOOKUP_PAUSE = 30.0  # seconds until a relay that was not found is looked up again: any peer may name any relay
+_MAX_UNKNOWN = 1024
 
 Lookup = Callable[[PeerID], Awaitable[Sequence[str]]]
 
@@ -214,6 +216,7 @@ class RelayTransport:
         self._shared = Shared(endpoint.limits)
         self._tasks = TaskOwner()
         self._needed: Counter[PeerID] = Counter()  # relays to which a stream is being opened
+        self._unknown: dict[PeerID, float] = {}  # relays that a lookup has not found; until when none is tried again
         self._handshakes = 0  # of incoming connections
 
     @property
@@ -273,10 +276,22 @@ class RelayTransport:
         seen = self._endpoint.seen(relay)
         if seen is not None and not seen.relayed:
             return
-        if not any(map(is_direct, self._endpoint.addresses_of(relay))) and self._lookup is not None:
+        now = asyncio.get_running_loop().time()
+        if not self._is_known(relay) and self._lookup is not None and self._unknown.get(relay, now) <= now:
             self._endpoint.learn(relay, tuple(await self._lookup(relay)))
-        if not any(map(is_direct, self._endpoint.addresses_of(relay))):
+            if not self._is_known(relay):
+                self._note_unknown(relay, now + _LOOKUP_PAUSE)
+        if not self._is_known(relay):
             raise ConnectError(f"{address}: no address of the relay is known", address=address)
+
+    def _is_known(self, relay: PeerID) -> bool:
+        return any(map(is_direct, self._endpoint.addresses_of(relay)))
+
+    def _note_unknown(self, relay: PeerID, until: float) -> None:
+        self._unknown.pop(relay, None)
+        self._unknown[relay] = until
+        if len(self._unknown) > _MAX_UNKNOWN:
+            del self._unknown[next(iter(self._unknown))]
 
     async def _dial(self, relay: PeerID, target: PeerID, purpose: Purpose, address: str) -> TCPConnection:
         def greet(engine: TLSEngine) -> Greeting:

@@ -349,6 +349,30 @@ async def test_two_relays_that_name_each_other_are_not_dialed_in_circles() -> No
 
 
 @simulated
+async def test_an_unknown_relay_is_looked_up_and_not_again_and_again() -> None:
+    async with scene() as peers:
+        endpoint, _ = await peers.relay()
+        _, b = await peers.pair(endpoint)
+        listener = await peers.listener(3)
+        asked: list[PeerID] = []
+        where: dict[PeerID, tuple[str, ...]] = {}
+
+        async def lookup(relay: PeerID) -> tuple[str, ...]:
+            asked.append(relay)
+            return where.get(relay, ())
+
+        transport = await open_circuits(listener, lookup)
+        for _ in range(5):
+            with pytest.raises(ConnectError, match="no address of the relay"):
+                await transport.dial(b.address(endpoint), b.peer_id, Purpose.CONTROL, 5)
+        assert asked == [endpoint.peer_id]
+        where[endpoint.peer_id] = endpoint.addresses
+        await asyncio.sleep(31)
+        (await transport.dial(b.address(endpoint), b.peer_id, Purpose.CONTROL, 5)).abort("seen")
+        assert len(asked) == 2
+
+
+@simulated
 async def test_a_closed_client_leaves_nothing_and_its_peers_hear_of_it() -> None:
     async with scene() as peers:
         endpoint, relay = await peers.relay()

@@ -97,8 +97,8 @@ async def test_reservations_are_renewed_for_hours() -> None:
         client = await peers.client(0)
         relays = keeper(client, board)
         await relays.start()
-        for _ in range(20):
-            await asyncio.sleep(500)
+        for _ in range(8):
+            await asyncio.sleep(450)
             assert relay.statistics().reservations == 1
         await relays.close()
 
