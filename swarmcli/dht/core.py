@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from swarmcli.errors import (
     ValidationError,
 )
 from swarmcli.events import PeerRefused
+from swarmcli.network.addresses import Scope, is_direct, readable
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 
@@ -64,7 +65,7 @@ class NodeCore:
         self.peer_id = endpoint.peer_id
         self.limits = limits
         self.num_replicas, self.bucket_size, self.parallel = num_replicas, bucket_size, parallel
-        self.contacts = Contacts(endpoint.peer_id, bucket_size, limits, endpoint.learn)
+        self.contacts = Contacts(endpoint.peer_id, bucket_size, limits)
         self.storage = Storage(limits)
         self.checker = RecordChecker(limits, validators)
         self.instance = endpoint.random.getrandbits(62) + 1
@@ -73,7 +74,12 @@ class NodeCore:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where others may dial this node; none in client mode."""
-        return () if self.endpoint.client_mode else self.endpoint.addresses
+        return () if self.endpoint.client_mode else self.endpoint.direct_addresses
+
+    @property
+    def listening(self) -> bool:
+        """Whether others may take this node into their routing tables."""
+        return bool(self.addresses)
 
     def now(self) -> float:
         """Swarm time, in which records expire."""
@@ -166,20 +172,28 @@ class NodeCore:
         self._reported.add((peer, rule))
         self.endpoint.events.emit(PeerRefused(peer.text, text, what="dht"))
 
+    def heard_from(self, peer: PeerID, listening: bool) -> Contact:
+        """A peer has called or answered. Its contact is what it says of itself on its connection, and where it has
+        answered: whatever others say of it is not handed on as if it had said so."""
+        known = filter(is_direct, self.endpoint.own_word(peer)) if listening else ()
+        contact = Contact(peer, tuple(known))
+        self.contacts.heard_from(contact, self.loop_time())
+        return contact
+
     # Asking other nodes
 
     async def ping(self, peer: PeerID) -> Contact | None:
         """The contact as it describes itself; None for a peer in client mode."""
-        reply = await self._call(peer, messages.PING, messages.PingRequest(self.addresses), messages.PingReply)
-        contact = Contact(peer, reply.addresses)
-        self.contacts.heard_from(contact, self.loop_time())
+        request = messages.PingRequest(self.listening)
+        reply = await self._call(peer, messages.PING, request, messages.PingReply)
+        contact = self.heard_from(peer, reply.listening)
         return contact if contact.addresses else None
 
     async def find(
         self, contact: Contact, questions: Sequence[Question], *, contacts: int, values: bool
     ) -> tuple[FindReply, Sequence[Contact]]:
         """One message with at most MAX_TARGETS questions; also the neighbours that the answer names."""
-        request = FindRequest(self.addresses, tuple(questions), contacts, values)
+        request = FindRequest(self.listening, tuple(questions), contacts, values)
         reply = await self._ask(contact, messages.FIND, request, FindReply)
         if len(reply.answers) != (len(questions) if values else 0):
             raise self.impossible(contact.peer_id, "as many answers as questions were expected")
@@ -201,7 +215,7 @@ class NodeCore:
         self, contact: Contact, records: Sequence[Record], *, contacts: int = 0
     ) -> tuple[Sequence[messages.Outcome], Sequence[Contact]]:
         """One outcome per record, and neighbours of their keys. The caller keeps within the bounds of a message."""
-        request = messages.StoreRequest(self.addresses, tuple(records), contacts)
+        request = messages.StoreRequest(self.listening, tuple(records), contacts)
         reply = await self._ask(contact, messages.STORE, request, messages.StoreReply)
         if len(reply.outcomes) != len(records):
             raise self.impossible(contact.peer_id, "as many outcomes as records were expected")
@@ -209,7 +223,7 @@ class NodeCore:
 
     async def sync(self, contact: Contact, digests: Sequence[tuple[bytes, int]]) -> set[bytes]:
         """Under which of these keys the contact holds something else than this node."""
-        request = messages.SyncRequest(self.addresses, tuple(digests))
+        request = messages.SyncRequest(self.listening, tuple(digests))
         return set((await self._ask(contact, messages.SYNC, request, messages.SyncReply)).wanted)
 
     def impossible(self, peer: PeerID, reason: str) -> ValidationError:
@@ -224,17 +238,25 @@ class NodeCore:
             raise self.impossible(contact.peer_id, "more neighbours than were asked for")
         if any(not neighbour.addresses for neighbour in neighbours):
             raise self.impossible(contact.peer_id, "a neighbour without an address")
-        return neighbours
+        return list(self._credible(contact, neighbours))
+
+    def _credible(self, source: Contact, neighbours: Sequence[Contact]) -> Iterator[Contact]:
+        """With the addresses that this source may name; who has none left is left out."""
+        horizon = self.endpoint.horizon(source.peer_id)
+        for each in neighbours:
+            addresses = tuple(filter(is_direct, readable(each.addresses, each.peer_id, horizon)))
+            if addresses:
+                yield Contact(each.peer_id, addresses)
 
     async def _ask(self, contact: Contact, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
         """Like `_call`; a contact known from hearsay is a contact from now on, since it has answered."""
         peer = contact.peer_id
         if self.contacts.is_banned(peer, self.loop_time()):
             raise ValidationError("the peer has sent impossible messages")
-        if not self.endpoint.can_reach(peer):
-            self.endpoint.learn(peer, contact.addresses)
+        if not self.endpoint.is_connected(peer):
+            self.endpoint.learn(peer, contact.addresses, horizon=Scope.HOST)  # judged when it was heard
         answer = await self._call(peer, method, request, reply)
-        self.contacts.heard_from(contact, self.loop_time())
+        self.heard_from(peer, listening=True)
         return answer
 
     async def _call(self, peer: PeerID, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:

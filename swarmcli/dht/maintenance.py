@@ -23,7 +23,7 @@ from swarmcli.errors import (
     WrongPeerError,
 )
 from swarmcli.events import Event, Noticed, PeerDisconnected
-from swarmcli.network.addresses import parse_address
+from swarmcli.network.addresses import Scope, parse_address
 from swarmcli.network.identity import PeerID
 
 _FIRST_PAUSE = 0.1  # seconds between two attempts at one first contact; it doubles
@@ -167,7 +167,7 @@ class Maintenance:
         core = self._core
         lost = core.contacts.lost_contacts(core.loop_time(), _PROBES)
         for contact in lost:
-            core.endpoint.learn(contact.peer_id, contact.addresses)
+            core.endpoint.learn(contact.peer_id, contact.addresses, horizon=Scope.HOST)  # its own word, in its time
         found = await self._ping([contact.peer_id for contact in lost])
         if core.loop_time() >= self._first_contacts_due:
             self._first_contacts_due = core.loop_time() + self._core.jittered(core.limits.probe_interval)

@@ -9,7 +9,6 @@ import msgspec
 
 from swarmcli.dht.records import ID_BYTES, Record
 from swarmcli.dht.routing import Contact
-from swarmcli.network.wire.messages import Addresses
 
 PING = "dht.ping"
 FIND = "dht.find"
@@ -26,13 +25,14 @@ Records = Annotated[tuple[Record, ...], msgspec.Meta(max_length=MAX_RECORDS)]
 
 
 class PingRequest(msgspec.Struct, frozen=True):
-    """Are you there? `addresses` are the asker's own; none in client mode, and then it stays out of routing tables."""
+    """Are you there? `listening`, in all requests: whether the asker is a node that others may ask. Where it can be
+    dialed it has said when it greeted; one in client mode stays out of routing tables."""
 
-    addresses: Addresses = ()
+    listening: bool = False
 
 
 class PingReply(msgspec.Struct, frozen=True):
-    addresses: Addresses
+    listening: bool
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,7 +46,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 class FindRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whom do you know near these ids, and (with `values`) what do you hold under them?"""
 
-    addresses: Addresses
+    listening: bool
     questions: Annotated[tuple[Question, ...], msgspec.Meta(max_length=MAX_TARGETS)]
     contacts: int = 0  # wanted per question
     values: bool = False
@@ -67,7 +67,7 @@ class FindReply(msgspec.Struct, frozen=True):
 
 
 class StoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    addresses: Addresses
+    listening: bool
     records: Records
     contacts: int = 0  # neighbours wanted per key, so that storing can be a step of the search for where to store
 
@@ -85,7 +85,7 @@ class StoreReply(msgspec.Struct, frozen=True, omit_defaults=True):
 class SyncRequest(msgspec.Struct, frozen=True):
     """What the asker holds under these keys. A node that holds anything else asks for them."""
 
-    addresses: Addresses
+    listening: bool
     digests: Annotated[tuple[tuple[ID, int], ...], msgspec.Meta(max_length=MAX_RECORDS)]  # of each key's records
 
 

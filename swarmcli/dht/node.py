@@ -184,7 +184,8 @@ class DHTNode:
         self._cache.clear()
 
     def known_addresses(self) -> list[str]:
-        """Where the peers that this node knows at present can be dialed, in the form that `initial_peers` takes."""
+        """Where the peers that this node knows at present have answered, or say that they can be dialed; in the form
+        that `initial_peers` takes."""
         return [
             f"{address}/{contact.peer_id.text}" for contact in self.core.contacts.table for address in contact.addresses
         ]

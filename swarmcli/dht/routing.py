@@ -167,28 +167,22 @@ class _Lost:
 class Contacts:
     """The routing table, with a memory of the contacts that left it. Times are the loop's, handed in."""
 
-    def __init__(
-        self, own: PeerID, bucket_size: int, limits: DHTLimits, learn: Callable[[PeerID, tuple[str, ...]], None]
-    ) -> None:
-        """`learn` takes every first-hand address to the endpoint's address book."""
+    def __init__(self, own: PeerID, bucket_size: int, limits: DHTLimits) -> None:
         self.table = RoutingTable(own, bucket_size)
         self.listeners: list[Callable[[Change, Contact], None]] = []
         self._own = own
         self._limits = limits
-        self._learn = learn
         self._lost: OrderedDict[PeerID, _Lost] = OrderedDict()
         self._banned: OrderedDict[PeerID, float] = OrderedDict()  # until when, in loop time
 
     def heard_from(self, contact: Contact, now: float) -> None:
-        """A peer has called or answered, and this is where it says it is. One that nobody can dial any more leaves the
-        table."""
+        """A peer has called or answered, and this is where it has answered before or says that it is: never what others
+        say. One that nobody can dial any more leaves the table."""
         if contact.peer_id == self._own or self.is_banned(contact.peer_id, now):
             return
         if not contact.addresses:
             self.withdrawn(contact.peer_id)
             return
-        if self.table.get(contact.peer_id) != contact:
-            self._learn(contact.peer_id, contact.addresses)
         self._lost.pop(contact.peer_id, None)
         appeared, doubtful = self.table.seen(contact)
         if appeared:

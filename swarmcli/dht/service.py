@@ -42,12 +42,12 @@ class DHTService:
         self._core.endpoint.withdraw(messages.PING, messages.FIND, messages.STORE, messages.SYNC)
 
     async def ping(self, peer: PeerID, request: messages.PingRequest) -> messages.PingReply:
-        self._heard_from(peer, request.addresses)
-        return messages.PingReply(self._core.addresses)
+        self._core.heard_from(peer, request.listening)
+        return messages.PingReply(self._core.listening)
 
     async def find(self, peer: PeerID, request: messages.FindRequest) -> messages.FindReply:
         """Neighbours of the targets and, if asked for, the records under them, cut at the size of a reply."""
-        self._heard_from(peer, request.addresses)
+        self._core.heard_from(peer, request.listening)
         room, left = self._core.limits.max_reply, messages.MAX_RECORDS
         answers: list[Answer] = []
         for question in request.questions if request.values else ():
@@ -61,7 +61,7 @@ class DHTService:
 
     async def store(self, peer: PeerID, request: messages.StoreRequest) -> messages.StoreReply:
         """Judges each record by itself."""
-        self._heard_from(peer, request.addresses)
+        self._core.heard_from(peer, request.listening)
         now = self._core.loop_time()
         outcomes: list[Outcome] = []
         for index, record in enumerate(request.records):
@@ -74,7 +74,7 @@ class DHTService:
 
     async def sync(self, peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
         """Which of these keys look otherwise here."""
-        self._heard_from(peer, request.addresses)
+        self._core.heard_from(peer, request.listening)
         now = self._core.now()
         wanted: list[bytes] = []
         for number, digest in request.digests:
@@ -82,9 +82,6 @@ class DHTService:
             if entry is None or entry.digest() != digest:
                 wanted.append(number)
         return messages.SyncReply(tuple(wanted))
-
-    def _heard_from(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
-        self._core.contacts.heard_from(Contact(peer, addresses), self._core.loop_time())
 
     def _judge(self, peer: PeerID, record: Record) -> Outcome:
         verdict = self._core.accept(record)

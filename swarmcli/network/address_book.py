@@ -28,6 +28,7 @@ class _Entry:
     proven: tuple[str, ...] = ()  # we dialed it, and this peer answered there
     told: tuple[str, ...] = ()  # what the peer says of itself
     heard: tuple[str, ...] = ()  # what others say of it; they may err or lie
+    word: tuple[str, ...] = ()  # of the first two, what others can use
     failures: dict[str, _Failures] = field(default_factory=dict)  # in a row, by address
 
 
@@ -53,10 +54,13 @@ class AddressBook:
         entry = self._meet(peer)
         entry.failures.pop(address, None)
         entry.proven = (address, *(other for other in entry.proven if other != address))[:MAX_ADDRESSES]
+        entry.word = readable((*entry.proven, *entry.told), peer)
 
     def told(self, peer: PeerID, addresses: Iterable[str], horizon: Scope = Scope.HOST) -> None:
         """Takes in what the peer itself says now, instead of what it said before. None: it cannot be dialed."""
-        self._meet(peer).told = readable(addresses, peer, horizon)
+        entry = self._meet(peer)
+        entry.told = readable(addresses, peer, horizon)
+        entry.word = readable((*entry.proven, *entry.told), peer)
 
     def learn(self, peer: PeerID, addresses: Iterable[str], horizon: Scope = Scope.HOST) -> None:
         """Takes in hearsay. No addresses: nothing new."""
@@ -91,6 +95,7 @@ class AddressBook:
         lasting = failures.count >= _PROVEN_FAILURES and now - failures.first >= _PROVEN_SECONDS
         if somebody_else or lasting:
             entry.proven = _without(entry.proven, address)
+            entry.word = readable((*entry.proven, *entry.told), peer)
 
     def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
         """Where to try now, the best first: proven, told, heard; all direct ones before all relays."""
@@ -113,9 +118,7 @@ class AddressBook:
     def own_word(self, peer: PeerID) -> tuple[str, ...]:
         """Where the peer has answered us or says that it can be dialed: what may be handed on, as hearsay."""
         entry = self._met.get(peer)
-        if entry is None:
-            return ()
-        return readable((*entry.proven, *entry.told), peer)
+        return entry.word if entry is not None else ()
 
     def _paused(self, entry: _Entry) -> set[str]:
         now = self._now()

@@ -12,9 +12,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
 
 from swarmcli.errors import AddressError
 from swarmcli.network.identity import PeerID
@@ -123,13 +124,9 @@ def readable(addresses: Iterable[str], peer: PeerID, horizon: Scope = Scope.HOST
     """
     found: dict[str, bool] = {}
     for text in tuple(addresses)[:_READ_AT_MOST]:
-        try:
-            address = parse_address(text)
-        except AddressError:
-            continue
-        if address.peer_id in (None, peer) and _within(address, horizon):
-            known = Address(address.scheme, address.host, address.port, None if address.direct else peer, address.relay)
-            found.setdefault(str(known), address.direct)
+        read = _read(text) if len(text) <= MAX_ADDRESS else None
+        if read is not None and read.peer_id in (None, peer) and read.scope >= horizon and read.relay != peer:
+            found.setdefault(read.bare, read.relay is None)
     return tuple(sorted(found, key=lambda text: not found[text]))[:MAX_ADDRESSES]
 
 
@@ -144,13 +141,32 @@ def is_direct(text: str) -> bool:
     return not text.startswith("relay://")
 
 
-def _within(address: Address, horizon: Scope) -> bool:
-    if address.scheme == "relay":
-        return address.relay != address.peer_id
-    scope = scope_of(address.host)
+class _Read(NamedTuple):
+    """What is asked of each address of a list, again and again: neighbours in the hash table name each other's."""
+
+    bare: str  # without the peer's id where it can do without
+    peer_id: PeerID | None
+    relay: PeerID | None
+    scope: Scope
+
+
+@lru_cache(maxsize=8192)  # of at most MAX_ADDRESS characters each
+def _read(text: str) -> _Read | None:
+    """None for what nobody may name but the user of this very peer."""
+    try:
+        address = parse_address(text)
+    except AddressError:
+        return None
+    scope: Scope | None = Scope.INTERNET
+    if address.direct:
+        # An interface's name means nothing elsewhere. Names of the memory transport are resolved by nobody.
+        scope = scope_of(address.host) if "%" not in address.host else None
+        if scope is None and address.scheme == "memory":
+            scope = Scope.INTERNET
     if scope is None:
-        return address.scheme == "memory"  # names of peers there; nothing has to be resolved
-    return scope >= horizon and "%" not in address.host  # the name of an interface means nothing elsewhere
+        return None
+    bare = replace(address, peer_id=None) if address.direct else address
+    return _Read(str(bare), address.peer_id, address.relay, scope)
 
 
 def _is_port(text: str) -> bool:

@@ -17,23 +17,21 @@ def contact(number: int) -> Contact:
 Heard = list[tuple[str, Contact]]
 
 
-def made(bucket_size: int = 20, **limits: int) -> tuple[Contacts, Heard, list[PeerID]]:
-    """Contacts, with lists of the changes that they told of and of the peers whose addresses they learned."""
-    learned: list[PeerID] = []
+def made(bucket_size: int = 20, **limits: int) -> tuple[Contacts, Heard]:
+    """Contacts, with a list of the changes that they told of."""
     heard: Heard = []
     own = contact(0).peer_id
-    contacts = Contacts(own, bucket_size, DHTLimits(**limits), lambda peer, addresses: learned.append(peer))
+    contacts = Contacts(own, bucket_size, DHTLimits(**limits))
     contacts.listeners.append(lambda change, contact: heard.append((change, contact)))
-    return contacts, heard, learned
+    return contacts, heard
 
 
 def test_listeners_hear_of_every_change_once() -> None:
-    contacts, heard, learned = made()
+    contacts, heard = made()
     for _ in range(2):
         contacts.heard_from(contact(1), 0.0)
     contacts.heard_from(contact(0), 0.0)
     contacts.heard_from(Contact(contact(2).peer_id, ()), 0.0)
-    assert learned == [contact(1).peer_id]
     for _ in range(2):
         contacts.gone(contact(1).peer_id, now=0.0)
     contacts.gone(contact(5).peer_id, now=0.0)
@@ -41,7 +39,7 @@ def test_listeners_hear_of_every_change_once() -> None:
 
 
 def test_a_full_bucket_makes_its_oldest_doubtful_and_a_death_lets_a_newcomer_in() -> None:
-    contacts, heard, _ = made(bucket_size=1)
+    contacts, heard = made(bucket_size=1)
     far = [contact(n) for n in range(1, 40) if (contact(n).node ^ contact(0).node).bit_length() == 256][:2]
     for each in far:
         contacts.heard_from(each, 0.0)
@@ -51,7 +49,7 @@ def test_a_full_bucket_makes_its_oldest_doubtful_and_a_death_lets_a_newcomer_in(
 
 
 def test_lost_contacts_are_probed_ever_less_often_until_they_are_heard_from() -> None:
-    contacts, _, _ = made()
+    contacts, _ = made()
     contacts.heard_from(contact(1), 0.0)
     assert contacts.next_probe() == math.inf
     contacts.gone(contact(1).peer_id, now=0.0)
@@ -69,7 +67,7 @@ def test_lost_contacts_are_probed_ever_less_often_until_they_are_heard_from() ->
 
 
 def test_the_memory_for_the_lost_is_bounded() -> None:
-    contacts, _, _ = made(max_evicted=3)
+    contacts, _ = made(max_evicted=3)
     for number in range(1, 8):
         contacts.heard_from(contact(number), 0.0)
         contacts.gone(contact(number).peer_id, now=0.0)
@@ -78,7 +76,7 @@ def test_the_memory_for_the_lost_is_bounded() -> None:
 
 
 def test_the_banned_are_not_taken_in_for_a_while() -> None:
-    contacts, heard, _ = made(max_evicted=2)
+    contacts, heard = made(max_evicted=2)
     peer = contact(1).peer_id
     contacts.heard_from(contact(1), 0.0)
     contacts.ban(peer, now=0.0)
