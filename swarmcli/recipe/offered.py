@@ -41,6 +41,7 @@ FORMATS = ("json", "parquet", "csv", "text")  # of the library `datasets`: other
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB_NAME = re.compile(f"{_NAME}/{_NAME}")
 _PIECES = re.compile("layer|block|expert|depth|stage")
+_LOADS = re.compile("^_|implementation|kernel|auto_map|remote_code|quantization|pretrained")
 
 
 def offered(recipe: Recipe) -> str:
@@ -213,10 +214,17 @@ def _is_public(url: str) -> bool:
 
 
 def _config_problems(value: Any, *path: str | int) -> Iterator[Problem]:
-    """A config is for transformers to judge, but sizes without bounds would be built before it does."""
+    """A config is for transformers to judge, but sizes without bounds would be built before it does, and it passes on
+    what stands in sections of a config unread: there an attention is a repository whose code is fetched and run."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _config_problems(item, *path, key)
+            if _LOADS.search(str(key)):
+                yield (*path, key), "chooses code and not a shape, which is for each volunteer; remove it"
+            else:
+                yield from _config_problems(item, *path, key)
+    elif isinstance(value, str):
+        if set("/\\:") & set(value):
+            yield path, "names a path or an address, and a config that a link brings needs neither; remove it"
     elif isinstance(value, list | tuple):
         if len(value) > MAX_PIECES:
             yield path, f"has more than {MAX_PIECES} items; no model has so many"

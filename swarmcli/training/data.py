@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,12 @@ def open_source(recipe: Recipe, dataset: FilesDataset | StdlibDataset | HuggingF
     files = [
         str(recipe.locate(file, data=True)) if local and "://" not in file else file for file in dataset.data_files
     ]
+    if not local and Path(dataset.path).exists():
+        # The library would read it in place of the Hub's, whatever lies in there; and names are chosen by strangers.
+        raise DataError(
+            f"{dataset.path!r} is the name of a dataset on the Hub, and {Path(dataset.path).absolute()} exists on this "
+            "computer, which would be read instead; start swarm in another directory"
+        )
     return HuggingFaceSource(
         dataset.path,
         name=dataset.name,

@@ -248,3 +248,14 @@ def test_each_kind_of_dataset_has_its_source(tmp_path: Path) -> None:
     assert hub._arguments == {
         "name": "en", "split": "test", "data_files": ["x.json"], "revision": "v1", "streaming": True
     }  # fmt: skip
+
+
+def test_a_directory_here_is_not_read_in_place_of_a_dataset_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small(tmp_path, "datasets.0={type: huggingface, path: Documents/letters}")
+    monkeypatch.chdir(tmp_path)
+    open_source(recipe, recipe.datasets[0])
+    (tmp_path / "Documents" / "letters").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"Documents/letters exists on this computer.*another directory"):
+        open_source(recipe, recipe.datasets[0])
