@@ -22,7 +22,7 @@ from msgspec.structs import replace as replace_fields
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import DHTError, NetworkError, StateDownloadError
-from swarmcli.events import StateDonated, StateDownloaded
+from swarmcli.events import Event, OwnAddressesChanged, StateDonated, StateDownloaded
 from swarmcli.network import wire
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
@@ -77,6 +77,7 @@ class StateSharing:
         self._donates, self._period = donates, period
         self._offered = False  # others may find an offer of this peer
         self._changed = asyncio.Event()
+        self._unsubscribe: Callable[[], None] = lambda: None
         self._tasks = TaskOwner()
         self._donor: StateDonor | None = None  # while others may download
 
@@ -86,10 +87,12 @@ class StateSharing:
         Raises ValueError if the endpoint shares a state of this prefix already.
         """
         self.share(self._donates)
+        self._unsubscribe = self._node.endpoint.events.subscribe(self._on_event)
         self._tasks.spawn(self._keep_offering())
 
     async def stop(self) -> None:
         """Takes no more downloads and withdraws the offer."""
+        self._unsubscribe()
         self.share(False)
         await self._tasks.close()
         await self._withdraw()
@@ -175,6 +178,10 @@ class StateSharing:
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if self._donates is False else self._period):
                     await self._changed.wait()
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, OwnAddressesChanged):
+            self._changed.set()
 
     def _can_be_reached(self) -> bool:
         return bool(self._node.endpoint.addresses)

@@ -35,6 +35,19 @@ def test_a_whole_state_arrives(donors: int) -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("direct", [0, 1, 2])
+def test_donors_at_relays_are_asked_when_no_other_is_left(direct: int) -> None:
+    async def main() -> None:
+        async with Swarm(4) as swarm:
+            for donor in swarm.ids[direct:2]:
+                swarm.network.kill(donor)
+            got = await swarm.download(donors=swarm.ids[:2], relayed=swarm.ids[2:])
+            check(got, swarm.states[0])
+            assert set(got.donors) == set(swarm.ids[:direct] or swarm.ids[2:])
+
+    virtual_time.run(main())
+
+
 def test_several_donors_are_faster_than_one() -> None:
     async def seconds(donors: int) -> float:
         async with Swarm(donors) as swarm:

@@ -86,6 +86,25 @@ def test_what_is_shared_may_be_something_else() -> None:
     run(main())
 
 
+def test_a_client_offers_its_state_while_it_has_a_relay() -> None:
+    async def main() -> None:
+        async with Averagers(7) as swarm:
+            await swarm.add_one(relays=True)
+            donor = await swarm.add_one(listening=False, relays=True, share_state=None)
+            hidden = await swarm.add_one(listening=False, share_state=None)
+            newcomer = await swarm.add_one(listening=False, relays=True)
+            await asyncio.sleep(1)
+            assert [peer for peer, _ in await newcomer.core._sharing.donors()] == [donor.peer_id]
+            state = await newcomer.core.load_state_from_peers()
+            assert state is not None and state.donors == (donor.peer_id,)
+            donor.endpoint.announce(relayed=())
+            await asyncio.sleep(1)
+            assert await newcomer.core._sharing.donors() == []
+            assert await hidden.core.load_state_from_peers() is None
+
+    run(main())
+
+
 def test_nobody_offers_anything() -> None:
     async def main() -> None:
         async with Averagers(3) as swarm:

@@ -16,7 +16,7 @@ import msgspec
 
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
-from swarmcli.events import EpochReported, Gone, PeerSeen
+from swarmcli.events import EpochReported, Event, Gone, OwnAddressesChanged, PeerSeen
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.board import Board
@@ -87,6 +87,7 @@ class PeerDirectory:
         self._method = f"{run_id}.position"
         self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
         self._present = False  # the others have been told of this peer
+        self._unsubscribe: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
         self._claims: list[Claim] | None = None  # as of the last look; None: to be told anew
@@ -107,6 +108,7 @@ class PeerDirectory:
         """Declares this peer first and then looks who else is there: of two that start at once, one sees the other."""
         self._time = asyncio.get_running_loop().time
         self._endpoint.serve(self._method, PositionRequest, self._answer)
+        self._unsubscribe = self._endpoint.events.subscribe(self._on_event)
         self._note_position()
         self._present = True
         await self._publish()
@@ -118,6 +120,7 @@ class PeerDirectory:
     async def shutdown(self) -> None:
         """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
         self._endpoint.withdraw(self._method)
+        self._unsubscribe()
         await self.hearing.close()
         await self._tasks.close()
         if self._present:
@@ -128,6 +131,10 @@ class PeerDirectory:
         """The report has changed: it goes out soon. `anew`: this peer has taken over another lineage."""
         self._note_position(anew=anew)
         self._changed.set()
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, OwnAddressesChanged):
+            self._changed.set()  # whoever waits for a way to this peer reads of it in its report
 
     async def refresh(self) -> Mapping[PeerID, PeerReport]:
         """Looks who is there now. If the DHT cannot be read, what was known stays."""

@@ -136,6 +136,21 @@ def test_groups_are_even_and_share_the_listening_peers(count: int, clients: int)
     assert max(able) - min(able) <= 1
 
 
+def test_groups_get_their_share_of_those_at_relays_who_lead_where_no_other_can() -> None:
+    relayed = [
+        Candidate(peer_id(number), search_id(0.0, number.to_bytes(8, "big")), b"", False, ("relay://a/b",))
+        for number in range(100, 107)
+    ]
+    others = [candidate(1), candidate(2), *(candidate(number, listening=False) for number in range(3, 6))]
+    entries = knowing(*relayed, *others).present(0.0)
+    plan = make_plan(entries, MatchmakingOptions(target_group_size=4), 0.0)
+    kinds = {entry.peer_id: entry.candidate.dialable for entry in entries}
+    groups = [[leader, *(p for p, lead in plan.leader_of.items() if lead == leader)] for leader in plan.leaders]
+    shared = [tuple(sum(kinds[peer] == kind for peer in group) for kind in reversed(Dialable)) for group in groups]
+    assert shared == [(1, 2, 1), (1, 2, 1), (0, 3, 1)]
+    assert [kinds[group[0]] for group in groups] == [Dialable.DIRECTLY, Dialable.DIRECTLY, Dialable.OVER_RELAY]
+
+
 def test_equal_knowledge_gives_equal_plans_whoever_makes_them() -> None:
     everyone = [candidate(number) for number in range(40)]
     options = MatchmakingOptions(target_group_size=16)

@@ -104,3 +104,24 @@ def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> Non
             assert len(digests(swarm.trainers)) == 1
 
     virtual_time.run(main(), timeout=300)
+
+
+def test_when_a_relay_is_killed_and_another_one_comes_all_go_on_with_one_model() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            relays = [await swarm.node(relays=True) for _ in range(2)]
+            trainers = [await swarm.trainer(seed=1, client_mode=True, relays=True) for _ in range(3)]
+            await until(lambda: all(trainer.node.endpoint.reachable for trainer in trainers))
+            async with training(*trainers):
+                await until(lambda: min(len(trainer.used) for trainer in trainers) >= 3)
+                swarm.network.kill(relays[0].peer_id)
+                await swarm.node(relays=True)
+                epoch = max(trainer.epoch for trainer in trainers)
+                await until(lambda: all(len([e for e in trainer.used if e > epoch]) >= 4 for trainer in trainers))
+            last = max(trainer.epoch for trainer in trainers)
+            await together(*(trainer.train(last + 2) for trainer in trainers))
+            assert len(digests(trainers)) == 1
+            addresses = [address for trainer in trainers for address in trainer.node.endpoint.addresses]
+            assert not any(relays[0].peer_id.text in address for address in addresses)
+
+    virtual_time.run(main(), timeout=300)
