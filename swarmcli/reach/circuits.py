@@ -303,7 +303,7 @@ class RelayTransport:
         connection = TCPConnection(engine, greet, self._shared, dialed=True, relayed=True)
         socket = CircuitSocket(connection)
         connection.connection_made(socket)  # its first words go out with the first message of the stream
-        self._tasks.spawn(self._carry(socket, relay, target))
+        carrier = self._tasks.spawn(self._carry(socket, relay, target))
         try:
             await connection.ready
         except (HandshakeError, ConnectionLost) as error:
@@ -314,6 +314,7 @@ class RelayTransport:
         finally:
             if not connection.is_open:  # cancelled or failed; nothing of it may be left
                 connection.abort("dialing was given up")
+                carrier.cancel()  # it may still be opening the stream
         return _named(connection, relay)
 
     async def _carry(self, socket: CircuitSocket, relay: PeerID, target: PeerID) -> None:

@@ -59,11 +59,11 @@ class RelayBudgets:
     reservations_per_network: int = 32  # … of which so many may be in one network
     reservation_seconds: float = 300.0  # unless the client renews it
     circuits: int = 1024  # pairs of streams, also those that are just being opened; each takes two descriptors
-    circuits_per_peer: int = (
-        48  # at either end; below `Limits.max_streams_per_peer`, for a relay has streams of its own
-    )
+    # That a peer dials, and as many that lead to it. Below `Limits.max_streams_per_peer`, for a relay has streams of
+    # its own to its clients, and these should not wait for circuits.
+    circuits_per_peer: int = 56
     circuits_per_network: int = 192  # at either end
-    circuits_per_network_and_target: int = 24  # so that two dialers of one network cannot use up a client's 48
+    circuits_per_network_and_target: int = 24  # so that dialers of one network do not use up a client's
     connects_per_second: float = 8.0  # attempts by one network, and to one client, in the long run …
     connects_at_once: float = 96.0  # … and in a burst: sixteen peers that find each other, each with some streams
     rate: float | None = 32e6  # bytes per second that are passed on in all; None: unlimited …
@@ -263,8 +263,8 @@ class Relay:
             self._refuse("busy", "too many attempts to reach this peer")
         shared = (network, target)
         bounds: dict[Hashable, int] = {
-            source: budgets.circuits_per_peer,
-            target: budgets.circuits_per_peer,
+            ("from", source): budgets.circuits_per_peer,
+            ("to", target): budgets.circuits_per_peer,
             shared: budgets.circuits_per_network_and_target,
         }
         bounds.update(dict.fromkeys((network, network_of(there.remote_address)), budgets.circuits_per_network))
