@@ -47,6 +47,7 @@ from swarmcli.reach.relay_records import Find, Publish, RelayRecord, advertise
 logger = logging.getLogger(__name__)
 
 _DATA = Data()
+_LEAST = 1024  # bytes that any message counts for: what it costs the processor, when it is small or empty
 _BUCKETS = 4096  # peers and networks whose pace is remembered
 _OTHER_DESCRIPTORS = 256  # that this process may need besides those of its relay
 
@@ -307,7 +308,7 @@ class Relay:
                 _, payload = await source.receive(Data)
                 circuit.moved()
                 for bucket in buckets:  # one after the other: who waits for its own pace takes nothing from all
-                    await bucket.wait(payload.nbytes)
+                    await bucket.wait(max(payload.nbytes, _LEAST))
                 await target.send(_DATA, payload)
                 self._passed += payload.nbytes
         except EndOfStream:  # `source` has said its last word, or `target` reads nothing more

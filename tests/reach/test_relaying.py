@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.errors import CallRefused, ConnectionLost, NetworkError
+from swarmcli.errors import CallRefused, ConnectionLost, EndOfStream, NetworkError
 from swarmcli.network import Purpose, Stream
 from swarmcli.network.transports.base import Connection
 from swarmcli.reach.circuits import open_circuits
@@ -29,7 +29,7 @@ from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import reaches
 from tests.reach.relay_worlds import Client, Scene, payload, scene
-from tests.simulation import simulated
+from tests.simulation import now, simulated
 
 
 async def many(peers: Scene, count: int, first: int = 5) -> list[Client]:
@@ -149,6 +149,29 @@ async def test_a_flood_of_connects_is_refused_and_others_get_through() -> None:
         assert set(outcomes) == {"busy", "ended"}
         await asyncio.sleep(3)
         assert relay.statistics().circuits == 1
+
+
+@simulated
+async def test_messages_without_bytes_are_not_for_nothing() -> None:
+    async with scene() as peers:
+        endpoint, _ = await peers.relay(budgets=RelayBudgets(rate_per_peer=1e6, burst_seconds=0.5))
+        a, b = await peers.pair(endpoint)
+        taken: list[float] = []
+
+        async def incoming(peer: object, request: object, stream: Stream) -> None:
+            for _ in range(3000):
+                await stream.receive(Data)
+            taken.append(now())
+
+        b.endpoint.withdraw(INCOMING)
+        b.endpoint.serve_stream(INCOMING, Incoming, incoming)
+        async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
+            began = now()
+            for _ in range(3000):
+                await stream.send(Data())
+            with pytest.raises(EndOfStream):
+                await stream.receive(Data)
+        assert taken and taken[0] - began > 2  # 3000 times the least that a message counts for, at 1 MB/s
 
 
 @simulated
