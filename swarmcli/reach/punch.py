@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 
 from swarmcli.errors import CallRefused, ConnectError, NetworkError
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
-from swarmcli.network.addresses import is_direct, parse_address
+from swarmcli.network.addresses import Address, is_direct, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
@@ -55,6 +55,7 @@ _KEEP_SECONDS = 20.0  # that an asked end keeps its ports open
 _MAX_KEPT = 64  # attempts of others at the same time …
 _MAX_KEPT_PER_PEER = 16
 _MAX_OWN = 4  # own attempts at control connections at the same time
+_MAX_OWN_BULK = 12  # the same of bulk connections; fewer than _MAX_KEPT_PER_PEER
 _MAX_LISTENERS = 4  # that are asked how a port is seen, one after the other
 _TRANSLATION_SECONDS = 600.0  # for which the kind of translation is taken to stay as it is
 _BULK_PAUSE = 30.0  # seconds of circuits for a pair after a bulk connection could not be made directly
@@ -65,10 +66,16 @@ _LOOK_SECONDS = 0.25  # until a new connection's round trip is known
 
 @dataclass
 class _OwnEnd:
-    """This end of a connection to be: a port for each family, and where it is seen."""
+    """This end of a connection to be: a port for each family, and where it is seen; if everyone sees it elsewhere, that
+    says at least which router is in front of it."""
 
     ports: dict[Family, LocalPort] = field(default_factory=dict)
     seen: dict[Family, str] = field(default_factory=dict)
+    dependent: dict[Family, str] = field(default_factory=dict)
+
+    @property
+    def anywhere(self) -> list[str]:
+        return [*self.seen.values(), *self.dependent.values()]
 
     def close(self) -> None:
         for port in self.ports.values():
@@ -96,9 +103,12 @@ class Puncher:
         self._around = around
         self._patience = Patience()
         self._control_budget, self._bulk_budget = DialBudget(CONTROL_LIMITS), DialBudget(BULK_LIMITS)
+        self._bulk_turns = asyncio.Semaphore(_MAX_OWN_BULK)
         self._bulk_paused: dict[PeerID, float] = {}
         self._translations: dict[Family, tuple[Translation, float]] = {}  # with the time at which it was found
         self._connected: dict[PeerID, None] = {}
+        self._relayed: set[PeerID] = set()  # of these, as far as it was noticed …
+        self._looked_at = float("-inf")  # … when all were looked at
         self._under_way: set[PeerID] = set()
         self._kept: dict[tuple[PeerID, int], _Kept] = {}
         self._next_number = 0
@@ -137,11 +147,16 @@ class Puncher:
 
     def _on_event(self, event: Event) -> None:
         match event:
-            case PeerConnected(peer):
-                self._connected[PeerID.parse(peer)] = None
-                self._event.set()
-            case PeerDisconnected(peer):
-                self._connected.pop(PeerID.parse(peer), None)
+            case PeerConnected(text, address):
+                peer = PeerID.parse(text)
+                self._connected[peer] = None
+                if not is_direct(address):
+                    self._relayed.add(peer)
+                    self._event.set()
+            case PeerDisconnected(text):
+                peer = PeerID.parse(text)
+                self._connected.pop(peer, None)
+                self._relayed.discard(peer)
 
     async def _keep(self) -> None:
         while True:
@@ -155,10 +170,15 @@ class Puncher:
 
     def _begin_due(self) -> float:
         """Begins the attempts that are due; the seconds until the next one may be."""
-        now, soonest = self._now(), float("inf")
-        for peer in self._connected:
+        now = self._now()
+        if now - self._looked_at >= _LOOK_ANYWAY:
+            self._looked_at = now
+            self._relayed = set(self._connected)
+        soonest = now + _LOOK_ANYWAY
+        for peer in sorted(self._relayed - self._under_way):
             seen = self._endpoint.seen(peer)
-            if seen is None or not seen.relayed or peer in self._under_way:
+            if seen is None or not seen.relayed:
+                self._relayed.discard(peer)
                 continue
             due = self._patience.due(peer)
             if self._endpoint.round_trip(peer) is None:  # and so it has not even said where it can be dialed
@@ -168,7 +188,7 @@ class Puncher:
                 self._tasks.spawn(self._leave_relay(peer))
             else:
                 soonest = min(soonest, max(due, now + _LOOK_SECONDS))
-        return min(soonest - now, _LOOK_ANYWAY)
+        return soonest - now
 
     def _is_ours(self, peer: PeerID) -> bool:
         return self._endpoint.peer_id < peer or bool(self._direct(peer))
@@ -211,16 +231,22 @@ class Puncher:
 
         Raises NetworkError; then a relay has to carry it.
         """
-        if self._bulk_paused.get(peer, 0.0) > self._now():
-            raise ConnectError(f"no direct connection to {peer.short} came about lately")
-        try:
-            connection = await self._punch(peer, Purpose.BULK)
-        except NetworkError:
-            self._bulk_paused = {each: until for each, until in self._bulk_paused.items() if until > self._now()}
-            self._bulk_paused[peer] = self._now() + _BULK_PAUSE
-            raise
+        async with self._bulk_turns:
+            if self._bulk_paused.get(peer, 0.0) > self._now():
+                raise ConnectError(f"no direct connection to {peer.short} came about lately")
+            try:
+                connection = await self._punch(peer, Purpose.BULK)
+            except NetworkError as error:
+                if not (isinstance(error, CallRefused) and error.code == "busy"):
+                    self._pause_bulk(peer)
+                raise
         assert connection is not None
         return connection
+
+    def _pause_bulk(self, peer: PeerID) -> None:
+        now = self._now()
+        self._bulk_paused = {each: until for each, until in self._bulk_paused.items() if until > now}
+        self._bulk_paused[peer] = now + _BULK_PAUSE
 
     # ---- the end that asks
 
@@ -229,11 +255,11 @@ class Puncher:
         number, self._next_number = self._next_number, self._next_number + 1
         with closing(_OwnEnd()) as own:
             ready = await self._both_ready(own, peer, Ask(number, purpose))
+            if purpose is Purpose.CONTROL and await self._meet_nearby(peer, number, own, ready):
+                return None
             pairs = self._allowed(peer, purpose, pairs_of(own.seen.values(), ready.seen))
             if not pairs:
-                raise ConnectError(f"{peer.short} names no address at which this end may dial it")
-            if purpose is Purpose.CONTROL and await self._meet_nearby(peer, number, pairs, ready.near):
-                return None
+                raise ConnectError("their routers show no ports at which the two ends could, or may, dial each other")
             for attempt in range(TRIES):
                 family, mine, theirs = pairs[attempt % len(pairs)]
                 connection = await self._try(peer, purpose, Go(number, mine), own.ports[family], theirs)
@@ -275,13 +301,14 @@ class Puncher:
             logger.debug("%s did not go: %s", peer.short, error)
             return None
 
-    async def _meet_nearby(self, peer: PeerID, number: int, pairs: Sequence[Pair], addresses: Sequence[str]) -> bool:
+    async def _meet_nearby(self, peer: PeerID, number: int, own: _OwnEnd, ready: Ready) -> bool:
         """Whether the two, seen at one host, are connected inside their network, whichever of them could dial."""
+        pairs = pairs_of(own.anywhere, (*ready.seen, *ready.dependent))
         if not behind_one_router(pairs):
             return False
         _, mine, theirs = pairs[0]
         self._spend(peer, Purpose.CONTROL, theirs)
-        if await self._dial_nearby(peer, addresses):
+        if await self._dial_nearby(peer, ready.near):
             return True
         ours = self._near()
         went = await self._say(peer, Go(number, mine, ours)) if ours else None
@@ -308,7 +335,7 @@ class Puncher:
         except BaseException:
             self._drop(key)
             raise
-        return Ready(tuple(kept.end.seen.values()), self._near())
+        return Ready(tuple(kept.end.seen.values()), tuple(kept.end.dependent.values()), self._near())
 
     async def _go(self, peer: PeerID, go: Go) -> Went:
         key = peer, go.number
@@ -316,7 +343,8 @@ class Puncher:
         if kept is None or kept.tries > TRIES:
             raise CallRefused("unknown", "no port is open for this")
         kept.tries += 1  # dialing in the same network is one more than TRIES
-        pairs = self._allowed(peer, kept.purpose, pairs_of(kept.end.seen.values(), (go.seen,)))
+        own = kept.end.anywhere if go.near else kept.end.seen.values()
+        pairs = self._allowed(peer, kept.purpose, pairs_of(own, (go.seen,)))
         if not pairs:
             raise CallRefused("address", "this end does not dial there")
         family, _, theirs = pairs[0]
@@ -350,38 +378,33 @@ class Puncher:
         async with asyncio.TaskGroup() as group:
             for family, port in end.ports.items():
                 group.create_task(self._look(end, family, port, listeners[family]))
-        if not end.seen:
-            if any(self.translation(family) == "dependent" for family in end.ports):
-                raise ConnectError("the router in front of it shows each connection at another port")
+        if not end.anywhere:
             raise ConnectError("nobody outside says how it is seen")
 
     async def _look(self, end: _OwnEnd, family: Family, port: LocalPort, listeners: Sequence[str]) -> None:
-        seen: str | None = None
         kind = self.translation(family)
         if kind is None:
             seen, kind = await find_translation(port, listeners, self._around().hosts)
             if kind is not None:
                 self._translations[family] = kind, self._now()
-        elif kind != "dependent":
+        else:
             seen = await outer_address(port, listeners)
         if seen is not None and family_of(host_of(seen)) == family:
-            end.seen[family] = seen
+            (end.dependent if kind == "dependent" else end.seen)[family] = seen
 
     def _listeners(self) -> dict[Family, list[str]]:
         """Where peers outside this network listen that this one has dialed, the nearest first, by family."""
-        found: dict[Family, list[str]] = {}
+        found: dict[Family, dict[Address, None]] = {}
         around = self._around()
         for peer in sorted(self._connected, key=lambda peer: self._endpoint.round_trip(peer) or float("inf")):
             seen = self._endpoint.seen(peer)
             if seen is None or not seen.dialed or seen.relayed or seen.punched:
                 continue
             for address in (seen.remote_address, *self._direct(peer)):
-                place = parse_address(address)
-                known = found.setdefault(family_of(place.host), [])
-                text = str(replace(place, peer_id=peer))
-                if len(known) < _MAX_LISTENERS and text not in known and not around.is_near(place.host):
-                    known.append(text)
-        return {family: addresses for family, addresses in found.items() if addresses}
+                place = replace(parse_address(address), peer_id=peer)
+                if not around.is_near(place.host):
+                    found.setdefault(family_of(place.host), {})[place] = None
+        return {family: _farthest(places) for family, places in found.items()}
 
     def _allowed(self, peer: PeerID, purpose: Purpose, pairs: list[Pair]) -> list[Pair]:
         """Further connections lead to where the first one has proved that the peer is."""
@@ -423,3 +446,10 @@ class Puncher:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _farthest(places: Collection[Address]) -> list[str]:
+    """Those of the widest scope: somebody in a provider's network, between two routers, sees another host than the
+    internet does."""
+    widest = max(scope_of(place.host) or 0 for place in places)
+    return [str(place) for place in places if (scope_of(place.host) or 0) == widest][:_MAX_LISTENERS]

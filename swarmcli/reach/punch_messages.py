@@ -26,10 +26,11 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The asked end has opened ports. They are `seen` so from outside, one for each family; it listens, in its own
-    network, at `near`."""
+    """The asked end has opened ports. They are `seen` so from outside, one for each family; at those in `dependent` it
+    is dialed in vain, since everyone sees another one. In its own network it listens at `near`."""
 
     seen: Annotated[tuple[AddressText, ...], msgspec.Meta(max_length=MAX_SEEN)]
+    dependent: Annotated[tuple[AddressText, ...], msgspec.Meta(max_length=MAX_SEEN)] = ()
     near: Annotated[tuple[AddressText, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
 
 

@@ -32,8 +32,9 @@ async def outer_address(port: LocalPort, listeners: Sequence[str]) -> str | None
 async def find_translation(
     port: LocalPort, listeners: Sequence[str], own_hosts: frozenset[str]
 ) -> tuple[str | None, Translation | None]:
-    """Where two of the listeners, on unlike hosts, see the port, and what that says. `own_hosts` are those of this
-    machine's interfaces. (None, None): nobody answers; None as the kind: only one does, and sees a translated host."""
+    """Where one of the listeners sees the port, and what it says that another one, on an unlike host, sees it so too or
+    not. `own_hosts` are those of this machine's interfaces. (None, None): nobody answers; None as the kind: only one
+    does, and sees a translated host."""
     first, *others = listeners
     unlike = [each for each in others if parse_address(each).host != parse_address(first).host]
     found = await asyncio.gather(_probe(port, first), *(_probe(port, each) for each in unlike[:1]))
@@ -41,7 +42,7 @@ async def find_translation(
     if not seen:
         return None, None
     if len(set(seen)) > 1:
-        return None, "dependent"
+        return seen[0], "dependent"
     if parse_address(seen[0]).host in own_hosts:
         return seen[0], "none"
     return seen[0], "independent" if len(seen) > 1 else None

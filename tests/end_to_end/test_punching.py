@@ -110,8 +110,9 @@ def test_homes_behind_two_routers_each_connect_directly(internet: Internet) -> N
     assert homes.meet()[0]["way"] == "punched"
 
 
-def test_two_of_one_home_connect_inside_it(internet: Internet) -> None:
-    router = internet.router("home")
+@pytest.mark.parametrize("kind", [MASQUERADE, RANDOM], ids=lambda kind: kind.name)
+def test_two_of_one_home_connect_inside_it(internet: Internet, kind: RouterKind) -> None:
+    router = internet.router("home", kind)
     assert Scene(internet, router, router).meet()[0]["way"] == "dialed"
 
 

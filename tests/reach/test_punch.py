@@ -16,6 +16,7 @@ from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.punch import Puncher
 from swarmcli.reach.punch_messages import ASK, GO, Ask, Go, Ready, Went
 from swarmcli.reach.punch_rules import TRIES
+from swarmcli.reach.relaying import Relay
 from swarmcli.reach.verdict import Surroundings
 from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import Number, reaches, slow
@@ -31,8 +32,11 @@ HOME = Surroundings(networks=(ip_network("192.168.1.0/24"),))
 class Homes:
     """A relay and two clients behind routers of their own, who know each other; each has a Puncher."""
 
-    def __init__(self, peers: Scene, relay: Endpoint, clients: list[Client], punchers: list[Puncher]) -> None:
-        self.peers, self.relay, self.clients, self.punchers = peers, relay, clients, punchers
+    def __init__(
+        self, peers: Scene, relays: tuple[Endpoint, Relay], clients: list[Client], punchers: list[Puncher]
+    ) -> None:
+        self.peers, self.clients, self.punchers = peers, clients, punchers
+        self.relay, self.relaying = relays
         self.asker, self.asked = sorted(clients, key=lambda client: client.peer_id)
 
     def puncher(self, client: Client) -> Puncher:
@@ -65,7 +69,7 @@ async def homes(
     north, south = (dict(kind) for kind in (*kinds, {}, {})[:2])
     routers = [network.router("5.2.0.1", **north), network.router("5.3.0.1", **south)]
     async with scene(network) as peers, AsyncExitStack() as stack:
-        relay, _ = await peers.relay(host=RELAY)
+        relay, relaying = await peers.relay(host=RELAY)
         more = [await peers.listener(number, host=OTHER) for number in range(1, listeners)]
         clients, punchers = [], []
         for number in range(2):
@@ -83,7 +87,7 @@ async def homes(
             punchers.append(puncher)
         await clients[0].meet(clients[1])
         await clients[1].meet(clients[0])
-        yield Homes(peers, relay, clients, punchers)
+        yield Homes(peers, (relay, relaying), clients, punchers)
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -104,6 +108,8 @@ async def test_two_homes_leave_the_relay_and_lose_no_call_on_the_way() -> None:
             assert now() - began < 20
         assert now() - began < 9
         assert sum(puncher.successes for puncher in world.punchers) == 1
+        await asyncio.sleep(20)
+        assert world.relaying.statistics().circuits == 0 and world.direct(), "the relay is left"
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -187,16 +193,47 @@ async def test_a_pair_that_cannot_meet_is_tried_ever_more_seldom() -> None:
         assert sum(puncher.attempts for puncher in world.punchers) == before + 1, "another network, another chance"
 
 
+@pytest.mark.parametrize("translation", ["independent", "dependent"])
+def test_two_behind_one_router_connect_inside_their_network(translation: str) -> None:
+    @simulated
+    async def main() -> None:
+        async with homes({"translation": translation}, one_router=True, listening=True) as world:
+            a, b = world.clients
+            assert await reaches(a.endpoint, b.endpoint)
+            await until(world.direct)
+            for one, other in ((a, b), (b, a)):
+                seen = one.endpoint.seen(other.peer_id)
+                assert seen is not None and not seen.punched and "192.168.1." in seen.remote_address
+            assert world.dials("5.2.0.1") == 0
+
+    main()
+
+
 @simulated
-async def test_two_behind_one_router_connect_inside_their_network() -> None:
-    async with homes(one_router=True, listening=True) as world:
+async def test_many_streams_at_once_all_leave_the_relay() -> None:
+    async with homes() as world:
         a, b = world.clients
         assert await reaches(a.endpoint, b.endpoint)
         await until(world.direct)
-        for one, other in ((a, b), (b, a)):
-            seen = one.endpoint.seen(other.peer_id)
-            assert seen is not None and not seen.punched and "192.168.1." in seen.remote_address
-        assert world.dials("5.2.0.1") == 0
+
+        async def one_stream() -> bool:
+            async with a.endpoint.stream(b.peer_id, "echo", Number(1), timeout=60) as stream:
+                await stream.send(Number(1), payload(1 << 10))
+                await stream.receive(Number)
+                return stream.relayed
+
+        assert not any(await asyncio.gather(*(one_stream() for _ in range(40))))
+
+
+@simulated
+async def test_a_listener_between_two_routers_is_not_asked_how_the_internet_sees_a_port() -> None:
+    async with homes() as world:
+        between = await world.peers.listener(8, host="100.64.0.9")
+        for client in world.clients:
+            await client.endpoint.connect(between.direct_addresses[0], timeout=5)
+        assert await reaches(world.asker.endpoint, world.asked.endpoint)
+        await until(world.direct)
+        assert "100.64.0.9" not in str(world.puncher(world.asker)._listeners())
 
 
 @simulated
