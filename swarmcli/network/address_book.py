@@ -12,6 +12,7 @@ from swarmcli.network.limits import MAX_ADDRESSES
 
 _FIRST_PAUSE = 5.0  # seconds for which an address that did not answer is not tried again …
 _LONGEST_PAUSE = 600.0  # … which doubles with each failure in a row
+_FIRST_HEARD = MAX_ADDRESSES // 2  # addresses of a peer
 _PROVEN_FAILURES = 3  # in a row, and …
 _PROVEN_SECONDS = 600.0  # … over so long a time, before a proven address is forgotten: a link may be down for a while
 
@@ -72,10 +73,12 @@ class AddressBook:
             entry = self._heard_of[peer] = _Entry()
             if len(self._heard_of) > self._max_peers:
                 self._heard_of.popitem(last=False)
-        # Older hearsay keeps half of the places, or one liar could drive out what honest peers have said.
+        # What was heard first keeps half of the places until it has failed, or a liar who repeats himself could drive out
+        # what honest peers have said.
+        first = entry.heard[-_FIRST_HEARD:]
         new = [each for each in found if each not in self._paused(entry)]
-        room = MAX_ADDRESSES - min(len(entry.heard), MAX_ADDRESSES // 2)
-        entry.heard = tuple(dict.fromkeys((*new[:room], *entry.heard)))[:MAX_ADDRESSES]
+        later = dict.fromkeys(each for each in (*new, *entry.heard) if each not in first)
+        entry.heard = (*tuple(later)[: MAX_ADDRESSES - len(first)], *first)
         self._touch(peer)
 
     def failed(self, peer: PeerID, address: str, *, somebody_else: bool = False) -> None:

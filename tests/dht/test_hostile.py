@@ -321,3 +321,42 @@ async def test_a_peer_that_never_answers_slows_nobody_down_for_long() -> None:
         assert loop.time() - begun < 8.0
         for frozen in nodes[5:7]:
             swarm.network.thaw(frozen.peer_id)
+
+
+@simulated
+async def test_what_others_say_of_a_node_is_not_handed_on_as_its_own_word() -> None:
+    """The liar says of an honest node that it is elsewhere, too; who can reach that node anyway must not repeat it."""
+
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(3)
+        honest, lie = nodes[2], ("memory://absent", nodes[2].endpoint.addresses[0])
+        named = (Contact(honest.peer_id, lie),)
+        teller = await liar(swarm, lambda request: FindReply(1, named, nothing(request).answers))
+        for node in nodes[:2]:
+            await node.get("key", latest=True)
+            await node.core.explore(node_id(honest.peer_id))
+            contact = node.core.contacts.table.get(honest.peer_id)
+            assert contact is not None and contact.addresses == honest.endpoint.addresses
+            assert "memory://absent" not in [each.rpartition("/")[0] for each in node.known_addresses()]
+        await teller.close()
+
+
+@simulated
+async def test_a_stranger_whose_addresses_are_junk_stops_no_restart() -> None:
+    async with Swarm() as swarm:
+        (first,) = await swarm.grow(1)
+        stranger = await swarm.endpoint("stranger")
+        own = stranger.addresses[0]
+        stranger._context.direct = (
+            "tcp://host\n:80",
+            "memory://a b",
+            "x" * 3000,
+            own,
+            *[f"tcp://h{n}:1" for n in range(9)],
+        )
+        await stranger.connect(address(first), timeout=5.0)
+        await stranger.call(first.peer_id, messages.PING, messages.PingRequest(True), messages.PingReply, timeout=5.0)
+        remembered = first.known_addresses()
+        assert remembered == [f"{own}/{stranger.peer_id.text}"]
+        await swarm.node("again", [address(first), *remembered])
+        await stranger.close()
