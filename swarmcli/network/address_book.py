@@ -73,8 +73,8 @@ class AddressBook:
             entry = self._heard_of[peer] = _Entry()
             if len(self._heard_of) > self._max_peers:
                 self._heard_of.popitem(last=False)
-        # What was heard first keeps half of the places until it has failed, or a liar who repeats himself could drive out
-        # what honest peers have said.
+        # What was heard first keeps half of the places until it has failed, or a liar who repeats himself could drive
+        # out what honest peers have said.
         first = entry.heard[-_FIRST_HEARD:]
         new = [each for each in found if each not in self._paused(entry)]
         later = dict.fromkeys(each for each in (*new, *entry.heard) if each not in first)

@@ -333,6 +333,7 @@ async def test_what_others_say_of_a_node_is_not_handed_on_as_its_own_word() -> N
         named = (Contact(honest.peer_id, lie),)
         teller = await liar(swarm, lambda request: FindReply(1, named, nothing(request).answers))
         for node in nodes[:2]:
+            node.endpoint.learn(honest.peer_id, lie)
             await node.get("key", latest=True)
             await node.core.explore(node_id(honest.peer_id))
             contact = node.core.contacts.table.get(honest.peer_id)

@@ -63,7 +63,8 @@ async def test_both_ends_know_each_other(world: World) -> None:
         assert both.listener.peer_id == Identity.from_seed(1).peer_id
         assert both.dialer.dialed and not both.listener.dialed
         assert both.dialer.purpose is both.listener.purpose is Purpose.CONTROL
-        assert both.dialer.remote_address and both.listener.remote_address
+        assert both.dialer.remote_address and both.dialer.observed_address == both.listener.remote_address
+        assert both.listener.observed_address is None and not both.dialer.relayed and not both.listener.relayed
 
 
 @on_each_transport
