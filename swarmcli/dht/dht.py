@@ -158,8 +158,9 @@ class DHT:
         return self._node is not None and not self._closed
 
     def get_visible_addresses(self) -> list[str]:
-        """Where others can dial this peer, in the form that `initial_peers` takes; empty in client mode."""
-        return [f"{address}/{self.peer_id.text}" for address in self.endpoint.addresses]
+        """Where others can dial this peer, in the form that `initial_peers` takes; empty while nobody can, which may
+        change. An address over a relay is none of these: who knows nobody yet cannot find the relay."""
+        return [f"{address}/{self.peer_id.text}" for address in self.endpoint.direct_addresses]
 
     get_visible_maddrs = get_visible_addresses
 

@@ -219,6 +219,8 @@ class Reach:
             return f"nobody dials this peer, as was wished; {self._instead()}"
         if self.dialable is None:
             return "this peer is finding out whether others can dial it"
+        if not self.dialable and not any(verdict.dialable is False for verdict in self.verdicts):
+            return f"nobody could be asked yet whether others can dial this peer; {self._instead()}"
         if not self.dialable:
             return f"others cannot dial this peer: its router or firewall lets nobody in; {self._instead()}"
         verdict = max((each for each in self.verdicts if each.dialable), key=lambda each: each.scope)

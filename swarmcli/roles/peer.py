@@ -249,8 +249,8 @@ class RunPeer:
 
     @property
     def port(self) -> int:
-        """On which this peer listens; 0: it does not."""
-        return next((parse_address(address).port for address in self.dht.get_visible_addresses()), 0)
+        """On which this peer listens, whoever can dial it there; 0: it does not."""
+        return self.dht.endpoint.listen_port
 
     def acquaintances(self) -> list[str]:
         """Addresses of the peers that this one knows at present."""

@@ -23,6 +23,7 @@ def test_two_that_nobody_dials_reach_each_other_and_the_relay_advertises_itself(
             async def talk() -> None:
                 b.endpoint.serve("double", Number, double)
                 await until(lambda: bool(a.endpoint.addresses and b.endpoint.addresses))
+                assert a.get_visible_addresses() == []  # whoever knows nobody does not find the relay
                 assert a.endpoint.addresses == (f"relay://{relay.peer_id.text}/{a.peer_id.text}",)
                 a.endpoint.learn(b.peer_id, b.endpoint.addresses)
                 assert await reaches(a.endpoint, b.endpoint)
