@@ -67,6 +67,7 @@ class Relays:
         self._find = find
         self._wanted = wanted
         self._held: dict[PeerID, HeldRelay] = {}
+        self._former: list[PeerID] = []  # relays that were held: it may be this machine that slept, or moved
         self._avoided: dict[PeerID, float] = {}  # until when, in the loop's time
         self._announced: tuple[str, ...] = ()
         self._news = asyncio.Event()
@@ -117,6 +118,7 @@ class Relays:
             logger.info("relay %s is gone: %s", event.peer[:8], event.reason)
             self.look_again()
         elif isinstance(event, PeerConnected) and len(self._held) < self._wanted:
+            self._avoided.pop(PeerID.parse(event.peer), None)  # that it did not answer is over
             # Each search makes connections itself, which must not bring about the next one.
             soonest = self._searched_at + (_AFTER_A_SEARCH if self._held else _SETTLED)
             settled = asyncio.get_running_loop().time() + _SETTLED
@@ -183,6 +185,7 @@ class Relays:
     def _drop(self, peer: PeerID) -> None:
         self._held.pop(peer, None)
         self._transport.relays.discard(peer)
+        self._former = [*(other for other in self._former if other != peer), peer][-2 * self._wanted :]
 
     async def _search(self) -> None:
         """Asks candidates, and reserves at the nearest ones that have room."""
@@ -210,6 +213,7 @@ class Relays:
         passed_over = {*self._held, *self._avoided, self._endpoint.peer_id}
         near = [peer for peer in self._endpoint.connected() if peer not in passed_over and self._connected(peer)]
         near = self._some(near, 2 * MEASURED)
+        near += [peer for peer in self._former if peer not in passed_over and peer not in near]
         asked = [asyncio.create_task(self._ask(peer)) for peer in near]
         try:
             with suppress(TimeoutError, SwarmError):

@@ -148,6 +148,44 @@ async def test_a_silent_relay_is_replaced_too() -> None:
 
 
 @simulated
+async def test_after_a_sleep_the_same_relays_are_asked_though_nobody_else_is_there_to_name_them() -> None:
+    async with scene() as peers:
+        relay, _ = await peers.relay(0)
+        client = await peers.client(0)
+        await client.endpoint.connect(relay.addresses[0], timeout=5)
+        relays = keeper(client, Board())
+        await relays.start()
+        await until(relays, relay, within=1)
+        for channel in client.endpoint._control.channels():
+            channel.connection.abort("this machine slept")
+        await asyncio.sleep(0.01)
+        assert not client.endpoint.is_connected(relay.peer_id)
+        await asyncio.sleep(1)
+        await until(relays, relay, within=1)
+        assert client.endpoint.is_connected(relay.peer_id)
+        await relays.close()
+
+
+@simulated
+async def test_after_an_outage_a_relay_is_taken_as_soon_as_it_is_connected_again() -> None:
+    async with scene() as peers:
+        relay, _ = await peers.relay(0)
+        client = await peers.client(0)
+        await client.endpoint.connect(relay.addresses[0], timeout=5)
+        relays = keeper(client, Board())
+        await relays.start()
+        await until(relays, relay, within=1)
+        assert peers.network is not None
+        peers.network.cut(client.peer_id, relay.peer_id)
+        await asyncio.sleep(60)
+        assert not relays.held and not client.endpoint.addresses
+        peers.network.heal()
+        await client.endpoint.connect(relay.addresses[0], timeout=5)  # as the hash table does to its contacts
+        await until(relays, relay, within=3)
+        await relays.close()
+
+
+@simulated
 async def test_a_client_that_becomes_dialable_gives_its_reservations_back() -> None:
     async with scene() as peers:
         board = Board()
