@@ -7,7 +7,7 @@ not see each other merge again once they can.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from swarmcli.dht.core import NodeCore
 from swarmcli.dht.lookup import gather_answers
@@ -37,7 +37,7 @@ async def find_first_contact(core: NodeCore, addresses: Sequence[str], timeout: 
 
     Raises AddressError for an address that cannot be read, and BootstrapError, with what failed last at each
     address, when none has answered after `timeout` seconds. A node whose only first contact is itself is alone,
-    which is no error. The first failure at each address is an event of the endpoint: the wait may be long.
+    which is no error. The first failure at each peer's last address is an event of the endpoint: the wait may be long.
     """
     found: dict[str, PeerID | None] = {address: parse_address(address).peer_id for address in addresses}
     others = [address for address, peer in found.items() if peer != core.peer_id]
@@ -60,7 +60,7 @@ async def find_first_contact(core: NodeCore, addresses: Sequence[str], timeout: 
                 failures[address] = error
                 return False
             except SwarmError as error:
-                if address not in failures:
+                if address not in failures and _last_to_fail(address, others, failures):
                     what = str(error).removeprefix(f"{address}: ") or type(error).__name__
                     left = round(deadline - core.loop_time(), 1)
                     text = f"{address} does not answer yet: {what}; trying again for {left:g} s"
@@ -88,6 +88,14 @@ async def find_first_contact(core: NodeCore, addresses: Sequence[str], timeout: 
     named = [line if each in line else f"{each}: {line}" for each, line in zip(attempts, lines, strict=True)]
     within = f" within {timeout:g} s" if waiting else ""
     raise BootstrapError(f"no first contact answered{within}: {'; '.join(named)}", attempts)
+
+
+def _last_to_fail(address: str, others: Sequence[str], failures: Mapping[str, SwarmError]) -> bool:
+    """Whether no other address of the peer that it names is left: links name all addresses of a peer, and some lead
+    nowhere from here."""
+    named = parse_address(address).peer_id
+    same = [each for each in others if each != address and parse_address(each).peer_id == named]
+    return named is None or all(each in failures for each in same)
 
 
 class Maintenance:

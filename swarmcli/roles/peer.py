@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
-from json import dumps
 from pathlib import Path
 from types import TracebackType
 
@@ -101,7 +102,7 @@ class Summary:
 
     def write(self, path: Path) -> None:
         """Writes the file whole or not at all."""
-        _write(path, dumps(asdict(self), indent=2) + "\n")
+        _write(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def _write(file: Path, text: str) -> None:
@@ -112,7 +113,10 @@ def _write(file: Path, text: str) -> None:
 
 logger = logging.getLogger(__name__)
 
+CONTACTS = "contacts.json"  # the file in a home with peers that are tried beside the first contacts
+MOST_REMEMBERED = 4  # addresses: each that is gone is told of at the next start
 LINK = "link"  # the file in a home that holds the last link that this peer gave out
+MEETING_SECONDS = 10.0  # how long each of them is waited for once one has answered
 CONTACT_SECONDS = 30.0  # how long first contacts are tried again before the peer gives up
 
 
@@ -141,6 +145,7 @@ class RunPeer:
         self.home = home
         self.contacts = tuple(contacts) or recipe.network.initial_peers
         self._port = port
+        self.others_of_run: Callable[[], Iterable[PeerID]] = tuple  # once somebody knows them
         self._told = ""  # the link that was told last
         self._offered = ""  # the recipe as links hand it out; "": it cannot travel
         self._digest = ""
@@ -177,7 +182,7 @@ class RunPeer:
             self.no_link = str(error)
         self.processors = undo.enter_context(sharing_processors(recipe, self.role, self.home.path))
         self.dht = DHT(
-            self.contacts,
+            (*self.contacts, *self._remembered()) if self.contacts else (),
             start=False,
             client_mode=local.client_mode,
             host=local.host or "",
@@ -213,16 +218,21 @@ class RunPeer:
             service = RecipeService(endpoint, self.recipe.run_id, self._offered)
             self.events.subscribe(service.note)
         met: dict[PeerID, list[str]] = {}
-        for address in self.contacts:
-            named = parse_address(address).peer_id
-            if named is not None and endpoint.is_connected(named):  # its other addresses may lead nowhere from here
-                met.setdefault(named, []).append(address)
-                continue
-            try:
-                met.setdefault(await endpoint.connect(address, timeout=CONTACT_SECONDS), []).append(address)
-            except NetworkError:
-                continue  # the DHT met at least one of them, and keeps probing the others
+        for address, peer in zip(self.contacts, await asyncio.gather(*map(self._meet, self.contacts)), strict=True):
+            if peer is not None:
+                met.setdefault(peer, []).append(address)
         self._welcomed = {peer: tuple(met[peer]) for peer in await admission.ask(met)}
+
+    async def _meet(self, address: str) -> PeerID | None:
+        """Who answers at a contact's address; None: nobody now. The DHT met at least one of them, and keeps probing the
+        others."""
+        named = parse_address(address).peer_id
+        if named is not None and self.dht.endpoint.is_connected(named):  # another of its addresses leads there
+            return named
+        try:
+            return await self.dht.endpoint.connect(address, timeout=MEETING_SECONDS)
+        except NetworkError:
+            return None
 
     def _close_journal(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -234,13 +244,25 @@ class RunPeer:
         a contact that took it in. None: see `no_link`. From any thread; it may be another one from call to call."""
         if not self._offered:
             return None
-        candidates = [(self.peer_id, self.dht.endpoint.direct_addresses), *self._welcomed.items()]
         links = [
             Link(peer, places, self.recipe.run_id, self._digest)
-            for peer, addresses in candidates
+            for peer, addresses in self._named_by_links()
             if (places := places_of(addresses))
         ]
         return max(links, key=lambda link: scope_of_places(link.places), default=None)  # the first of equals: this peer
+
+    def _named_by_links(self) -> Iterator[tuple[PeerID, Sequence[str]]]:
+        """This peer, the contacts that took it in, and others of the run where this peer has dialed them: nobody is
+        sent to an address by hearsay."""
+        endpoint = self.dht.endpoint
+        yield self.peer_id, endpoint.direct_addresses
+        for contact, addresses in self._welcomed.items():
+            if endpoint.is_connected(contact):
+                yield contact, addresses
+        for peer in self.others_of_run():
+            seen = endpoint.seen(peer)
+            if seen is not None and seen.dialed and not (seen.relayed or seen.punched):
+                yield peer, [seen.remote_address]
 
     @property
     def has_trained(self) -> bool:
@@ -251,6 +273,21 @@ class RunPeer:
     def port(self) -> int:
         """On which this peer listens, whoever can dial it there; 0: it does not."""
         return self.dht.endpoint.listen_port
+
+    def _remembered(self) -> list[str]:
+        """Peers that this one knew when it left last. With them it finds the network again when its contacts are gone;
+        whether they are of its run nobody knows."""
+        try:
+            found = json.loads((self.home.path / CONTACTS).read_text())
+            return [str(parse_address(each)) for each in found if each not in self.contacts][:MOST_REMEMBERED]
+        except (OSError, ValueError, TypeError):
+            return []
+
+    def _remember(self) -> None:
+        """A full disk costs no more than this."""
+        known = [each for each in self.acquaintances() if parse_address(each).scheme == "tcp"]
+        with suppress(OSError):
+            _write(self.home.path / CONTACTS, json.dumps(known[:MOST_REMEMBERED]))
 
     def acquaintances(self) -> list[str]:
         """Addresses of the peers that this one knows at present."""
@@ -271,7 +308,7 @@ class RunPeer:
         link stays there."""
         addresses, link = self.dht.get_visible_addresses(), str(self.link() or "")
         told = {"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": link}
-        _write(self.home.path / "peer.json", dumps(told))
+        _write(self.home.path / "peer.json", json.dumps(told))
         self._told = link
         if link:
             _write(self.home.path / LINK, link + "\n")
@@ -289,4 +326,6 @@ class RunPeer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.contacts and self.dht.is_alive():
+            self._remember()
         self._exit.__exit__(kind, error, trace)

@@ -48,6 +48,7 @@ class RunWatch:
 
     def follow(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
+        self._peer.others_of_run = optimizer.peers
 
     def close(self) -> None:
         self._unsubscribe()

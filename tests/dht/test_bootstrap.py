@@ -62,6 +62,19 @@ async def test_an_address_with_another_peer_s_key_ends_the_search_at_once() -> N
 
 
 @simulated
+async def test_an_address_that_leads_nowhere_is_no_news_where_its_peer_answers_at_another() -> None:
+    async with Swarm() as swarm:
+        here = await swarm.node("here", [])
+        endpoint = await swarm.endpoint("newcomer")
+        told: list[Event] = []
+        endpoint.events.subscribe(told.append)
+        nowhere = f"memory://nowhere/{here.peer_id.text}"
+        node = await DHTNode.create(endpoint, initial_peers=[nowhere, address(here)])
+        assert not [event for event in told if isinstance(event, Noticed)]
+        await node.shutdown()
+
+
+@simulated
 async def test_a_first_contact_that_does_not_answer_is_told_of_once() -> None:
     async with Swarm() as swarm:
         cut = await swarm.node("cut", [])

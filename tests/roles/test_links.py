@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 from swarmcli.optim.config import Role
@@ -32,6 +33,34 @@ def test_a_stranger_gets_the_recipe_from_any_peer_and_a_client_points_to_its_con
         wish = ("seed=4", "local.client_mode=true")
         with peer(tmp_path / "c", "auxiliary", *wish, contacts=link.addresses) as client:
             assert client.link() == link
+
+
+async def lost(client: RunPeer, other: RunPeer) -> None:
+    await client.dht.endpoint.lost(other.peer_id)
+
+
+def test_a_peer_whose_contact_has_left_points_to_another_and_finds_back_by_those_it_knew(tmp_path: Path) -> None:
+    wish = "local.client_mode=true"
+    with ExitStack() as exits:
+        owner, leave = peer(tmp_path / "a", "monitor"), exits.enter_context(ExitStack())
+        leave.enter_context(owner)
+        contact = owner.dht.get_visible_addresses()[0]
+        other = exits.enter_context(peer(tmp_path / "b", "auxiliary", contacts=(contact,)))
+        with peer(tmp_path / "c", "trainer", wish, contacts=(contact,)) as client:
+            where = other.dht.get_visible_addresses()[0]
+            client.dht.run_coroutine(client.dht.endpoint.connect(where, timeout=10.0))
+            client.others_of_run = lambda: [other.peer_id]
+            leave.close()
+            client.dht.run_coroutine(lost(client, owner))
+            link = client.link()
+            assert link is not None and link.peer_id == other.peer_id and link.addresses[0] == where
+        client.home.release()
+        with peer(tmp_path / "c", "trainer", wish, contacts=(contact,)) as client:
+            assert client.dht.run_coroutine(connected(client, other))
+
+
+async def connected(client: RunPeer, other: RunPeer) -> bool:
+    return client.dht.endpoint.is_connected(other.peer_id)
 
 
 def test_the_link_is_left_in_the_home_and_told_anew_when_it_changes(tmp_path: Path) -> None:
