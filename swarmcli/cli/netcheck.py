@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Run = Annotated[
     str | None,
     typer.Argument(
-        metavar="[LINK|RECIPE]", help="The run whose peers are asked; without it nobody is.", show_default=False
+        metavar="LINK|RECIPE", help="The run whose peers are asked; without it nobody is.", show_default=False
     ),
 ]
 
@@ -39,7 +39,7 @@ def netcheck(
 ) -> None:
     """Find out whether others can dial this computer, what its router does, and how fast its link is."""
     setup_logging(verbose)
-    options = _options(run, peer)
+    options = options_of(run, peer)
     if host is not None:
         options["host"] = host
     if port is not None:
@@ -55,7 +55,7 @@ def netcheck(
         out.print(report(found))
 
 
-def _options(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
+def options_of(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
     """How a peer of this run would listen on this machine, and whom it would dial first."""
     from swarmcli.recipe import is_link, load_recipe, parse_link
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from swarmcli.cli.netcheck import report
+from swarmcli.cli.netcheck import options_of, report
 from swarmcli.network.addresses import Scope
 from swarmcli.roles.netcheck import alone_in_words
 from swarmcli.roles.netreport import FamilyReport, MappingReport, NetReport, PeerReport
@@ -103,3 +104,19 @@ def test_what_the_router_said(mapping: MappingReport, words: str) -> None:
 )
 def test_without_peers_it_says_no_more_than_it_knows(scope: Scope, address: str, asked: bool, words: str) -> None:
     assert words in alone_in_words(scope, MappingReport(gateway="192.168.1.1", address=address, asked=asked))
+
+
+def test_a_link_names_whom_to_ask_and_a_recipe_how_to_listen_too(tmp_path: Path) -> None:
+    peer = "a" * 52
+    link = f"swarm://{peer}@203.0.113.7:31330,198.51.100.4:1/run?fingerprint={'a' * 32}"
+    assert options_of(link, ())["initial_peers"] == [
+        f"tcp://203.0.113.7:31330/{peer}",
+        f"tcp://198.51.100.4:1/{peer}",
+    ]
+    assert options_of(None, ["tcp://203.0.113.7:1"])["initial_peers"] == ["tcp://203.0.113.7:1"]
+    recipe = tmp_path / "recipe.yaml"
+    text = (Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml").read_text()
+    recipe.write_text(text + "\nnetwork: {initial_peers: ['tcp://203.0.113.9:31330']}\n")
+    found = options_of(str(recipe), ())
+    assert found["initial_peers"] == ["tcp://203.0.113.9:31330"]
+    assert (found["port_mapping"], found["client_mode"]) == (True, False)

@@ -32,6 +32,7 @@ class Behaviour:
     refuses: bool = False
     silent: bool = False
     permanent_only: bool = False
+    gives_away: bool = False  # with UPnP: a port that another computer holds
     seconds: int | None = None  # that it grants; None: what it is asked for
     location: str | None = None  # in its answer to a search; None: its description
     description: bytes | None = None  # None: its own
@@ -203,7 +204,7 @@ class HomeGateway:
         holder = self.ports.get(outer)
         if action == "AddPortMapping":
             own = (question["NewInternalClient"], int(question["NewInternalPort"]))
-            if holder not in (None, own):
+            if holder not in (None, own) and not self.behaviour.gives_away:
                 return 718
             if self.behaviour.permanent_only and question["NewLeaseDuration"] != "0":
                 return 725

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 
 import pytest
+from async_upnp_client.const import HttpRequest
 
 from swarmcli.reach.mapping import Gateway, igd, packets, pcp
 from swarmcli.reach.mapping import gateway as gateways
@@ -96,42 +97,53 @@ NESTED = "<device><deviceList>" * 3000 + "</deviceList></device>" * 3000
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    "behaviour",
+    ("behaviour", "words"),
     [
-        Behaviour(description=ENTITIES),
-        Behaviour(description=b"<root" + b"x" * (igd.MAX_BODY + 1)),
-        Behaviour(description=b"\xff\xfe no document"),
-        Behaviour(description=description(devices=NESTED).encode()),
-        Behaviour(description=description(services=100).encode()),
-        Behaviour(description=description("http://192.0.2.1/control").encode()),
-        Behaviour(description=description("http://[").encode()),
-        Behaviour(description=gzip.compress(description().encode()), http_head="Content-Encoding: gzip\r\n"),
-        Behaviour(drip=True),
-        Behaviour(http_head="Location: http://192.0.2.1/\r\n", action_answer=b""),
-        Behaviour(action_answer=soap("GetSpecificPortMappingEntryResponse", {"NewInternalPort": "ten"}).encode()),
-        Behaviour(action_answer=ENTITIES),
+        (Behaviour(description=ENTITIES), "EntitiesForbidden"),
+        (Behaviour(description=b"<root" + b"x" * (igd.MAX_BODY + 1)), "too large"),
+        (Behaviour(description=b"\xff\xfe no document"), "cannot be read"),
+        (Behaviour(description=description(devices=NESTED).encode()), "cannot be read"),
+        (Behaviour(description=description(services=100).encode()), "never ends"),
+        (Behaviour(description=description("http://192.0.2.1/control").encode()), "offers no ports|another computer"),
+        (Behaviour(description=description("http://[").encode()), "offers no ports|cannot be read"),
+        (Behaviour(description=gzip.compress(bytes(50_000_000)), http_head="Content-Encoding: gzip\r\n"), "be read"),
+        (Behaviour(drip=True), "too slowly"),
+        (Behaviour(http_head="Location: http://192.0.2.1/\r\n", action_answer=b""), "cannot be read"),
+        (
+            Behaviour(action_answer=soap("GetSpecificPortMappingEntryResponse", {"NewInternalPort": "ten"}).encode()),
+            "cannot",
+        ),
+        (Behaviour(action_answer=ENTITIES), "EntitiesForbidden"),
     ],
-    ids=[
-        "entities",
-        "large",
-        "unreadable",
-        "deep",
-        "many",
-        "elsewhere",
-        "nowhere",
-        "packed",
-        "drip",
-        "empty",
-        "words",
-        "answers",
-    ],
+    ids="entities large unreadable deep many elsewhere nowhere packed drip empty words answers".split(),  # noqa: SIM905
 )
-def test_what_a_hostile_gateway_says_is_an_error_of_ours(behaviour: Behaviour) -> None:
+def test_what_a_hostile_gateway_says_is_an_error_of_ours(behaviour: Behaviour, words: str) -> None:
     async def main() -> None:
         async with HomeGateway(behaviour=behaviour) as home:
-            with pytest.raises(GatewayError):
+            with pytest.raises(GatewayError, match=words):
                 await of(home)["UPnP"].ask(PORT, PORT)
             assert home.ports == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.2/", "https://127.0.0.1/", "http://127.0.0.1.example.org/", "file:///x"]
+)
+def test_nothing_is_asked_for_at_another_computer(url: str) -> None:
+    async def main() -> None:
+        with pytest.raises(GatewayError, match="another computer"):
+            await igd.PinnedRequester("127.0.0.1").async_http_request(HttpRequest("GET", url, {}, None))
+
+    asyncio.run(main())
+
+
+def test_a_port_that_the_router_would_take_from_another_computer_is_left_to_it() -> None:
+    async def main() -> None:
+        async with HomeGateway(behaviour=Behaviour(gives_away=True)) as home:
+            home.ports[PORT] = ("192.168.1.9", PORT)
+            assert (await of(home)["UPnP"].ask(PORT, PORT)).port != PORT
+            assert home.ports[PORT] == ("192.168.1.9", PORT)
 
     asyncio.run(main())
 
@@ -156,7 +168,7 @@ def test_only_the_gateways_own_address_is_taken_from_an_answer_to_a_search() -> 
 @pytest.mark.usefixtures("impatient")
 def test_the_answer_of_a_stranger_to_the_search_is_not_read() -> None:
     async def main() -> None:
-        async with HomeGateway(behaviour=Behaviour(location="http://127.0.0.1:9/")) as stranger:
+        async with HomeGateway(behaviour=Behaviour(location="http://127.0.0.2:9/")) as stranger:
             there = Gateway("127.0.0.2", "127.0.0.1")  # the gateway is somebody else, and silent
             with pytest.raises(GatewayError, match="does not answer"):
                 await igd.find_location(there, ("127.0.0.1", stranger.ssdp_port))
