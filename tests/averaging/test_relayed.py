@@ -78,6 +78,28 @@ def test_when_a_relay_is_killed_in_the_middle_of_a_round_all_end_with_equal_bits
     virtual_time.run(main(), timeout=600)
 
 
+def test_a_member_at_a_relay_that_dies_in_the_middle_is_left_out_soon() -> None:
+    async def main() -> None:
+        async with Averagers(4) as swarm:
+            await swarm.add(2, relays=True)
+            *peers, dies = await swarm.add(4, listening=False, relays=True, shapes=((100, 1000), (40,)))
+            for peer in (*peers, dies):
+                swarm.network.set_bandwidth(peer.peer_id, 4e5)
+            controls = [peer.begin(timeout=60.0) for peer in (*peers, dies)]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            await asyncio.sleep(0.5)
+            swarm.kill(dies)
+            controls.pop().cancel()
+            killed = asyncio.get_running_loop().time()
+            results = await all_results(controls)
+            assert asyncio.get_running_loop().time() - killed < 10
+            assert_one_group(results, [*peers, dies])
+            for own, *others in zip(*(peer.core._tensors for peer in peers), strict=True):
+                assert all(torch.equal(own, other) for other in others)
+
+    virtual_time.run(main(), timeout=600)
+
+
 def test_who_failed_as_a_reducer_gets_no_parts_for_a_while_unless_nobody_else_could() -> None:
     async def main() -> None:
         async with Searchers(3) as swarm:

@@ -32,7 +32,7 @@ class PartReceiver:
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
         self._notes: dict[int, str] = {}
         self._last = last
-        self._cut_off: dict[int, str] = {}  # whose stream over a relay has broken, and how it ended
+        self._cut_off: dict[int, str] = {}  # whose stream has broken, though they may live, and how
         self._news = Bell()
 
     @property
@@ -79,12 +79,12 @@ class PartReceiver:
         except RoundFailed as error:
             raise CallRefused("failed", error.reason) from error
         finally:
-            self._ended(member, stream, "its connection ended")
+            self._ended(member, "its connection ended")
 
-    def _ended(self, member: int, stream: Stream, reason: str) -> None:
-        """The stream of a member has. It is left out from there on; but one whose stream went over a relay may live
-        all the same, and is looked for."""
-        if not stream.relayed or self._last:
+    def _ended(self, member: int, reason: str) -> None:
+        """The stream of a member has. It is left out from there on; but one with which this peer has a relay, or a way
+        that both had to open, may live all the same, and is looked for."""
+        if self._last or not self._mates.over_relay(member):
             self._reducer.leave_out(member, reason)
         elif member not in self._cut_off:
             self._cut_off[member] = reason
@@ -92,7 +92,7 @@ class PartReceiver:
 
     @forgetful
     async def _look_for_the_cut_off(self) -> None:
-        """The exchange is given up for the sake of a member that lives: in the next try it comes over another relay."""
+        """The exchange is given up for the sake of a member that lives: in the next try it comes another way."""
         looked_for = set[int]()
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -105,7 +105,7 @@ class PartReceiver:
     async def _look_for(self, member: int) -> None:
         answer = await self._mates.presence(member)
         if answer is not None and answer.standing == "running" and not self._reducer.has_all_of(member):
-            self._reducer.abort(f"a relay on the way to {self._mates.peer(member).short} was lost")
+            self._reducer.abort(f"the way to {self._mates.peer(member).short} was lost")
         else:
             self._reducer.leave_out(member, self._cut_off[member])
 
@@ -158,7 +158,7 @@ class PartReceiver:
         except TimeoutError:
             self._reducer.leave_out(member, "it fell silent")
         except NetworkError as error:
-            self._ended(member, stream, f"its connection ended: {error}"[:MAX_WORDS])
+            self._ended(member, f"its connection ended: {error}"[:MAX_WORDS])
 
     @forgetful
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
