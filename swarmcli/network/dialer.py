@@ -6,13 +6,14 @@ import errno
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from swarmcli.errors import AddressError, ConnectError, WrongPeerError
 from swarmcli.network.address_book import AddressBook
 from swarmcli.network.addresses import Address, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import Limits
+from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.network.transports.base import Connection, Purpose, Transport
 from swarmcli.network.transports.dialing import dial_any
 
@@ -88,12 +89,6 @@ class Dialer:
         return connection
 
 
-@dataclass(slots=True)
-class _Tokens:
-    left: float
-    at: float  # the loop's time
-
-
 class DialBudget:
     """How many dials may fail at addresses that others named: in all, and at each host. It refills with time, so that
     strangers can make this peer neither search a network nor burden a victim. Dials under way count as failed."""
@@ -101,34 +96,30 @@ class DialBudget:
     def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
         self._limits = limits
         self._now = now
-        self._all = _Tokens(limits.failed_dials_burst, 0.0)
-        self._hosts: OrderedDict[str, _Tokens] = OrderedDict()
+        self._all = TokenBucket(limits.failed_dials_per_second, limits.failed_dials_burst)
+        self._hosts: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def take(self, host: str) -> bool:
         """Whether one more dial may begin there; it counts as failed until it is given back."""
-        limits = self._limits
-        one = self._hosts.setdefault(host, _Tokens(limits.failed_dials_burst_per_host, self._now()))
+        limits, now = self._limits, self._now()
+        if host not in self._hosts:
+            rate, burst = limits.failed_dials_per_second_per_host, limits.failed_dials_burst_per_host
+            self._hosts[host] = TokenBucket(rate, burst)
         self._hosts.move_to_end(host)
         if len(self._hosts) > _MOST_HOSTS:
             self._hosts.popitem(last=False)
-        self._refill(self._all, limits.failed_dials_per_second, limits.failed_dials_burst)
-        self._refill(one, limits.failed_dials_per_second_per_host, limits.failed_dials_burst_per_host)
-        if self._all.left < 1 or one.left < 1:
+        if not self._hosts[host].take_now(1, now):
             return False
-        self._all.left -= 1
-        one.left -= 1
+        if not self._all.take_now(1, now):
+            self._hosts[host].give_back(1)
+            return False
         return True
 
     def give_back(self, host: str) -> None:
         """The peer has answered there."""
-        self._all.left += 1
+        self._all.give_back(1)
         if host in self._hosts:
-            self._hosts[host].left += 1
-
-    def _refill(self, tokens: _Tokens, per_second: float, burst: float) -> None:
-        now = self._now()
-        tokens.left = min(burst, tokens.left + (now - tokens.at) * per_second)
-        tokens.at = now
+            self._hosts[host].give_back(1)
 
 
 def _bare(address: Address) -> str:

@@ -37,6 +37,10 @@ class TokenBucket:
         self._tokens -= amount
         return True
 
+    def give_back(self, amount: float) -> None:
+        """What was taken is not used after all."""
+        self._tokens = min(self.burst, self._tokens + amount)
+
     async def wait(self, amount: float) -> None:
         """Returns, in the loop's time, when `amount` may go. Who is cancelled meanwhile has used its tokens up."""
         seconds = self.take(amount, asyncio.get_running_loop().time())
