@@ -21,8 +21,8 @@ from swarmcli.events import Event, PeerRefused, RoundFinished
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.testing.memory_network import MemoryNetwork
-from swarmcli.testing.relayed import Relaying
 from swarmcli.testing.virtual_time import EPOCH
+from tests.relaying import Relaying
 
 FAST = AllreduceOptions(sender_timeout=5.0)
 

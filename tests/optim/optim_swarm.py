@@ -19,7 +19,7 @@ from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription,
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Mode, Trained
 from swarmcli.testing.memory_network import MemoryNetwork
-from swarmcli.testing.relayed import Relaying
+from tests.relaying import Relaying
 
 FEATURES = 6
 TARGET = 24  # samples per epoch
@@ -231,8 +231,12 @@ def digests(trainers: Iterable[Trainer]) -> set[str]:
 
 async def auxiliary(swarm: Swarm, *, client_mode: bool = False, target: int = TARGET) -> AuxiliaryCore:
     """An auxiliary that has been started; shut it down before the swarm ends."""
-    node = await swarm.node(client_mode=client_mode)
-    config = OptimizerConfig("run", target, description=PeerDescription("auxiliary"))
-    core = AuxiliaryCore(PeerContext(node, config, averager_config(config, auxiliary=True)), [make_model(0)])
+    core = assistant(await swarm.node(client_mode=client_mode), target)
     await core.start()
     return core
+
+
+def assistant(node: DHTNode, target: int = TARGET) -> AuxiliaryCore:
+    """The auxiliary that stands on a node."""
+    config = OptimizerConfig("run", target, description=PeerDescription("auxiliary"))
+    return AuxiliaryCore(PeerContext(node, config, averager_config(config, auxiliary=True)), [make_model(0)])

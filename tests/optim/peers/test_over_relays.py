@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from swarmcli.events import Noticed
+from swarmcli.testing import Swarm as Homes
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import TARGET, Swarm, digests, record, together, until
+from tests.optim.optim_swarm import TARGET, Swarm, Trainer, assistant, digests, record, together, until
 from tests.optim.peers.test_out_of_reach import helped, training
 from tests.suites import soak
 
 
-@pytest.mark.parametrize("helper", ["auxiliary", *soak(["monitor", ""])])
+@pytest.mark.parametrize("helper", ["", *soak(["auxiliary", "monitor"])])
 def test_a_newcomer_gets_the_state_over_a_relay_and_both_train_one_model(helper: str) -> None:
     async def main() -> None:
         async with Swarm(contact_relays=True) as swarm:
@@ -123,5 +124,35 @@ def test_when_a_relay_is_killed_and_another_one_comes_all_go_on_with_one_model()
             assert len(digests(trainers)) == 1
             addresses = [address for trainer in trainers for address in trainer.node.endpoint.addresses]
             assert not any(relays[0].peer_id.text in address for address in addresses)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_two_homes_and_a_public_auxiliary_train_one_model_without_being_told_anything() -> None:
+    async def main() -> None:
+        async with Homes(seed=1) as swarm:
+            helper = await swarm.start(assistant(await swarm.node(host="5.1.0.1", relay=True)))
+
+            async def assist() -> None:
+                while True:
+                    await helper.step()
+
+            async def home(number: int) -> Trainer:
+                router = swarm.network.router(f"5.{number}.0.1")
+                trainer = Trainer(await swarm.node(host="192.168.1.2", behind=router), seed=number)
+                await swarm.start(trainer.core)
+                return trainer
+
+            helping = asyncio.ensure_future(assist())
+            first = await home(2)
+            async with training(first):
+                await asyncio.sleep(3)
+                second = await home(3)
+                await second.train(first.epoch + 6)
+            await together(first.train(second.epoch + 2), second.train(second.epoch + 2))
+            assert len(digests([first, second])) == 1 and len(second.used) > 3
+            assert first.node.client_mode and second.node.client_mode
+            helping.cancel()
+            await asyncio.wait([helping])
 
     virtual_time.run(main(), timeout=300)
