@@ -15,14 +15,14 @@ import logging
 import os
 import random
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swarmcli.clock import Clock
 from swarmcli.errors import CallTimeout, ConnectError, ConnectionLost, ProtocolViolation
 from swarmcli.events import GOODBYE, Events, OwnAddressesChanged, WokeUp
-from swarmcli.network.addresses import Scheme, Scope, is_direct, parse_address
+from swarmcli.network.addresses import Scheme, Scope, is_direct, parse_address, scope_of
 from swarmcli.network.context import EndpointContext, Handler, PunchBulk, Traffic
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
@@ -487,6 +487,23 @@ class Endpoint:
             bulk.reset(reason)
         for channel in self._control.channels():
             channel.connection.abort(reason)
+
+    def leave_network(self, hosts: Collection[str]) -> set[PeerID]:
+        """Ends the connections that go from other addresses than these, which this machine no longer has: nothing comes
+        on them any more, and the keepalive would take its time to notice. Returns to whom there was one."""
+
+        def is_gone(connection: Connection) -> bool:
+            host = connection.local_host
+            return host is not None and host not in hosts and scope_of(host) is not Scope.HOST
+
+        reason = "this machine has left that network"
+        for channel in self._streams.channels():
+            if is_gone(channel.connection):
+                channel.reset(reason)
+        left = [control for control in self._control.channels() if is_gone(control.connection)]
+        for control in left:
+            control.connection.abort(reason)
+        return {control.peer_id for control in left}
 
     async def _keep_alive(self) -> None:
         """Ticks at random phases, so that a thousand endpoints do not ping at the same moment."""

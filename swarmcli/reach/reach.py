@@ -15,7 +15,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from swarmcli.events import Event, Noticed, OwnAddressesChanged, PeerConnected, PeerDisconnected, ReachabilityChanged
+from swarmcli.events import (
+    Event,
+    Noticed,
+    OwnAddressesChanged,
+    PeerConnected,
+    PeerDisconnected,
+    ReachabilityChanged,
+    WokeUp,
+)
 from swarmcli.network.addresses import Address, Scope, format_address, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
@@ -49,6 +57,7 @@ CHECK_SECONDS = 600.0  # between two checks of a verdict at rest
 _EARLY_CHECKS = (15.0, 60.0, 240.0)  # the first ones, while fewer than WANTED_NETWORKS could be asked
 _SOONEST = 10.0  # seconds between two checks, however much contacts say that this peer has moved
 _LOOK_SECONDS = 5.0  # between two looks at the interfaces: laptops change their network
+_RECONNECTED = 2.0  # seconds after a wake-up, when contacts should be connected again
 _SIGHTING_SECONDS = 2 * CHECK_SECONDS  # how long the word of a contact that has gone still counts
 _MAX_SIGHTINGS = 512
 _MAX_CANDIDATES = 16  # contacts that are tried in one check, where many refuse
@@ -247,8 +256,19 @@ class Reach:
                 self._met(PeerID.parse(peer))
             case PeerDisconnected(peer):
                 self._connected.pop(PeerID.parse(peer), None)
+            case WokeUp():
+                self._woke_up()
             case OwnAddressesChanged():
                 self._say()  # relays have been found, or lost
+
+    def _woke_up(self) -> None:
+        """Meanwhile the router may have forgotten a port, or this machine may be somewhere else."""
+        for mapping in self._mappings.values():
+            mapping.refresh()
+        if self.verdicts and any(map(self._around.beyond, self._recent())):
+            self._checked_at = asyncio.get_running_loop().time() - _SOONEST + _RECONNECTED
+            self._check_soon()
+        self._event.set()
 
     def _met(self, peer: PeerID) -> None:
         self._connected[peer] = None
@@ -322,33 +342,45 @@ class Reach:
                 await self._help()
 
     def _look_again(self) -> None:
-        """Notices that this machine has moved to another network: then nothing of what was known holds."""
+        """Notices that this machine has moved to another network: then nothing of what was known of it holds.
+
+        Containers and tunnels come and go without such a consequence, and so do further addresses.
+        """
         if self._wish:
             return
-        around = look_around(self.endpoint.refresh_listener_addresses())
-        if around == self._around:
+        around, before = look_around(self.endpoint.refresh_listener_addresses()), self._around
+        if around == before:
             return
-        logger.info("this machine has other addresses now: %s", ", ".join(around.addresses))
-        alone = not any(map(self._around.beyond, self._recent()))
         self._around = around
-        self._nonces.clear()
-        self._sightings.clear()
+        left = {family_of(host_of(address)) for address in set(before.addresses) - set(around.addresses)}
+        if left:
+            logger.info("this machine has other addresses now: %s", ", ".join(around.addresses))
+            self._forget(left, before)
+        if set(around.addresses) - set(before.addresses) and any(map(around.beyond, self._recent())):
+            self._check_soon()
+        self._conclude()
+
+    def _forget(self, left: set[Family], before: Surroundings) -> None:
+        """What was found out in the families in which an address is gone. Who is still connected is met again."""
+        was_beyond = any(map(before.beyond, self._recent()))
+        self._checked_at = float("-inf")  # the next check waits for nothing but contacts
+        for family in left:
+            self._nonces.pop(family, None)
+        kept = [(peer, seen) for peer, seen in self._sightings.items() if family_of(seen[0].host) not in left]
+        self._sightings = OrderedDict(kept)
         self._dial_backs.forget()
         self.punch.forget()
-        self._checked_at = float("-inf")
-        if alone:
-            self._conclude()
-        else:  # its contacts are in the internet, and have to be met again before it announces anything
+        for mapping in self._mappings.values():
+            mapping.refresh()
+        dropped = self.endpoint.leave_network(self._around.hosts)
+        for peer in [peer for peer in self._connected if peer not in dropped]:
+            self._met(peer)
+        if was_beyond and not self._sightings:
+            # Its contacts are in the internet, and have to be met again before it announces anything.
             self._joined = False
             self._settled.clear()
             self.verdicts = ()
             self.endpoint.announce(direct=())
-        for peer in list(self._connected):
-            seen = self.endpoint.seen(peer)
-            if seen is not None and seen.dialed:  # what came in before came in elsewhere
-                self._met(peer)
-        for mapping in self._mappings.values():
-            mapping.refresh()
 
     async def _check(self) -> None:
         """One round of dial-backs in each family, side by side."""

@@ -54,6 +54,7 @@ class MemoryConnection:
         self.dialed = dialed
         self.remote_address = address
         self.observed_address: str | None = None  # set where it is dialed
+        self.local_host: str | None = None
         self.relayed = False
         self.punched = False
         self.bytes_received = 0

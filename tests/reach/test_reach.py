@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from ipaddress import ip_network
 
 import pytest
 
 from swarmcli.errors import CallRefused, UnknownMethod
-from swarmcli.events import Noticed
+from swarmcli.events import Noticed, WokeUp
 from swarmcli.network.addresses import Scope
 from swarmcli.network.endpoint import SeenPeer
 from swarmcli.network.identity import PeerID
@@ -25,6 +26,7 @@ from swarmcli.reach.dialback import (
     Proof,
 )
 from swarmcli.reach.reach import CHECK_SECONDS, PATIENCE
+from swarmcli.reach.verdict import Surroundings
 from swarmcli.testing import run
 from swarmcli.testing.memory_router import MemoryRouter
 from tests.reach.homes import PORT, Homes
@@ -338,3 +340,40 @@ class FakeMapping:
 @dataclass
 class FakeLease:
     port: int
+
+
+def test_a_wake_up_is_a_reason_to_ask_again():
+    async def main() -> None:
+        async with Homes() as homes:
+            router = homes.router("5.2.0.1")
+            public = await homes.peer("5.1.0.1")
+            home = await homes.peer("192.168.1.2", router, contacts=[public])
+            router.forward(PORT, home.endpoint.peer_id)
+            await asyncio.sleep(1.2 * CHECK_SECONDS)
+            assert home.reach.dialable
+            checks = home.reach.checks
+            home.endpoint.events.emit(WokeUp(7200.0))
+            await asyncio.sleep(10)
+            assert home.reach.dialable and home.reach.checks == checks + 1
+
+    run(main(), timeout=7200)
+
+
+def test_containers_and_tunnels_that_come_and_go_change_nothing(monkeypatch: pytest.MonkeyPatch):
+    """A server whom others dialed would otherwise have to wait for the next one."""
+
+    async def main() -> None:
+        async with Homes() as homes:
+            first = await homes.peer("5.1.0.1")
+            await homes.peer("5.2.0.1", contacts=[first])
+            await asyncio.sleep(1)
+            said = list(first.said)
+            bridge = Surroundings(
+                (first.address,), frozenset({"5.1.0.1", "172.17.0.1"}), (ip_network("172.17.0.0/16"),)
+            )
+            monkeypatch.setattr("swarmcli.reach.reach.look_around", lambda addresses: bridge)
+            await asyncio.sleep(20)
+            assert first.reach.dialable and first.said == said
+            assert first.reach.verdicts[0].how == "dialed from outside"
+
+    run(main(), timeout=600)

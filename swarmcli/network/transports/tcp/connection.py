@@ -79,6 +79,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self.punched = punched
         self.observed_address: str | None = None
         self.remote_address = "tcp://unknown"
+        self.local_host: str | None = None
         self.ready: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._engine = engine
@@ -166,6 +167,8 @@ class TCPConnection(asyncio.BufferedProtocol):
         host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
         host = host.removeprefix("::ffff:")  # of IPv4 on a socket that listens for both
         self.remote_address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        own = transport.get_extra_info("sockname")
+        self.local_host = own[0].partition("%")[0].removeprefix("::ffff:") if own and not self.relayed else None
         self._writer.attach(self._socket)
         self._reader.attach(self._socket)
         if self._on_made is not None:
