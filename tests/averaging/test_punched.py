@@ -1,0 +1,68 @@
+"""Rounds among peers behind routers, over connections that both ends have dialed at once."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import combinations
+
+import pytest
+import torch
+
+from swarmcli.averaging import AveragerConfig, AveragerCore, RoundRequest
+from swarmcli.dht import DHTNode
+from swarmcli.testing import Swarm, virtual_time
+from tests.suites import soak
+
+
+async def homes(swarm: Swarm, count: int) -> list[DHTNode]:
+    """Peers behind a router each, and a public one that relays; all are connected directly once they have talked."""
+    await swarm.node(host="5.1.0.1", relay=True)
+    await swarm.node(host="5.9.0.1")
+    routers = [swarm.network.router(f"5.{10 + number}.0.1") for number in range(count)]
+    return [await swarm.node(host="192.168.1.2", behind=router) for router in routers]
+
+
+def direct(nodes: list[DHTNode]) -> bool:
+    pairs = [(a, b) for one, other in combinations(nodes, 2) for a, b in ((one, other), (other, one))]
+    seen = [a.endpoint.seen(b.peer_id) for a, b in pairs]
+    return all(each is not None and each.punched for each in seen)
+
+
+async def one_round(cores: list[AveragerCore]) -> list[int]:
+    """How many contributed, as each of them says."""
+    controls = [core.begin_round(RoundRequest(timeout=120.0)) for core in cores]
+    return [len((await control).contributors) for control in controls]
+
+
+@pytest.mark.parametrize("after", [1.0, *soak([0.2, 0.5, 2.0, 3.0])])
+def test_a_direct_path_that_is_cut_in_the_middle_of_a_round_leaves_all_with_equal_bits(
+    after: float,
+) -> None:
+    async def main() -> None:
+        async with Swarm(seed=1, latency=0.02) as swarm:
+            nodes = await homes(swarm, 3)
+            config = AveragerConfig(prefix="test")
+            tensors = [[torch.full((20_000,), float(number))] for number in range(3)]
+            cores = [
+                await swarm.start(AveragerCore(own, node, config)) for own, node in zip(tensors, nodes, strict=True)
+            ]
+            await one_round(cores)
+            async with asyncio.timeout(60):
+                while not direct(nodes):
+                    await one_round(cores)
+            assert await one_round(cores) == [3, 3, 3]
+
+            for number, node in enumerate(nodes):
+                tensors[number][0].fill_(float(number))
+                swarm.network.set_bandwidth(node.peer_id, 4e4)
+            controls = [core.begin_round(RoundRequest(timeout=120.0)) for core in cores]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            await asyncio.sleep(after)
+            swarm.network.cut(nodes[0].peer_id, nodes[1].peer_id)
+            results = [await control for control in controls]
+            # Each of the two ends misses parts of the other, and only one of them can be waited for.
+            assert len({result.contributors for result in results}) == 1 and len(results[0].contributors) >= 2
+            assert all(torch.equal(own[0], tensors[0][0]) for own in tensors)
+            assert await one_round(cores) == [3, 3, 3]
+
+    virtual_time.run(main(), timeout=600)
