@@ -69,8 +69,8 @@ def places_of(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def _scope(host: str) -> Scope:
-    """A host name counts as public: somebody chose it for others."""
-    named = Scope.HOST if host == "localhost" else Scope.INTERNET
+    """A host name with dots counts as public: somebody chose it for others. Others are names of one network."""
+    named = Scope.HOST if host == "localhost" else Scope.INTERNET if "." in host else Scope.LAN
     return named if (scope := scope_of(host)) is None else scope
 
 

@@ -69,6 +69,7 @@ def test_a_peers_link_names_first_what_most_can_dial_and_loopback_only_for_want_
     assert places_of([local, lan, public]) == ("[2001:4860:4860::8888]:1", "192.168.1.4:1")
     assert places_of([local]) == ("127.0.0.1:1",) and places_of([]) == ()
     assert places_of([lan, "tcp://home.example.org:1"])[0] == "home.example.org:1"
+    assert scope_of_places(["monitor:1"]) == Scope.LAN and scope_of_places(["localhost:1"]) == Scope.HOST
     assert len(places_of([f"tcp://10.0.0.{n}:1" for n in range(9)])) == 4
     scopes = [scope_of_places(places_of(each)) for each in ([local], [local, lan], [local, lan, public])]
     assert scopes == [Scope.HOST, Scope.LAN, Scope.INTERNET]
