@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import ipaddress
 
 import pytest
 from async_upnp_client.const import HttpRequest
@@ -204,3 +205,12 @@ eth0 0001A8C0 00000000 0001 0 0 100 00FFFFFF 0 0 0
     assert gateways.parse_route_command("   route to: default\n") is None
     with pytest.raises(ValueError, match="link#5"):
         gateways.parse_route_command("    gateway: link#5\n")
+
+
+def test_for_ipv6_the_question_names_the_address_that_others_dial() -> None:
+    nonce = bytes(range(12))
+    question = packets.pcp_map_question("2001:db8::2", PORT, PORT, 1200, nonce)
+    own = ipaddress.IPv6Address("2001:db8::2").packed
+    assert question[8:24] == own
+    answer = bytes([2, 0x81, 0, 0]) + question[4:8] + bytes(16) + question[24:44] + own
+    assert packets.pcp_granted(answer, PORT, nonce) == packets.Granted(PORT, 1200, "2001:db8::2")
