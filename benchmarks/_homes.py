@@ -166,8 +166,8 @@ class Internet(_Namespace):
             raise OSError("packets cannot be delayed here: is there no /dev/net/tun?")
         self.sh(
             """
+            ip link set dev delayed up  # first: from now on something comes out of the other
             ip link set dev delay up
-            ip link set dev delayed up
             ip route add default dev delay table 100
             ip -6 route add default dev delay table 100
             """
