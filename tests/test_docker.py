@@ -49,7 +49,7 @@ def published(name: str) -> dict[int, int]:
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_runs_a_command_that_exists_on_a_recipe_that_is_there(name: str) -> None:
     said = parsed(name)
-    assert (ROOT / said["recipe"].relative_to("/")).is_file()
+    assert (ROOT / said["recipe"].removeprefix("/")).is_file()
     for contact in said["peer"]:
         host, port = re.fullmatch(r"tcp://([a-z0-9-]+):(\d+)", contact).groups()  # type: ignore[union-attr]
         assert parsed(host)["port"] == int(port)
