@@ -1,0 +1,87 @@
+"""Connections that ask where they are seen, and may bring a word. Over both transports."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from swarmcli.network import Endpoint, PeerID, Purpose
+from swarmcli.network.addresses import parse_address
+from tests.network.worlds import Attacker, MemoryWorld, Recorder, TCPWorld, World
+
+Heard = list[tuple[PeerID, str, bytes]]
+
+
+@pytest.fixture(params=[MemoryWorld, TCPWorld], ids=["memory", "tcp"])
+def world(request: pytest.FixtureRequest) -> World:
+    made: World = request.param()
+    return made
+
+
+async def started(world: World, ends: AsyncExitStack, seed: int) -> Endpoint:
+    endpoint = Endpoint(world.transport(seed), seed=seed)
+    ends.push_async_callback(endpoint.close)
+    await endpoint.start()
+    return endpoint
+
+
+def test_a_probe_tells_where_it_is_seen_and_its_word_counts_at_the_listener_alone(world: World) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as ends:
+            asked, asker = await started(world, ends, 1), await started(world, ends, 2)
+            heard: Heard = []
+            came = asyncio.Event()
+
+            def hear(peer: PeerID, remote_address: str, message: bytes) -> None:
+                heard.append((peer, remote_address, message))
+                came.set()
+
+            asked.on_probe = hear
+            await asker.connect(asked.addresses[0], timeout=5)
+            place = asked.addresses[0]
+            seen = await asker.probe(place, asked.peer_id, b"a word", timeout=5)
+            assert (
+                seen is not None and parse_address(seen).host == parse_address(place).host
+            ) or world.name == "memory"
+            await came.wait()
+            ((peer, remote_address, message),) = heard
+            assert (peer, remote_address, message) == (asker.peer_id, seen, b"a word")
+            assert asked.seen(asker.peer_id).listened and not asker.seen(asked.peer_id).listened  # type: ignore[union-attr]
+
+            # One that this end dialed brings no word, however it is handed over, and none is as long as it likes.
+            dialed, recorder = await Attacker(world.transport(3)).dial(asker, Purpose.PROBE)
+            await dialed.send(bytes(100_000))
+            await recorder.ended.wait()
+            assert len(heard) == 1
+
+    world.run(main())
+
+
+def test_a_word_on_an_adopted_connection_is_not_heard(world: World) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as ends:
+            asked, other = await started(world, ends, 1), world.transport(2)
+            heard: Heard = []
+            asked.on_probe = lambda *word: heard.append(word)
+            came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            accepting = world.transport(3)
+            ends.push_async_callback(accepting.close)
+            ends.push_async_callback(other.close)
+
+            def adopt(connection: object) -> None:
+                asked.adopt(connection)  # type: ignore[arg-type]
+                came.set_result(None)
+
+            place = (await accepting.listen(adopt))[0]  # type: ignore[arg-type]
+            connection = await other.dial(place, None, Purpose.PROBE, 5.0)
+            recorder = Recorder()
+            connection.start(recorder)
+            await came
+            await connection.send(b"a word")
+            await connection.send(b"another, which ends it")
+            await recorder.ended.wait()
+            assert not heard
+
+    world.run(main())
