@@ -62,7 +62,7 @@ def test_hearsay_does_not_drive_out_older_hearsay_at_once_nor_who_was_met() -> N
 def test_hearsay_that_fails_is_dropped_and_not_taken_up_again_for_a_while() -> None:
     book, clock = made()
     book.learn(PEER, [HEARD])
-    for pause in (5.0, 10.0, 20.0):
+    for pause in (2.0, 4.0, 8.0):
         book.failed(PEER, HEARD)
         book.learn(PEER, [HEARD])
         assert book.addresses_of(PEER) == ()

@@ -16,6 +16,7 @@ from swarmcli.network.addresses import Scope
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.messages import AddressesChanged, BulkDenied, BulkWanted, Hello
 from swarmcli.testing import MemoryNetwork
+from swarmcli.testing.memory_connection import MemoryConnection
 from swarmcli.testing.memory_network import MemoryTransport
 from tests.simulation import now, simulated
 
@@ -292,3 +293,54 @@ async def test_a_listener_says_where_it_sees_its_dialer_and_the_router_before_it
         assert seen.remote_address == public.addresses[0] and known.observed_address is None
         await fails_to_reach(public, ABSENT)
         assert public.seen(ABSENT) is None
+
+
+@simulated
+async def test_what_a_peer_of_the_lan_says_from_elsewhere_too_is_still_believed() -> None:
+    async with town() as place:
+        one = await place.peer(1, "192.168.1.1")
+        inner = "memory://192.168.1.7:5"
+        await place.stranger(one, "192.168.1.7", inner)
+        await place.stranger(one, STRANGER, inner)  # as over a relay, or a second interface
+        assert one.own_word(Identity.from_seed(66).peer_id) == (inner,)
+
+
+# Direct connections and relayed ones
+
+
+async def connected(dialer: Endpoint, listener: Endpoint, *, relayed: bool, purpose: Purpose = Purpose.CONTROL) -> None:
+    """One more connection, which other means than the endpoint's own have brought about."""
+    transport = dialer._transport
+    connection = await transport.dial(listener.addresses[0], listener.peer_id, purpose, 5.0)
+    assert isinstance(connection, MemoryConnection)
+    connection.relayed = connection.other.relayed = relayed
+    dialer.adopt(connection)
+    await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@simulated
+async def test_both_ends_prefer_a_direct_connection_and_the_relayed_one_ends(first: bool) -> None:
+    async with town() as place:
+        one, other = await place.peer(1, VICTIM), await place.peer(2, "203.0.113.2")
+        for relayed in (first, not first):
+            await connected(one, other, relayed=relayed)
+        for a, b in ((one, other), (other, one)):
+            seen = a.seen(b.peer_id)
+            assert seen is not None and not seen.relayed and await reaches(a, b)
+            assert a.statistics().control_connections == 2
+        await asyncio.sleep(60)
+        assert one.statistics().control_connections == other.statistics().control_connections == 1
+        assert one.is_connected(other.peer_id) and await reaches(other, one)
+
+
+@simulated
+async def test_streams_take_an_idle_direct_connection_before_a_relayed_one() -> None:
+    async with town() as place:
+        one, other = await place.peer(1, VICTIM), await place.peer(2, "203.0.113.2")
+        await connected(one, other, relayed=False)
+        for relayed in (True, False, True):
+            await connected(one, other, relayed=relayed, purpose=Purpose.BULK)
+        async with one.stream(other.peer_id, "hold", Number(0), timeout=5):
+            busy = [channel.connection for channel in one._streams.channels() if channel.stream is not None]
+            assert [each.relayed for each in busy] == [False] and one.statistics().bulk_connections == 3

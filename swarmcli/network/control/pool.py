@@ -207,7 +207,9 @@ class ControlPool:
 
     def _moved(self, channel: ControlChannel, message: Hello | AddressesChanged) -> None:
         """The peer says where it can be dialed. What it says below the horizon that it shares with us is left out."""
-        self._context.book.told(channel.peer_id, message.addresses, _horizon(channel.connection))
+        # Not that of this very connection: what a peer says over a relay, too, is worth what its direct one shows.
+        channels = self._pairs[channel.peer_id].channels
+        self._context.book.told(channel.peer_id, message.addresses, min(_horizon(each.connection) for each in channels))
 
     def _channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None:
         pair = self._pairs[channel.peer_id]
