@@ -213,9 +213,9 @@ class Reach:
         return tuple(self._connected)
 
     @property
-    def hosts(self) -> frozenset[str]:
-        """Of all interfaces of this machine."""
-        return self._around.hosts
+    def around(self) -> Surroundings:
+        """The interfaces of this machine, and the networks behind them."""
+        return self._around
 
     @property
     def mappings(self) -> Mapping[Family, PortMapping]:
@@ -233,11 +233,9 @@ class Reach:
         if not self.dialable:
             return f"others cannot dial this peer: its router or firewall lets nobody in; {self._instead()}"
         verdict = max((each for each in self.verdicts if each.dialable), key=lambda each: each.scope)
-        where = {
-            Scope.HOST: "peers on this machine",
-            Scope.LAN: "peers in this network",
-            Scope.INTERNET: "others",
-        }[verdict.scope]
+        if verdict.scope is Scope.HOST:
+            return "peers on this machine can dial this peer"
+        where = "peers in this network" if verdict.scope is Scope.LAN else "others"
         how = "" if verdict.how != "assumed" or verdict.scope is not Scope.INTERNET else ", as far as it knows"
         mapped = ", by a port that its router has opened for it" if verdict.how == "mapped" else ""
         return f"{where} can dial this peer at {verdict.address}{mapped}{how}"

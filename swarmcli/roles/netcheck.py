@@ -148,19 +148,22 @@ async def _translation(reach: Reach, family: Family) -> tuple[str | None, Transl
     except OSError:  # this computer does not have the family
         return None, None
     try:
-        return await find_translation(port, listeners, reach.hosts)
+        return await find_translation(port, listeners, reach.around.hosts)
     finally:
         port.close()
 
 
 def _listeners(reach: Reach, family: Family) -> list[str]:
-    """Where peers listen whom this one has dialed itself: each answers once more."""
-    found = []
+    """Where peers listen whom this one has dialed itself: each answers once more. One in this computer's own network
+    does not see what the router makes of its port, so it is asked only where there is no other."""
+    found: dict[str, bool] = {}
     for peer in reach.connected:
         seen = reach.endpoint.seen(peer)
-        if seen is not None and seen.dialed and not seen.relayed and family_of(host_of(seen.remote_address)) == family:
-            found.append(f"{seen.remote_address}/{peer.text}")
-    return found
+        if seen is not None and seen.dialed and not seen.relayed and not seen.punched:
+            host = host_of(seen.remote_address)
+            if family_of(host) == family:
+                found[f"{seen.remote_address}/{peer.text}"] = reach.around.is_near(host)
+    return [address for address, near in found.items() if not near] or list(found)
 
 
 async def _mapping_of(reach: Reach) -> MappingReport:
