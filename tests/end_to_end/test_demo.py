@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 
 def write_recipe(directory: Path, max_epochs: int) -> Path:
     recipe = directory / "recipe.yaml"
-    recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=2048))
+    recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=2048, host="127.0.0.1"))
     (directory / "text").mkdir()
     (directory / "text" / "lines.txt").write_text(TEXT)
     return recipe
