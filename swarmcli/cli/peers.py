@@ -50,7 +50,7 @@ Announce = Annotated[
     list[str],
     typer.Option(
         metavar="ADDRESS",
-        help="An address to tell others instead of the found ones.",
+        help="Where others can dial this peer, if you know it; it is checked.",
         default_factory=list,
         show_default=False,
     ),

@@ -325,7 +325,9 @@ class LocalSettings(Section):
         None, "the address to listen on; null: all of this machine, IPv4 and IPv6; 0.0.0.0: all of IPv4", min_length=1
     )
     port: int = own(0, "the port to listen on; 0: any free one", ge=0, le=65535)
-    announce_addresses: tuple[AddressText, ...] = own((), "addresses told to others; empty: found out")
+    announce_addresses: tuple[AddressText, ...] = own(
+        (), "where others can dial this peer, which is checked; empty: found out"
+    )
     identity_path: OwnPath | None = own(None, "the key file of this peer; null: in its directory below output_dir")
     bandwidth: float | None = own(
         None, "share of the reducing work, relative to other peers; 0: none; null: as the others", ge=0
