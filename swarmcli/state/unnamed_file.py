@@ -47,10 +47,20 @@ class UnnamedFile:
         while content:
             if self._given_up:
                 raise OSError(f"{self._directory} is too slow: the next round is waiting")
-            with self._place:
-                self._file.seek(offset)
-                written = self._file.write(content[:_WRITE])
+            written = self.write_at(offset, content[:_WRITE])
             content, offset = content[written:], offset + written
+
+    def write_at(self, offset: int, piece: memoryview) -> int:
+        """One call of the system; how many bytes it took. Not `os.pwrite`, which Windows does not have."""
+        with self._place:
+            self._file.seek(offset)
+            return int(self._file.write(piece))
+
+    def read_at(self, offset: int, into: memoryview) -> int:
+        """One call of the system; how many bytes it gave."""
+        with self._place:
+            self._file.seek(offset)
+            return int(self._file.readinto(into))
 
     def give_up(self) -> None:
         """Ends the writing that is under way."""
@@ -75,9 +85,7 @@ class UnnamedFile:
         content = memoryview(bytearray(count))
         filled = 0
         while filled < count:
-            with self._place:
-                self._file.seek(offset + filled)
-                got = self._file.readinto(content[filled:])
+            got = self.read_at(offset + filled, content[filled:])
             if not got:
                 raise OSError(f"a temporary file in {self._directory} ends before byte {offset + count}")
             filled += got

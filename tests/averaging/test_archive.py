@@ -175,7 +175,7 @@ def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.M
                 raise OSError(errno.ENOSPC, "No space left on device")
 
             with monkeypatch.context() as patch:
-                patch.setattr(unnamed_file_module.os, "pwrite", full)
+                patch.setattr(unnamed_file_module.UnnamedFile, "write_at", full)
                 await keepers.round()
                 await keepers.round()
             assert kept(keepers.archives[0]) == ()
@@ -190,7 +190,7 @@ def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.M
 def hanging_disk(patch: pytest.MonkeyPatch) -> threading.Event:
     """A write hangs until it has been given up; sets the event when it does."""
     hanging, go_on = threading.Event(), threading.Event()
-    pwrite, give_up = unnamed_file_module.os.pwrite, unnamed_file_module.UnnamedFile.give_up
+    write_at, give_up = unnamed_file_module.UnnamedFile.write_at, unnamed_file_module.UnnamedFile.give_up
 
     def given_up(file: unnamed_file_module.UnnamedFile) -> None:
         give_up(file)
@@ -199,10 +199,10 @@ def hanging_disk(patch: pytest.MonkeyPatch) -> threading.Event:
     def slow(*args: Any) -> int:
         hanging.set()
         assert go_on.wait(60)
-        return pwrite(*args)
+        return write_at(*args)
 
     patch.setattr(unnamed_file_module, "_WRITE", 1000)
-    patch.setattr(unnamed_file_module.os, "pwrite", slow)
+    patch.setattr(unnamed_file_module.UnnamedFile, "write_at", slow)
     patch.setattr(unnamed_file_module.UnnamedFile, "give_up", given_up)
     return hanging
 
@@ -361,7 +361,7 @@ def test_a_round_that_cannot_be_written_is_not_kept_in_memory_either(monkeypatch
 
     async def main() -> None:
         async with Keepers() as keepers:
-            monkeypatch.setattr(unnamed_file_module.os, "pwrite", full)
+            monkeypatch.setattr(unnamed_file_module.UnnamedFile, "write_at", full)
             result = await keepers.round()
             memory = weakref.ref(result.averages[0])
             gc.collect()

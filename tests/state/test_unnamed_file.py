@@ -26,9 +26,9 @@ def test_what_is_written_is_read_and_mapped(tmp_path: Path) -> None:
 
 
 def test_reads_that_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, preadv = UnnamedFile(tmp_path), os.preadv
+    file, read_at = UnnamedFile(tmp_path), UnnamedFile.read_at
     file.write(0, memoryview(bytes(range(256))))
-    monkeypatch.setattr(unnamed_file.os, "preadv", lambda fd, buffers, at: preadv(fd, [buffers[0][:100]], at))
+    monkeypatch.setattr(UnnamedFile, "read_at", lambda self, offset, into: read_at(self, offset, into[:100]))
     assert bytes(file.read(1, 250)) == bytes(range(1, 251))
 
 
