@@ -11,6 +11,7 @@ from enum import IntEnum
 from types import FrameType
 
 from swarmcli.errors import AddressError, BootstrapError, FingerprintError, RecipeError, SwarmError, UsageError
+from swarmcli.network.addresses import Scope, parse_address, scope_of
 
 
 class ExitCode(IntEnum):
@@ -45,7 +46,20 @@ def words(error: SwarmError) -> str:
     if not isinstance(error, BootstrapError) or not error.attempts:
         return str(error)
     lines = [f"{address}: {str(why).removeprefix(f'{address}: ')}" for address, why in error.attempts.items()]
-    return "\n  ".join(["no first contact could be reached", *lines])
+    said = "\n  ".join(["no first contact could be reached", *lines])
+    if all(_is_private(address) for address in error.attempts):
+        said += (
+            "\nsuch addresses lead to computers of one home or office, and nowhere from outside; from there ask for "
+            "the link of a peer that others can dial (`swarm netcheck` tells)"
+        )
+    return said
+
+
+def _is_private(address: str) -> bool:
+    try:
+        return scope_of(parse_address(address).host) is Scope.LAN
+    except AddressError:
+        return False
 
 
 # Windows has Ctrl-Break beside Ctrl-C, and it is what one process there can send to another.

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from swarmcli.cli.ending import stop_on_signals
+from swarmcli.cli.ending import stop_on_signals, words
+from swarmcli.errors import BootstrapError, ConnectError
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -46,3 +47,11 @@ def test_without_a_signal_nothing_happens() -> None:
     with stop_on_signals(stop):
         pass
     assert not stop.is_set()
+
+
+def test_that_private_addresses_lead_nowhere_from_outside_is_said_where_there_are_no_others() -> None:
+    refused = ConnectError("connection refused")
+    at_home = BootstrapError("nobody", {"tcp://192.168.1.2:31330": refused, "tcp://[fd00::7]:31330": refused})
+    assert "swarm netcheck" in words(at_home)
+    for other in ("tcp://203.0.113.7:31330", "tcp://example.org:31330", "tcp://127.0.0.1:31330", "what is this"):
+        assert "swarm netcheck" not in words(BootstrapError("nobody", {**at_home.attempts, other: refused}))
