@@ -396,8 +396,18 @@ class Endpoint:
         return channel.connection.bytes_received + self._streams.received_from(peer) if channel is not None else None
 
     def round_trip(self, peer: PeerID) -> float | None:
-        """Smoothed seconds from a question to its answer, without the time spent in handlers. None: not known."""
+        """Smoothed seconds from a question to its answer, without the time that the peer says it took. None: not known.
+
+        A peer can claim to be nearer than it is; see `ping_time`.
+        """
         return self._control.round_trip(peer)
+
+    def ping_time(self, peer: PeerID) -> float | None:
+        """Smoothed seconds from a ping to its pong, whatever the peer took. None: not known.
+
+        For where a peer would gain by a lie: it can look farther away than it is, and never nearer.
+        """
+        return self._control.ping_time(peer)
 
     def passed(self) -> Traffic:
         """Bytes that have gone through this peer's links so far, as far as that is known: without what still waits."""

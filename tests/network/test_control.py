@@ -258,3 +258,25 @@ async def test_one_answer_to_each_call() -> None:
         await play.send(Answer(0, 0.0, 0.0, Number(1)), Answer(0, 0.0, 0.0, Number(1)))
         assert await call == Number(1)
         await play.refused_for("answer to no call")
+
+
+@simulated
+async def test_a_peer_cannot_answer_a_ping_before_it_has_come() -> None:
+    """The first ping follows the greeting at once: who knew its number would send the pong with the greeting."""
+    async with scene(greet=False) as play:
+        await play.send(Hello(b"h" * 16), Pong(0, 0.0, 0.0))
+        await play.refused_for("unexpected message")
+
+
+@simulated
+async def test_the_time_of_a_ping_holds_whatever_the_peer_says_it_took() -> None:
+    async with scene() as play:
+        await play.heard.until(2)
+        (ping,) = [wire.decode(Any, head) for head, _ in play.heard.frames if wire.decode(Any, head)["type"] == "ping"]
+        await asyncio.sleep(1)
+        await play.send(Pong(ping["number"], 0.0, 1.0))
+        await asyncio.sleep(0.1)
+        peer = play.attacker.peer_id
+        ping_time, round_trip = play.victim.ping_time(peer), play.victim.round_trip(peer)
+        assert ping_time is not None and round_trip is not None
+        assert ping_time > 1 and round_trip < 0.2, "the one is measured, the other one is told"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -39,6 +40,7 @@ R = TypeVar("R")
 Reaction: TypeAlias = Callable[["ControlChannel", Any], None]
 
 _SMOOTHING = 1 / 8  # of round trips, as TCP does it (RFC 6298)
+_PING_SECRET_BITS = 32  # of a ping's number, drawn for each: who could guess it would answer before the ping has come
 
 
 @dataclass(slots=True)
@@ -67,7 +69,8 @@ class ControlChannel:
         self.peer_id = connection.peer_id
         self.boot_id: bytes | None = None  # of the other end, once it has greeted
         self.error: ConnectionLost | None = None
-        self.round_trip: float | None = None  # smoothed, in seconds
+        self.round_trip: float | None = None  # smoothed, in seconds, less what the other end says that it took
+        self.ping_time: float | None = None  # smoothed, in seconds, with whatever the other end took
         self._context = context
         self._lost = lost
         self._loop = asyncio.get_running_loop()
@@ -78,7 +81,8 @@ class ControlChannel:
         self._abandoned: set[int] = set()  # given up here, to be acknowledged there
         self._next = 0  # number of a call
         self._serving = IncomingCalls(connection, context)
-        self._pings: dict[int, tuple[float, float]] = {}  # under way: raw and loop time of their sending
+        # Under way, by number: what goes over the wire in its place, raw and loop time of the sending.
+        self._pings: dict[int, tuple[int, float, float]] = {}
         self._pong_due = False
         self._liveness = Liveness(connection, context.limits)
         self._goodbye: str | None = None
@@ -215,8 +219,12 @@ class ControlChannel:
         return call
 
     def _ping(self, number: int) -> None:
-        self._pings.setdefault(number, (self._context.clock.raw(), self._loop.time()))
-        self.post(Ping(number))
+        if number not in self._pings:
+            # The highest bit is always set, so that the message has the same length whatever is drawn.
+            secret = 1 << (_PING_SECRET_BITS - 1) | secrets.randbits(_PING_SECRET_BITS - 1)
+            named = number << _PING_SECRET_BITS | secret
+            self._pings[number] = named, self._context.clock.raw(), self._loop.time()
+        self.post(Ping(self._pings[number][0]))
 
     async def _send_pong(self, number: int, received: float) -> None:
         try:
@@ -225,21 +233,26 @@ class ControlChannel:
             self._pong_due = False
 
     def _pong_received(self, pong: Pong) -> None:
-        if not self._liveness.answered(pong.number):
+        answered = pong.number >> _PING_SECRET_BITS
+        named, raw, at = self._pings.get(answered, (pong.number, 0.0, 0.0))
+        if named != pong.number or not self._liveness.answered(answered):
             raise ProtocolViolation(f"unexpected message: a pong without a ping: {pong.number}")
-        if pong.number in self._pings:
-            raw, at = self._pings[pong.number]
-            self._pings = {number: times for number, times in self._pings.items() if number > pong.number}
+        if answered in self._pings:
+            self._pings = {number: ping for number, ping in self._pings.items() if number > answered}
+            self.ping_time = _smoothed(self.ping_time, self._loop.time() - at)
             self._measured(raw, at, pong.received, pong.replied)
 
     def _measured(self, sent_raw: float, sent_at: float, received: float, replied: float) -> None:
         clock = self._context.clock
         clock.observe(self.peer_id, sent_raw, received, replied, clock.raw())
         elapsed = self._loop.time() - sent_at
-        if 0 <= replied - received <= elapsed:  # what the handler took; a lie can only make us look slow
-            seconds, known = elapsed - (replied - received), self.round_trip
-            self.round_trip = seconds if known is None else known + _SMOOTHING * (seconds - known)
+        if 0 <= replied - received <= elapsed:  # what the handler took, as the other end says
+            self.round_trip = _smoothed(self.round_trip, elapsed - (replied - received))
 
     async def _send_quietly(self, data: bytes) -> None:
         with contextlib.suppress(ConnectionLost):  # `connection_lost` says it to everyone who should know
             await self.connection.send(data)
+
+
+def _smoothed(known: float | None, seconds: float) -> float:
+    return seconds if known is None else known + _SMOOTHING * (seconds - known)

@@ -56,7 +56,7 @@ class ControlPool:
         self.reactions: dict[type, Reaction] = {Hello: self._greeted, AddressesChanged: self._moved}
         self.peer_lost: list[Callable[[PeerID, str], None]] = []
         self._context = context
-        context.dialer.round_trip = self.round_trip
+        context.dialer.round_trip = self.ping_time  # it compares relays, whose word on that counts for nothing
         self._pairs: dict[PeerID, _Pair] = {}
         self._farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
         self._closed = False
@@ -69,6 +69,11 @@ class ControlPool:
         """See Endpoint.round_trip."""
         channel = self.current(peer)
         return channel.round_trip if channel is not None else None
+
+    def ping_time(self, peer: PeerID) -> float | None:
+        """See Endpoint.ping_time."""
+        channel = self.current(peer)
+        return channel.ping_time if channel is not None else None
 
     def channels(self) -> list[ControlChannel]:
         return [channel for pair in self._pairs.values() for channel in pair.channels]

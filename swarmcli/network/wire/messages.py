@@ -85,7 +85,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    number: Number
+    number: Number  # grows, and cannot be guessed
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
