@@ -34,6 +34,7 @@ from swarmcli.network.transports.base import Connection, Family, LocalPort, Purp
 from swarmcli.reach.budgets import DialBudget
 from swarmcli.reach.punch_messages import ASK, GO, MAX_NAMED, Ask, Go, Ready, Went
 from swarmcli.reach.punch_rules import (
+    ASK_LIMITS,
     BULK_LIMITS,
     CONTROL_LIMITS,
     CROSSING,
@@ -103,6 +104,7 @@ class Puncher:
         self._around = around
         self._patience = Patience()
         self._control_budget, self._bulk_budget = DialBudget(CONTROL_LIMITS), DialBudget(BULK_LIMITS)
+        self._asks = {Purpose.CONTROL: DialBudget(ASK_LIMITS), Purpose.BULK: DialBudget(BULK_LIMITS)}
         self._bulk_turns = asyncio.Semaphore(_MAX_OWN_BULK)
         self._bulk_paused: dict[PeerID, float] = {}
         self._translations: dict[Family, tuple[Translation, float]] = {}  # with the time at which it was found
@@ -325,6 +327,8 @@ class Puncher:
         key = peer, ask.number
         if key in self._kept or len(self._kept) >= _MAX_KEPT or of_peer >= _MAX_KEPT_PER_PEER:
             raise CallRefused("busy", "too many ports are open for others")
+        if not self._asks[ask.purpose].take(peer, "", self._now()):
+            raise CallRefused("budget", "ports were opened often enough for now")
         expiry = asyncio.get_running_loop().call_later(_KEEP_SECONDS, self._drop, key)
         kept = self._kept[key] = _Kept(_OwnEnd(), ask.purpose, expiry)
         try:
@@ -393,14 +397,15 @@ class Puncher:
             (end.dependent if kind == "dependent" else end.seen)[family] = seen
 
     def _listeners(self) -> dict[Family, list[str]]:
-        """Where peers outside this network listen that this one has dialed, the nearest first, by family."""
+        """Where peers outside this network have answered this one's dials, the nearest first, by family: strangers have
+        these dialed, so not where a peer merely says that it is."""
         found: dict[Family, dict[Address, None]] = {}
         around = self._around()
         for peer in sorted(self._connected, key=lambda peer: self._endpoint.round_trip(peer) or float("inf")):
             seen = self._endpoint.seen(peer)
             if seen is None or not seen.dialed or seen.relayed or seen.punched:
                 continue
-            for address in (seen.remote_address, *self._direct(peer)):
+            for address in (seen.remote_address, *filter(is_direct, self._endpoint.first_hand(peer))):
                 place = replace(parse_address(address), peer_id=peer)
                 if not around.is_near(place.host):
                     found.setdefault(family_of(place.host), {})[place] = None

@@ -30,6 +30,10 @@ CONTROL_LIMITS = DialLimits(
 # Further connections of two that are connected directly: they lead to the host at which the other end is known to be,
 # but perhaps to a neighbour's port there.
 BULK_LIMITS = DialLimits(peer_burst=96, peer_rate=1.0, network_burst=96, network_rate=1.0, all_burst=960, all_rate=10.0)
+# Asks alone: each has this end dial a listener or two. An honest peer asks once in two minutes.
+ASK_LIMITS = DialLimits(
+    peer_burst=4, peer_rate=1 / 60, network_burst=120, network_rate=1.0, all_burst=120, all_rate=1.0
+)
 
 Pair: TypeAlias = tuple[Family, str, str]  # a family, and in it where this end and the other one are seen
 

@@ -290,9 +290,9 @@ async def test_a_peer_that_names_another_ones_address_has_three_packets_sent_the
         await ask(world)
         for _ in range(TRIES):
             assert await go(world, "memory://5.66.0.1:8080") == Went(False)
-        for number in range(1, 5):
+        for number in range(1, 4):
             await ask(world, number)
-            with pytest.raises(CallRefused, match="often enough"):
+            with pytest.raises(CallRefused, match="was dialed often enough"):
                 await go(world, "memory://5.66.0.1:8080", number)
         assert world.dials("5.66.0.1") == TRIES
 
@@ -318,16 +318,43 @@ def test_nothing_is_sent_to_where_no_router_of_the_internet_is(address: str) -> 
 
 @simulated
 async def test_open_ports_are_bounded_and_are_closed_after_a_while() -> None:
-    async with hostile() as world:
-        for number in range(16):
-            await ask(world, number)
+    async with homes() as world:
+        assert await reaches(world.asker.endpoint, world.asked.endpoint)
+        await until(world.direct)
+        for number in range(100, 116):
+            await ask(world, number, Purpose.BULK)
         with pytest.raises(CallRefused, match="too many"):
-            await ask(world, 16)
-        with pytest.raises(CallRefused, match="no direct connection"):
-            await ask(world, 17, Purpose.BULK)
+            await ask(world, 116, Purpose.BULK)
         assert world.relay.statistics().bulk_connections < 20
         await asyncio.sleep(21)
-        await ask(world, 18)
+        await ask(world, 117, Purpose.BULK)
+
+
+@simulated
+async def test_asks_are_counted_because_each_has_listeners_dialed() -> None:
+    async with hostile() as world:
+        with pytest.raises(CallRefused, match="no direct connection"):
+            await ask(world, 0, Purpose.BULK)
+        for number in range(1, 5):
+            await ask(world, number)
+        dials = len(world.network.dials)
+        for number in range(5, 10):
+            with pytest.raises(CallRefused, match="often enough"):
+                await ask(world, number)
+        assert len(world.network.dials) == dials
+        await asyncio.sleep(61)
+        await ask(world, 10)
+
+
+@simulated
+async def test_where_a_listener_merely_says_that_it_is_nobody_is_dialed() -> None:
+    async with hostile() as world:
+        lying = world.relay
+        lying.announce(direct=("memory://5.66.0.1:8080", *lying.direct_addresses))
+        await asyncio.sleep(1)
+        assert "memory://5.66.0.1:8080" in str(world.asked.endpoint.addresses_of(lying.peer_id))
+        await ask(world)
+        assert world.dials("5.66.0.1") == 0
 
 
 @simulated
