@@ -30,6 +30,7 @@ MEASURED = 8  # candidates that are asked in one search, besides the contacts th
 
 _ASKING = 3.0  # seconds for a candidate's answer
 _GIVING_BACK = 1.0  # seconds, at the end
+_SHORTEST = 30.0  # seconds; a reservation that ends sooner is not worth its renewals
 _RENEWALS = 3  # that are tried while a reservation lasts
 _SEARCH_AGAIN = (2.0, 60.0)  # seconds between searches while relays are missing: at first, and at most
 _NOT_NOW = 60.0  # seconds for which who refused or did not answer is not asked again …
@@ -174,6 +175,8 @@ class Relays:
         self._transport.relays.add(peer)  # before the relay knows it: it may bring somebody at once
         try:
             answer = await self._endpoint.call(peer, RESERVE, Reserve(), Reserved, timeout=_ASKING)
+            if answer.seconds < _SHORTEST:
+                raise CallRefused("brief", f"a reservation of {answer.seconds:g} s is none")
         except BaseException:
             if peer not in self._held:
                 self._transport.relays.discard(peer)

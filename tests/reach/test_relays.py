@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import pytest
+
 from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.reach.relay_messages import OFFER, RESERVE, Ask, Offer, Reserve, Reserved
 from swarmcli.reach.relay_records import MAX_RECORDS, RelayRecord, advertise, read_record
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.reach.relays import Relays
@@ -248,6 +251,36 @@ async def test_an_unwilling_relay_is_left_and_another_one_taken() -> None:
         await relay.close()  # no longer a relay, though its connection stands
         await until(relays, second, third, within=150)
         await relays.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-12, 5.0])
+def test_a_reservation_that_ends_at_once_is_none(seconds: float) -> None:
+    @simulated
+    async def main() -> None:
+        async with scene() as peers:
+            asked = 0
+
+            async def offer(peer: PeerID, request: Ask) -> Offer:
+                return Offer(True, 0.0)
+
+            async def reserve(peer: PeerID, request: Reserve) -> Reserved:
+                nonlocal asked
+                asked += 1
+                return Reserved(seconds)
+
+            hasty = await peers.listener(1)
+            hasty.serve(OFFER, Ask, offer)
+            hasty.serve(RESERVE, Reserve, reserve)
+            client = await peers.client(0)
+            await client.endpoint.connect(hasty.addresses[0], timeout=5)
+            relays = keeper(client, Board())
+            await relays.start()
+            await asyncio.sleep(600)
+            assert not relays.held and not client.transport.relays and not client.endpoint.addresses
+            assert 1 <= asked <= 11, "asked as seldom as one that refuses"
+            await relays.close()
+
+    main()
 
 
 @simulated
