@@ -50,7 +50,9 @@ from swarmcli.reach.relay_messages import CONNECT, INCOMING, PIECE, WINDOW, Conn
 logger = logging.getLogger(__name__)
 
 _DATA = Data()
-_MAX_HANDSHAKES = 64  # of strangers that come through relays at the same time; further ones are refused
+# Of strangers that one relay brings at the same time; further ones are refused. No bound of all relays together: one
+# that holds handshakes open would keep out what the others bring, and this peer chooses how many relays it has.
+_MAX_HANDSHAKES = 32
 _LOOKUP_PAUSE = 30.0  # seconds until a relay that was not found is looked up again: any peer may name any relay
 _MAX_UNKNOWN = 1024
 
@@ -217,7 +219,7 @@ class RelayTransport:
         self._tasks = TaskOwner()
         self._needed: Counter[PeerID] = Counter()  # relays to which a stream is being opened
         self._unknown: dict[PeerID, float] = {}  # relays that a lookup has not found; until when none is tried again
-        self._handshakes = 0  # of incoming connections
+        self._handshakes: Counter[PeerID] = Counter()  # of incoming connections, by the relay that brings them
 
     @property
     def refusals(self) -> Counter[str]:
@@ -346,7 +348,7 @@ class RelayTransport:
     async def _incoming(self, relay: PeerID, stream: Stream, accept: Accept) -> None:
         if relay not in self.relays or stream.relayed:
             raise CallRefused("unwanted", "this peer has no reservation there")
-        if self._handshakes >= _MAX_HANDSHAKES:
+        if self._handshakes[relay] >= _MAX_HANDSHAKES:
             raise CallRefused("busy", "too many handshakes at once")
         engine = TLSEngine(self._listener_context, server_side=True)
 
@@ -360,13 +362,15 @@ class RelayTransport:
         await socket.carry(stream)
 
     def _admit(self, connection: TCPConnection, relay: PeerID, accept: Accept) -> None:
-        self._handshakes += 1
+        self._handshakes[relay] += 1
         deadline = asyncio.get_running_loop().call_later(
             self.limits.handshake_timeout, connection.refuse, "handshake timeout", "the handshake took too long"
         )
 
         def handshake_ended(ready: asyncio.Future[None]) -> None:
-            self._handshakes -= 1
+            self._handshakes[relay] -= 1
+            if not self._handshakes[relay]:
+                del self._handshakes[relay]
             deadline.cancel()
             if ready.exception() is None:
                 accept(_named(connection, relay))

@@ -152,6 +152,34 @@ async def test_a_relay_brings_only_those_who_reserved_there() -> None:
 
 
 @simulated
+async def test_a_relay_that_holds_handshakes_open_keeps_out_nobody_whom_another_one_brings() -> None:
+    async with scene() as peers:
+        honest, _ = await peers.relay()
+        a, b = await peers.pair(honest)
+        hostile = await peers.listener(5)
+        await b.endpoint.connect(hostile.addresses[0], timeout=5)
+        b.transport.relays.add(hostile.peer_id)
+        assert await reaches(b.endpoint, hostile)
+        refused = 0
+
+        async def hold() -> None:
+            nonlocal refused
+            try:
+                async with hostile.stream(b.peer_id, INCOMING, Incoming(a.peer_id), timeout=5) as stream:
+                    await stream.receive(Data)
+            except CallRefused:
+                refused += 1
+
+        async with asyncio.TaskGroup() as group:
+            held = [group.create_task(hold()) for _ in range(64)]
+            await asyncio.sleep(1)
+            assert 0 < refused < 64
+            assert await reaches(a.endpoint, b.endpoint)
+            for task in held:
+                task.cancel()
+
+
+@simulated
 async def test_what_cannot_be_dialed_is_refused_with_a_reason() -> None:
     async with scene() as peers:
         endpoint, relay = await peers.relay()
