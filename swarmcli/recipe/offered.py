@@ -13,14 +13,16 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.document import is_section
+from swarmcli.recipe.document import MAX_DEPTH, is_section
 from swarmcli.recipe.fingerprint import agreed_values, digest_of
 from swarmcli.recipe.link import Link
 from swarmcli.recipe.load import parse_recipe
@@ -112,11 +114,14 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
         if len(data) > MAX_OFFERED:
             raise RecipeError(f"{name}: larger than {MAX_OFFERED >> 10} KiB, so this is no recipe")
         text = data.decode()
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=partial(_object, name))
         if not isinstance(values, dict):
             raise ValueError
-        if _count(values) > MAX_VALUES:  # told here, since reading so many as YAML takes ten seconds
+        # Told here, since reading so many as YAML takes ten seconds, and more where they are nested.
+        if _count(values) > MAX_VALUES:
             raise RecipeError(f"{name}: more than {MAX_VALUES} values, so this is no recipe")
+        if _depth(values) > MAX_DEPTH:
+            raise RecipeError(f"{name}: nested too deeply, so this is no recipe")
         recipe = parse_recipe(text, name=name, directory=directory)
         problems = [*_foreign(recipe), *_problems(recipe)]
         if problems:
@@ -130,10 +135,26 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
     return recipe
 
 
+def _object(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Of two values of one key Python keeps the last, and the other would go uncounted to YAML."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twin, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise RecipeError(f"{name}: the key {twin[:60]!r} is given twice, so this is no recipe that a peer hands out")
+    return values
+
+
 def _count(value: Any) -> int:
     """Values in a JSON value."""
-    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_count, below))
+    return 1 + sum(map(_count, _below(value)))
+
+
+def _depth(value: Any) -> int:
+    return 1 + max(map(_depth, _below(value)), default=0)
+
+
+def _below(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 Problem = tuple[tuple[str | int, ...], str]

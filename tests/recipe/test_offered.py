@@ -180,6 +180,20 @@ def test_what_is_no_recipe_is_refused_soon(data: bytes, tmp_path: Path) -> None:
         read_offered(data, link_to(small()), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"x": [' + b"1," * 9000 + b'1], "x": 1}', "the key 'x' is given twice, so"),
+        (b'{"a": {"x": [' + b"{}," * 9000 + b'1], "x": 1}}', "the key 'x' is given twice, so"),
+        (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "nested too deeply, so"),
+    ],
+    ids=["hidden", "hidden below", "deep"],
+)
+def test_what_would_take_yaml_long_is_refused_before_yaml_reads_it(data: bytes, words: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=words):
+        read_offered(data, link_to(small()), tmp_path)
+
+
 def test_another_recipe_than_the_links_is_refused(tmp_path: Path) -> None:
     for other in (small("seed=2"), small("base_model.n_inner=9"), small("base_model.x={}")):
         with pytest.raises(RecipeError, match="not the one that the link speaks of"):
