@@ -40,6 +40,16 @@ class PeerConnected(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class WayChanged(Event):
+    """A peer that stays connected is called over another kind of connection from now on: direct after one over a relay,
+    or the other way round."""
+
+    peer: str
+    address: str
+    relayed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PeerDisconnected(Event):
     peer: str
     reason: str

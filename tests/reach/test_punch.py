@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import CallRefused, ConnectionLost
+from swarmcli.events import Event, PeerConnected, WayChanged
 from swarmcli.network import Endpoint, Purpose
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.punch import Puncher
@@ -102,10 +103,16 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 async def test_two_homes_leave_the_relay_and_lose_no_call_on_the_way() -> None:
     async with homes() as world:
         a, b = world.clients
+        events: list[Event] = []
+        a.endpoint.events.subscribe(events.append)
         began = now()
         while not world.direct() or now() - began < 8:
             assert await reaches(a.endpoint, b.endpoint) and await reaches(b.endpoint, a.endpoint)
             assert now() - began < 20
+        seen = a.endpoint.seen(b.peer_id)
+        changes = [event for event in events if isinstance(event, WayChanged)]
+        assert seen is not None and changes == [WayChanged(b.peer_id.text, seen.remote_address, relayed=False)]
+        assert len([event for event in events if isinstance(event, PeerConnected)]) == 1
         assert now() - began < 9
         assert sum(puncher.successes for puncher in world.punchers) == 1
         await asyncio.sleep(20)

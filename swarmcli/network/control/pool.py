@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from swarmcli.errors import AddressError, ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
-from swarmcli.events import PeerConnected, PeerDisconnected
+from swarmcli.events import PeerConnected, PeerDisconnected, WayChanged
 from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel, Reaction
@@ -189,7 +189,7 @@ class ControlPool:
         first = not pair.channels
         pair.channels.append(channel)
         self._farthest = max(self._farthest, _horizon(channel.connection))
-        pair.prefer(self._context.peer_id)
+        self._prefer(pair)
         if first:
             self._emit_connected(channel)
             self._make_room()
@@ -220,7 +220,7 @@ class ControlPool:
         pair = self._pairs[channel.peer_id]
         pair.channels.remove(channel)
         self._context.connection_ended(channel.connection, error)
-        pair.prefer(self._context.peer_id)
+        self._prefer(pair)
         if pair.current is None:
             self._emit_lost(pair, error.reason)
             if pair.opening is None:
@@ -256,6 +256,15 @@ class ControlPool:
             if idle:
                 victim = min(idle, key=lambda channel: channel.used_at)
                 self._context.tasks.spawn(_say_goodbye(victim, "too many connections"))
+
+    def _prefer(self, pair: _Pair) -> None:
+        """Chooses the current channel anew, and tells when that is another way to the peer."""
+        before = pair.current
+        pair.prefer(self._context.peer_id)
+        now = pair.current
+        if before is not None and now is not None and before.connection.relayed != now.connection.relayed:
+            way = WayChanged(pair.peer.text, now.connection.remote_address, now.connection.relayed)
+            self._context.events.emit(way)
 
     def _emit_connected(self, channel: ControlChannel) -> None:
         self._context.events.emit(PeerConnected(channel.peer_id.text, channel.connection.remote_address))
