@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import err, format_time, plural, printable
+from swarmcli.cli.console import err, format_time, plural
 from swarmcli.errors import UsageError
-from swarmcli.journal import megabytes
+from swarmcli.journal import megabytes, printable
 from swarmcli.optim.config import Role
 from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe

@@ -11,6 +11,7 @@ from enum import IntEnum
 from types import FrameType
 
 from swarmcli.errors import AddressError, BootstrapError, FingerprintError, RecipeError, SwarmError, UsageError
+from swarmcli.journal import printable
 from swarmcli.network.addresses import Scope, parse_address, scope_of
 
 
@@ -45,7 +46,9 @@ def words(error: SwarmError) -> str:
     """What to tell a person; failed first contacts get a line each."""
     if not isinstance(error, BootstrapError) or not error.attempts:
         return str(error)
-    lines = [f"{address}: {str(why).removeprefix(f'{address}: ')}" for address, why in error.attempts.items()]
+    lines = [
+        printable(f"{address}: {str(why).removeprefix(f'{address}: ')}") for address, why in error.attempts.items()
+    ]
     said = "\n  ".join(["no first contact could be reached", *lines])
     if all(_is_private(address) for address in error.attempts):
         said += (

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from coordinator_web.source import PeerStatus, RunStatus
 from swarmcli.cli.console import clock as time_of_day
-from swarmcli.cli.console import epoch_line, event_line, format_time, number, plural, printable, remaining
+from swarmcli.cli.console import epoch_line, event_line, format_time, number, plural, remaining
 from swarmcli.events import EpochAdvanced, Event, Events
-from swarmcli.journal import Line, Recorder
+from swarmcli.journal import Line, Recorder, printable
 
 MOST_PEERS = 12  # rows of the table; a line tells of the others
 MOST_BARS = 32  # epochs in the little curve
@@ -262,7 +262,7 @@ class LiveView:
         if status.state == "finished":  # that it has is told once
             return
         if status.alarm:
-            self._print(self._clock(), f"error: {status.alarm}")
+            self._print(self._clock(), f"error: {printable(status.alarm, 600)}")
         if status.state == "stranded":  # how far the others are is no progress of this peer
             return
         eta = "" if status.eta_seconds is None else f", about {remaining(status.eta_seconds)} left"

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import day, format_time, number, peers_of, plural, printable
+from swarmcli.cli.console import day, format_time, number, peers_of, plural
 from swarmcli.events import EpochAdvanced, PeerSeen, RoundFinished
-from swarmcli.journal import JournalReader, Line, RunRecord, megabytes
+from swarmcli.journal import JournalReader, Line, RunRecord, megabytes, printable
 
 ALIVE_SECONDS = 15.0  # a journal without an end whose last sign of life is younger than this belongs to a live process
 SILENT_SECONDS = 60.0  # a peer that was seen last so long before the journal's last sign of life may well be gone

@@ -20,6 +20,7 @@ from swarmcli.cli.peers import aux, join, monitor
 from swarmcli.cli.processes import end_with_parent_of_environment
 from swarmcli.cli.validate import validate
 from swarmcli.errors import SwarmError
+from swarmcli.journal import printable
 
 
 class _PlainFlags:
@@ -88,6 +89,12 @@ def let_threads_sleep() -> None:
         os.environ.setdefault("KMP_BLOCKTIME", "1")  # ms
 
 
+def _say(text: str) -> None:
+    """What an error tells may be a stranger's words."""
+    for line in text.splitlines():
+        typer.echo(printable(line, 4000), err=True)
+
+
 def main() -> None:
     """Runs a verb; errors of this project end in a line on stderr and an exit code, others in a traceback."""
     end_with_parent_of_environment()
@@ -95,12 +102,12 @@ def main() -> None:
     try:
         app()
     except SwarmError as error:
-        typer.echo(f"swarm: {words(error)}", err=True)
+        _say(f"swarm: {words(error)}")
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except Exception:
-        traceback.print_exc()
+        _say(traceback.format_exc())
         typer.echo("swarm: this is a fault in swarm itself; please report it with the lines above", err=True)
         sys.exit(ExitCode.FAILURE)
 

@@ -14,8 +14,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import err, out, printable, setup_logging
+from swarmcli.cli.console import err, out, setup_logging
 from swarmcli.cli.peers import Host, NoPortMapping, Peers, Port, Verbose
+from swarmcli.journal import printable
 
 if TYPE_CHECKING:
     from swarmcli.roles.netreport import FamilyReport, MappingReport, NetReport, PeerReport

@@ -15,12 +15,13 @@ from types import TracebackType
 import typer
 
 from coordinator_web.source import DashboardSource, RunStatus
-from swarmcli.cli.console import err, out, printable, setup_logging
+from swarmcli.cli.console import err, out, setup_logging
 from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, NoDonorReachable
 from swarmcli.events import Event, Noticed, OwnAddressesChanged, ReachabilityChanged
+from swarmcli.journal import printable
 from swarmcli.network.addresses import parse_address
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe

@@ -24,7 +24,7 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print values and fingerprint as JSON.")] = False,
 ) -> None:
     """Check a recipe as `swarm join` would, without any network; or the recipe of a link, without reading data."""
-    from swarmcli.cli.console import printable
+    from swarmcli.journal import printable
     from swarmcli.recipe import fingerprint_of, is_link, load_recipe
 
     linked = is_link(recipe)

@@ -1,6 +1,6 @@
 """The local journal of a peer: SQLite, written by a thread of its own, readable by anyone at any time."""
 
-from swarmcli.journal.describe import Line, Recorder, describe, megabytes, short
+from swarmcli.journal.describe import Line, Recorder, describe, megabytes, printable, short
 from swarmcli.journal.journal import JOURNAL_NAME, Journal
 from swarmcli.journal.reader import JournalReader
 from swarmcli.journal.tables import RunRecord, Totals
@@ -17,5 +17,6 @@ __all__ = [
     "Totals",
     "describe",
     "megabytes",
+    "printable",
     "short",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,11 +10,19 @@ from typing import Literal
 from swarmcli import events as happened
 
 SHORT_ID = 10  # characters of a peer id that people are shown
+MAX_TEXT = 300  # characters shown of a text that a stranger may have chosen
+MAX_LINE = 2000  # characters kept of a line
 
 # Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
 BURST = 60.0  # lines about connections at once
 LINES_PER_SECOND = 1.0
-_FLOODABLE = (happened.PeerConnected, happened.PeerDisconnected, happened.PeerRefused, happened.PeerSilent)
+_FLOODABLE = (
+    happened.PeerConnected,
+    happened.WayChanged,
+    happened.PeerDisconnected,
+    happened.PeerRefused,
+    happened.PeerSilent,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ class Recorder:
                 text = f"{self._suppressed} lines about connections left out"
                 yield Line("detail", "suppressed", "", text, time=now)
                 self._suppressed = 0
-            yield replace(line, time=now)
+            yield replace(line, text=printable(line.text, MAX_LINE), time=now)
 
     def _calmed(self, event: happened.Event, line: Line | None) -> Line | None:
         """A round that came to nothing since everybody else is gone is what a goodbye looks like. Who went without one
@@ -96,6 +105,9 @@ def describe(event: happened.Event) -> Line | None:
     match event:
         case happened.PeerConnected(peer, address):
             return Line("detail", "connected", peer, f"connected to {short(peer)} at {address}")
+        case happened.WayChanged(peer, address, relayed):
+            way = "over a relay" if relayed else "direct"
+            return Line("detail", "way", peer, f"the connection to {short(peer)} is {way} now, at {address}")
         case happened.PeerDisconnected(peer, reason):
             return Line("detail", "disconnected", peer, f"connection to {short(peer)} ended: {reason}")
         case happened.ReachabilityChanged(sentence=sentence):
@@ -173,6 +185,19 @@ def describe_sighting(event: happened.PeerSeen) -> Line:
 def _who(event: happened.PeerSeen | happened.PeerSilent) -> str:
     name = event.name or short(event.peer)
     return name if name == event.role else f"{event.role} {name}"
+
+
+def printable(text: str, limit: int = MAX_TEXT) -> str:
+    """The text in one line, without what could steer a terminal or turn the direction of reading: names and reasons
+    come from strangers."""
+    kept = "".join(
+        " " if each in "\r\n\t" else each for each in text[: limit + 1] if each in "\r\n\t" or _harmless(each)
+    )
+    return kept if len(kept) <= limit else kept[: limit - 1] + "…"
+
+
+def _harmless(character: str) -> bool:
+    return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 def megabytes(size: float) -> str:

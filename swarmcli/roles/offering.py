@@ -16,7 +16,6 @@ import msgspec
 
 from swarmcli.errors import (
     BootstrapError,
-    CallError,
     CallRefused,
     FingerprintError,
     NetworkError,
@@ -105,7 +104,7 @@ async def ask_for_recipe(link: Link, *, timeout: float = FETCH_SECONDS) -> Recip
             f"{link.peer_id.short} answers, but hands out no recipe: its run is not one that links can join, or its "
             "version of swarm is older; ask for the recipe file"
         ) from None
-    except CallError as error:
+    except NetworkError as error:  # of the call, and of the connection, which the contact may end
         raise SwarmError(f"the recipe did not come from {link.peer_id.short}: {_safe(error)}; try again") from None
     finally:
         await endpoint.close()

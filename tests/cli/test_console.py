@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from swarmcli.cli.console import ConsoleHandler, err, out, printable, setup_logging
+from swarmcli.cli.console import ConsoleHandler, err, out, setup_logging
 from swarmcli.events import Events, Noticed
+from swarmcli.journal import printable
 
 
 @given(st.text(), st.integers(1, 80))
@@ -83,6 +84,13 @@ def test_of_several_processes_each_says_who_it_is(capsys: pytest.CaptureFixture[
     setup_logging(who="process 2")
     logging.getLogger("swarmcli.x").warning("look here")
     assert "[process 2] WARNING swarmcli.x: look here" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("untouched_logging")
+def test_a_log_that_goes_to_a_file_steers_no_terminal_that_shows_it_later(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging()
+    logging.getLogger("swarmcli.x").warning("it said %s", "\x1b]0;owned\x07\x9b2J\u202e")
+    assert capsys.readouterr().err.endswith("WARNING swarmcli.x: it said ]0;owned2J\n")
 
 
 def test_log_lines_on_a_terminal_keep_their_lines_and_lose_what_steers() -> None:

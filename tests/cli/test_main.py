@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from swarmcli.cli import main as command
-from swarmcli.errors import AddressError, BootstrapError, DataError, FingerprintError, RecipeError
+from swarmcli.errors import (
+    AddressError,
+    BootstrapError,
+    ConnectionLost,
+    DataError,
+    FingerprintError,
+    RecipeError,
+    SwarmError,
+)
 
 
 def swarm(*words: str) -> subprocess.CompletedProcess[str]:
@@ -103,6 +111,32 @@ def test_a_first_contact_that_does_not_answer_is_named_with_what_failed(
     said = capsys.readouterr()
     assert "tcp://nowhere:1: connection refused" in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize("kind", [SwarmError, ZeroDivisionError])
+def test_what_a_stranger_says_of_a_failure_steers_no_terminal(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise kind("closed by peer: \x1b]0;owned\x07\x1b[2J\x9b31m\u202eor")
+
+    monkeypatch.setattr(command, "app", fail)
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "closed by peer: ]0;owned[2J31mor\n" in capsys.readouterr().err
+
+
+def test_a_first_contact_that_does_not_answer_has_one_line_whatever_it_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise BootstrapError("no answer", {"tcp://198.51.100.7:1": ConnectionLost("go\r\nswarm: all is well\x1b[2J")})
+
+    monkeypatch.setattr(command, "app", fail)
+    with pytest.raises(SystemExit):
+        command.main()
+    _, line = capsys.readouterr().err.splitlines()
+    assert line == "  tcp://198.51.100.7:1: go  swarm: all is well[2J"
 
 
 def test_a_fault_of_our_own_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,29 @@ def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
     assert (line.level, line.text) == ("info", "round at epoch 3 undecided: no quorum (everyone else is gone)")
 
 
+def test_a_pair_that_leaves_its_relay_is_told_where_it_is_now() -> None:
+    (line,) = Recorder().kept(happened.WayChanged(BOB, "tcp://198.51.100.7:5000", relayed=False), 50.0)
+    assert isinstance(line, Line) and (line.level, line.kind, line.peer) == ("detail", "way", BOB)
+    assert line.text == f"the connection to {BOB[:10]} is direct now, at tcp://198.51.100.7:5000"
+    (line,) = Recorder().kept(happened.WayChanged(BOB, "relay://x/y", relayed=True), 50.0)
+    assert isinstance(line, Line)
+    assert line.text == f"the connection to {BOB[:10]} is over a relay now, at relay://x/y"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        happened.PeerDisconnected(BOB, "closed by peer: \x1b]0;owned\x07\nall is well" + "x" * 9000),
+        happened.PeerRefused(BOB, "\x9b2J\u202e" + "x" * 9000),
+        happened.PeerSilent(BOB, "\x1b[2Jbob", "trainer"),
+        averaging_round(3, "failed", "\x1b[2J"),
+    ],
+)
+def test_lines_carry_nothing_of_a_stranger_that_steers_a_terminal(event: happened.Event) -> None:
+    *_, line = Recorder().kept(event, 50.0)
+    assert isinstance(line, Line) and line.text.isprintable() and len(line.text) <= 2000
+
+
 def drift(*strays: str, averages: bool = False) -> happened.DriftMeasured:
     return happened.DriftMeasured(7, 1e-8, {ALICE: 1e-8, BOB: 0.25}, strays, averages)
 

@@ -83,6 +83,21 @@ def test_what_goes_wrong_is_said(serve: Serve, error: type[SwarmError], words: s
         asking(serve)
 
 
+def test_a_contact_that_hangs_up_instead_of_answering_is_told_of_with_what_to_do() -> None:
+    leaving: list[asyncio.Task[None]] = []
+
+    def serve(endpoint: Endpoint) -> None:
+        async def hang_up(peer: PeerID, wanted: RecipeWanted) -> RecipeOffered:
+            leaving.append(asyncio.create_task(endpoint.close()))
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        endpoint.serve(METHOD, RecipeWanted, hang_up)
+
+    with pytest.raises(SwarmError, match=r"the recipe did not come from \w+: .*; try again"):
+        asking(serve)
+
+
 @pytest.mark.parametrize("pace", [float("inf"), -1.0, 1e12])
 def test_a_pace_that_cannot_be_is_not_told(pace: float) -> None:
     assert asking(answering(RecipeOffered(TEXT, 3, pace))).epoch_seconds == 0.0
