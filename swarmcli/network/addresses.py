@@ -62,16 +62,22 @@ class Scope(IntEnum):
 
 
 _NETWORKS = {
-    None: ("0.0.0.0/8", "224.0.0.0/3", "::/128", "ff00::/8"),  # unspecified, multicast and reserved
+    None: (
+        *("0.0.0.0/8", "224.0.0.0/3", "::/128", "ff00::/8"),  # unspecified, multicast and reserved
+        # Like host names, these mean something else in each network: translators to IPv4 have the first two (RFC 6052
+        # and 8215), and proxies invent the last ones for whatever name is dialed (they are for benchmarks: RFC 2544).
+        *("64:ff9b::/96", "64:ff9b:1::/48", "198.18.0.0/15"),
+    ),
     Scope.HOST: ("127.0.0.0/8", "::1/128"),
     Scope.LAN: (
-        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fc00::/7", "fe80::/10"),
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fc00::/7", "fe80::/10", "fec0::/10"),
         "100.64.0.0/10",  # between a provider and its customers' routers (RFC 6598)
     ),
 }
 _SCOPES = [(ipaddress.ip_network(each), scope) for scope, networks in _NETWORKS.items() for each in networks]
 
 
+@lru_cache(maxsize=8192)  # asked for the same few hosts with whatever strangers say
 def scope_of(host: str) -> Scope | None:
     """The scope of an IP address; None for a host name and for addresses that no single machine has."""
     try:
