@@ -230,6 +230,29 @@ async def test_asking_to_be_dialed_too_often_is_denied() -> None:
 
 
 @simulated
+async def test_who_takes_every_dial_that_it_asks_for_is_dialed_up_to_the_bound() -> None:
+    async with scene(Limits(max_bulk_connections_per_peer=10)) as play:
+        came: list[Connection] = []
+        await play.send(AddressesChanged(await play.attacker.transport.listen(came.append)))
+        for token in range(100):
+            await play.send(BulkWanted(token))
+            await asyncio.sleep(0.02 * (token % 10 == 9))
+        await asyncio.sleep(1)
+        assert len(came) == 10 == play.victim.statistics().bulk_connections
+        denied = [answer.token for answer in play.answers() if isinstance(answer, BulkDenied)]
+        assert sorted(denied) == list(range(10, 100))
+        await play.friend_is_served()
+
+
+@simulated
+async def test_who_cannot_be_dialed_and_asks_for_it_leaves_nothing_behind() -> None:
+    async with scene() as play:
+        await play.send(*[BulkWanted(token) for token in range(5)])
+        await asyncio.sleep(1)
+        assert len(play.answers()) == 5 and not play.victim._streams._peers
+
+
+@simulated
 async def test_answers_to_requests_that_nobody_made_are_harmless_on_bulk_business() -> None:
     async with scene() as play:
         await play.send(BulkDenied(99), Cancel(3), Request(4, "double", Number(3)))

@@ -152,8 +152,14 @@ class StreamPool:
     def _bulk_wanted(self, control: ControlChannel, wanted: BulkWanted) -> None:
         streams = self._streams(control.peer_id)
         addresses = self._where_seen(control)
-        if streams.dialing >= self._limits.max_streams_per_peer or not addresses:
+        # Dials that succeed cost the asker nothing: without the second bound they could take all files of this process.
+        full = (
+            streams.dialing >= self._limits.max_streams_per_peer
+            or len(streams.channels) + streams.dialing >= self._limits.max_bulk_connections_per_peer
+        )
+        if full or not addresses:
             control.reply(BulkDenied(wanted.token))
+            self._drop_if_empty(control.peer_id)
             return
         streams.dialing += 1
         self._context.tasks.spawn(self._dial_for(control, streams, wanted, addresses))
