@@ -19,6 +19,7 @@ from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.liveness import Liveness
 from swarmcli.network.control.serving import IncomingCalls
 from swarmcli.network.transports.base import Connection
+from swarmcli.network.transports.frames import printable
 from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body
 from swarmcli.network.wire.messages import (
     BulkDenied,
@@ -171,7 +172,7 @@ class ControlChannel:
             case Pong():
                 self._pong_received(message)
             case Goodbye():
-                self._goodbye = message.reason
+                self._goodbye = printable(message.reason.encode())
             case Hello():
                 self.boot_id = message.boot_id
                 self._shared_reactions[Hello](self, message)
