@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from swarmcli.errors import ConnectionLost
 from swarmcli.events import Event, PeerRefused
 from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, wire
 from swarmcli.network.transports.base import Connection
@@ -227,6 +228,32 @@ async def test_asking_to_be_dialed_too_often_is_denied() -> None:
         dialed = [peer for peer, _ in play.network.dials].count(play.victim.peer_id)
         assert dialed == 5, "as many at a time as a peer may ask for; the failed address then has a pause"
         await play.friend_is_served()
+
+
+@simulated
+async def test_who_dials_again_and_again_keeps_a_few_connections_and_the_newest_serves() -> None:
+    async with scene() as play:
+        for _ in range(50):
+            await play.dial()
+            assert play.victim.statistics().control_connections <= 9, "with the friend's"
+        await play.send(Request(0, "double", Number(4)))
+        await asyncio.sleep(0.1)
+        assert any(isinstance(answer, Answer) for answer in play.answers())
+        await play.friend_is_served()
+
+
+@simulated
+async def test_the_words_of_a_goodbye_do_nothing_to_a_terminal() -> None:
+    async with scene() as play:
+        lost = play.victim.lost(play.attacker.peer_id)
+        call = asyncio.create_task(play.victim.call(play.attacker.peer_id, "ask", Number(0), Number, timeout=5))
+        await asyncio.sleep(0.1)
+        await play.send(Goodbye("\x1b]0;mine\x07\x1b[2J all is well\r\n" + "!" * 900))
+        await play.connection.close("\x1b[2J")
+        with pytest.raises(ConnectionLost) as caught:
+            await call
+        for words in (await lost, str(caught.value)):
+            assert words.isprintable() and "all is well" in words and len(words) < 300
 
 
 @simulated

@@ -24,6 +24,7 @@ from swarmcli.network.wire.messages import AddressesChanged, Goodbye, Hello
 
 logger = logging.getLogger(__name__)
 
+_MOST_PER_PEER = 8  # honest ends that both dial directly, over a relay and by punching have about five for a moment
 _SURPLUS_LIFE = 5.0  # seconds without a call, after which both ends are sure to use the better connection
 
 
@@ -190,6 +191,8 @@ class ControlPool:
         pair.channels.append(channel)
         self._farthest = max(self._farthest, _horizon(channel.connection))
         self._prefer(pair)
+        if len(pair.channels) > _MOST_PER_PEER:
+            _end_one(pair)
         if first:
             self._emit_connected(channel)
             self._make_room()
@@ -289,6 +292,14 @@ def _horizon(connection: Connection) -> Scope:
         return scope_of(address.host) or Scope.HOST
     found = scope_of(address.host)
     return Scope.INTERNET if found is None else found
+
+
+def _end_one(pair: _Pair) -> None:
+    """Of a peer that dials on and on: the oldest connection, one without calls before others. They hold files of
+    this process, and `max_connections` counts peers."""
+    others = [channel for channel in pair.channels if channel is not pair.current]
+    oldest = min(others, key=lambda channel: channel.unfinished)
+    oldest.connection.abort("too many connections to one peer")
 
 
 async def _say_goodbye_to_all(channels: list[ControlChannel], reason: str, timeout: float) -> None:
