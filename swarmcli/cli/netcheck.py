@@ -166,7 +166,7 @@ def _clock(offset: float | None) -> str:
 
 
 def _peers(found: tuple[PeerReport, ...]) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", show_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     table.add_column("peer", no_wrap=True)
     table.add_column("address", overflow="fold")
     for name in ("round trip", "down", "up"):

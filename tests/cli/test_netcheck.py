@@ -56,7 +56,7 @@ def test_the_sentence_comes_first_and_everything_that_was_found_below() -> None:
         "translated, to another port for each",
         "router      192.168.1.1, opened 203.0.113.7:31330 over UPnP",
         "clock       1.2 s ahead of the swarm's",
-        "23 ms   40 Mbit/s   6.4 Mbit/s",
+        "23 ms  40 Mbit/s  6.4 Mbit/s",
         "over a relay",
         "relay; busy[2J",
     ):
