@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -108,7 +109,7 @@ class Endpoint:
         self._control = ControlPool(context)
         self._streams = StreamPool(context, self._control)
         self._calls_made = 0
-        self._probes = 0  # connections that others hold to be seen
+        self._probes: dict[Connection, str] = {}  # that others hold to be seen → their host; the oldest first
         self._listened: weakref.WeakSet[Connection] = weakref.WeakSet()  # that came in at the listener
         # Told of each message that came on a probe at the listener: who sent it, from where, and what it says.
         self.on_probe: Callable[[PeerID, str, bytes], None] | None = None
@@ -454,11 +455,18 @@ class Endpoint:
     def _probed(self, connection: Connection) -> None:
         """The dialer knows by now where it is seen. It holds the connection a while, since that keeps its router's
         ports as they are."""
-        if self._probes >= _MOST_PROBES:
-            connection.abort("too many probes")
-        else:
-            self._probes += 1
-            self._context.tasks.spawn(self._hold(connection))
+        if len(self._probes) >= _MOST_PROBES:
+            self._end_a_probe()
+        self._probes[connection] = connection.remote_address.rpartition(":")[0]
+        self._context.tasks.spawn(self._hold(connection))
+
+    def _end_a_probe(self) -> None:
+        """The oldest one of the host that holds the most: refusing new ones instead, whoever holds all would keep every
+        proof from being heard. A word comes at the beginning, so the old ones have been heard."""
+        held = Counter(self._probes.values())
+        oldest = max(self._probes, key=lambda connection: held[self._probes[connection]])
+        del self._probes[oldest]
+        oldest.abort("too many probes")
 
     async def _hold(self, connection: Connection) -> None:
         def heard(message: bytes) -> None:
@@ -473,7 +481,7 @@ class Endpoint:
         except TimeoutError:
             await connection.close("held long enough")
         finally:
-            self._probes -= 1
+            self._probes.pop(connection, None)
             connection.abort("held long enough")
 
     def _dialed(self, connection: Connection) -> None:

@@ -7,9 +7,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from swarmcli.network import Endpoint, PeerID, Purpose
+from swarmcli.network import Endpoint, Identity, PeerID, Purpose
 from swarmcli.network.addresses import parse_address
+from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import Attacker, MemoryWorld, Recorder, TCPWorld, World
+from tests.simulation import simulated
 
 Heard = list[tuple[PeerID, str, bytes]]
 
@@ -57,6 +59,32 @@ def test_a_probe_tells_where_it_is_seen_and_its_word_counts_at_the_listener_alon
             assert len(heard) == 1
 
     world.run(main())
+
+
+@simulated
+async def test_whoever_holds_many_probes_keeps_nobodys_word_from_being_heard() -> None:
+    network = MemoryNetwork()
+    async with AsyncExitStack() as ends:
+
+        async def endpoint(seed: int, host: str) -> Endpoint:
+            made = Endpoint(network.transport(Identity.from_seed(seed), host=host, port=1000), seed=seed)
+            ends.push_async_callback(made.close)
+            await made.start()
+            return made
+
+        asked, honest, earlier = [await endpoint(seed, f"203.0.113.{seed}") for seed in (1, 2, 3)]
+        heard: Heard = []
+        asked.on_probe = lambda *word: heard.append(word)
+        hoarder = Attacker(network.transport(Identity.from_seed(4), host="203.0.113.4"))
+        ends.push_async_callback(hoarder.transport.close)
+
+        held = [await Attacker(earlier._transport).dial(asked, Purpose.PROBE)]
+        held += [await hoarder.dial(asked, Purpose.PROBE) for _ in range(300)]
+        await honest.probe(asked.addresses[0], asked.peer_id, b"a proof", timeout=5)
+        await asyncio.sleep(1)
+        assert [message for _, _, message in heard] == [b"a proof"]
+        standing = [not recorder.ends for _, recorder in held]
+        assert standing == [True] + [False] * 46 + [True] * 254, "who holds the most loses its oldest"
 
 
 def test_a_word_on_an_adopted_connection_is_not_heard(world: World) -> None:
