@@ -38,6 +38,7 @@ from swarmcli.reach.punch_rules import (
     BULK_LIMITS,
     CONTROL_LIMITS,
     CROSSING,
+    NEAR_LIMITS,
     TRIES,
     Pair,
     Patience,
@@ -52,6 +53,9 @@ logger = logging.getLogger(__name__)
 
 _ASK_SECONDS = 12.0  # for the other end to open its ports
 _MEET_SECONDS = 6.0  # from "go" to the end of the handshake
+# For a dial inside this network, which takes milliseconds; one that fails is given all of it, so that the time of an
+# answer does not tell a stranger whether a host is there, or a port open.
+_NEARBY_SECONDS = 2.0
 _KEEP_SECONDS = 20.0  # that an asked end keeps its ports open
 _MAX_KEPT = 64  # attempts of others at the same time …
 _MAX_KEPT_PER_PEER = 16
@@ -104,6 +108,7 @@ class Puncher:
         self._around = around
         self._patience = Patience()
         self._control_budget, self._bulk_budget = DialBudget(CONTROL_LIMITS), DialBudget(BULK_LIMITS)
+        self._near_budget = DialBudget(NEAR_LIMITS)
         self._asks = {Purpose.CONTROL: DialBudget(ASK_LIMITS), Purpose.BULK: DialBudget(BULK_LIMITS)}
         self._bulk_turns = asyncio.Semaphore(_MAX_OWN_BULK)
         self._bulk_paused: dict[PeerID, float] = {}
@@ -308,8 +313,7 @@ class Puncher:
         pairs = pairs_of(own.anywhere, (*ready.seen, *ready.dependent))
         if not behind_one_router(pairs):
             return False
-        _, mine, theirs = pairs[0]
-        self._spend(peer, Purpose.CONTROL, theirs)
+        _, mine, _ = pairs[0]
         if await self._dial_nearby(peer, ready.near):
             return True
         ours = self._near()
@@ -351,13 +355,13 @@ class Puncher:
         pairs = self._allowed(peer, kept.purpose, pairs_of(own, (go.seen,)))
         if not pairs:
             raise CallRefused("address", "this end does not dial there")
+        if go.near:
+            return Went(behind_one_router(pairs) and await self._dial_nearby(peer, go.near))
         family, _, theirs = pairs[0]
         try:
             self._spend(peer, kept.purpose, theirs)
         except ConnectError as error:
             raise CallRefused("budget", str(error)) from error
-        if go.near:
-            return Went(behind_one_router(pairs) and await self._dial_nearby(peer, go.near))
         connection = await self._meet(kept.end.ports[family], theirs, peer, kept.purpose, leads=False)
         if connection is None:
             return Went(False)
@@ -435,15 +439,21 @@ class Puncher:
             return None
 
     async def _dial_nearby(self, peer: PeerID, addresses: Sequence[str]) -> bool:
+        """Whether the peer answers at one of these addresses inside this network. That it is there is its own word, so
+        these dials are few, and each that fails takes as long as another, even if nothing was dialed."""
+        if not addresses:
+            return False
+        end = self._now() + _NEARBY_SECONDS
         found = nearby(addresses, self._around().is_near)
-        if not found:
-            return False
-        try:
-            await self._endpoint.dial_directly(peer, found)
-        except NetworkError as error:
-            logger.debug("%s was not found in this network: %s", peer.short, error)
-            return False
-        return True
+        if found and self._near_budget.take(peer, "", self._now()):
+            try:
+                async with asyncio.timeout_at(end):
+                    await self._endpoint.dial_directly(peer, found)
+                return True
+            except (NetworkError, TimeoutError) as error:
+                logger.debug("%s was not found in this network: %r", peer.short, error)
+        await asyncio.sleep(end - self._now())
+        return False
 
     def _near(self) -> tuple[str, ...]:
         """Where this peer listens in its own network."""

@@ -34,6 +34,11 @@ BULK_LIMITS = DialLimits(peer_burst=96, peer_rate=1.0, network_burst=96, network
 ASK_LIMITS = DialLimits(
     peer_burst=4, peer_rate=1 / 60, network_burst=120, network_rate=1.0, all_burst=120, all_rate=1.0
 )
+# Dials inside this end's own network, each at up to MAX_NEARBY addresses. That both ends are seen at one host is what
+# the other end says alone, so whoever is served may be a stranger who wants this LAN scanned.
+NEAR_LIMITS = DialLimits(
+    peer_burst=2, peer_rate=1 / 120, network_burst=12, network_rate=1 / 20, all_burst=12, all_rate=1 / 20
+)
 
 Pair: TypeAlias = tuple[Family, str, str]  # a family, and in it where this end and the other one are seen
 

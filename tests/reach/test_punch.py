@@ -364,6 +364,27 @@ async def test_where_a_listener_merely_says_that_it_is_nobody_is_dialed() -> Non
         assert world.dials("5.66.0.1") == 0
 
 
+@pytest.mark.parametrize("kind", ["there", "gone", "elsewhere"])
+def test_who_claims_to_be_behind_the_same_router_cannot_scan_the_network_there(kind: str) -> None:
+    @simulated
+    async def main() -> None:
+        async with hostile() as world:
+            if kind == "there":  # somebody else listens at the first address that is named
+                listener = await world.peers.listener(7, host="192.168.1.77", port=8080)
+                assert listener.direct_addresses == ("memory://192.168.1.77:8080",)
+            host = "10.0.0.77" if kind == "elsewhere" else "192.168.1.77"
+            outer = (await ask(world)).seen[0].rpartition(":")[0]
+            took = []
+            for _ in range(TRIES):
+                began = now()
+                assert await go(world, outer + ":6000", near=(f"memory://{host}:8080",)) == Went(False)
+                took.append(now() - began)
+            assert took == pytest.approx([2.12] * TRIES, abs=0.03), "the time of an answer tells nothing"
+            assert world.dials(host) == (0 if kind == "elsewhere" else 2)
+
+    main()
+
+
 @simulated
 async def test_further_connections_lead_only_to_where_the_first_one_leads() -> None:
     async with homes() as world:
