@@ -44,6 +44,8 @@ BUDGETS = RelayBudgets(
     circuits_per_network_and_target=CLIENTS,
     connects_per_second=1000.0,
     connects_at_once=2.0 * CLIENTS,
+    connects_per_second_to_target=1000.0,
+    connects_at_once_to_target=2.0 * CLIENTS,
     rate=None,
     rate_per_peer=None,
 )

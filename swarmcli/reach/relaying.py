@@ -67,6 +67,9 @@ class RelayBudgets:
     circuits_per_network_and_target: int = 24  # so that dialers of one network do not use up a client's
     connects_per_second: float = 8.0  # attempts by one network, and to one client, in the long run …
     connects_at_once: float = 96.0  # … and in a burst: sixteen peers that find each other, each with some streams
+    # Of these by one network to one client, so that no network uses up what a client's others need.
+    connects_per_second_to_target: float = 1.0
+    connects_at_once_to_target: float = 24.0
     rate: float | None = 32e6  # bytes per second that are passed on in all; None: unlimited …
     rate_per_peer: float | None = 16e6  # … and from or to one peer
     burst_seconds: float = 1.0  # of these rates, that pass at once after a pause
@@ -260,9 +263,11 @@ class Relay:
             self._refuse("busy", "too many attempts from your network")
         if there is None or not self._reachable(target):
             self._refuse("unreserved", f"{target.short} has no reservation here")
-        if not self._attempt(target):
-            self._refuse("busy", "too many attempts to reach this peer")
         shared = (network, target)
+        if not self._attempt(shared, budgets.connects_per_second_to_target, budgets.connects_at_once_to_target):
+            self._refuse("busy", "too many attempts from your network to reach this peer")
+        if not self._attempt(target):  # after the others: what they refuse is not taken from the client's
+            self._refuse("busy", "too many attempts to reach this peer")
         bounds: dict[Hashable, int] = {
             ("from", source): budgets.circuits_per_peer,
             ("to", target): budgets.circuits_per_peer,
@@ -273,10 +278,10 @@ class Relay:
             self._refuse("full", "no circuit is left for these two")
         return tuple(bounds)
 
-    def _attempt(self, who: Hashable) -> bool:
-        budgets, now = self._budgets, asyncio.get_running_loop().time()
-        bucket = _remembered(self._attempts, who, budgets.connects_per_second, budgets.connects_at_once, now)
-        return bucket.take_now(1, now)
+    def _attempt(self, who: Hashable, rate: float | None = None, burst: float | None = None) -> bool:
+        now = asyncio.get_running_loop().time()
+        rate, burst = rate or self._budgets.connects_per_second, burst or self._budgets.connects_at_once
+        return _remembered(self._attempts, who, rate, burst, now).take_now(1, now)
 
     async def _join(self, circuit: _Circuit, near: Stream) -> None:
         """Opens the stream to the client, and passes everything on until both ends are done. Raises CallRefused."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from swarmcli.errors import CallRefused, ConnectionLost, EndOfStream, NetworkError
-from swarmcli.network import Purpose, Stream
+from swarmcli.network import Endpoint, Purpose, Stream
 from swarmcli.network.transports.base import Connection
 from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.networks import network_of
@@ -149,6 +150,34 @@ async def test_a_flood_of_connects_is_refused_and_others_get_through() -> None:
         assert set(outcomes) == {"busy", "ended"}
         await asyncio.sleep(3)
         assert relay.statistics().circuits == 1
+
+
+@simulated
+async def test_one_network_does_not_use_up_the_attempts_to_reach_a_client() -> None:
+    network = MemoryNetwork(seed=1)
+    async with scene(network) as peers:
+        endpoint, _ = await peers.relay()
+        a, b = await peers.pair(endpoint)
+        router = network.router("198.51.100.7")
+        crowd = [await peers.client(5 + number, behind=router) for number in range(2)]
+
+        async def flood(source: Endpoint) -> None:
+            while True:
+                with suppress(NetworkError):
+                    async with source.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=30):
+                        pass
+                await asyncio.sleep(0.05)
+
+        for each in crowd:
+            await each.endpoint.connect(endpoint.addresses[0], timeout=5)
+        floods = [asyncio.create_task(flood(each.endpoint)) for each in crowd]
+        await asyncio.sleep(30)
+        for _ in range(20):
+            (await dial(a, b, endpoint)).abort("it came through")
+            await asyncio.sleep(0.3)
+        for task in floods:
+            task.cancel()
+        await asyncio.gather(*floods, return_exceptions=True)
 
 
 @simulated
