@@ -22,6 +22,13 @@ def simulated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
     return run
 
 
+def faults() -> list[BaseException]:
+    """What fails from now on in tasks that survive it, which otherwise would end the test."""
+    found: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context["exception"]))
+    return found
+
+
 def now() -> float:
     """Seconds of virtual time since the test began."""
     return asyncio.get_running_loop().time()

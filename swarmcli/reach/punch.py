@@ -32,6 +32,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Family, LocalPort, Purpose
 from swarmcli.reach.budgets import DialBudget
+from swarmcli.reach.keeping import keep
 from swarmcli.reach.punch_messages import ASK, GO, MAX_NAMED, Ask, Go, Ready, Went
 from swarmcli.reach.punch_rules import (
     ASK_LIMITS,
@@ -128,7 +129,7 @@ class Puncher:
         self._endpoint.serve(GO, Go, self._go)
         self._endpoint.punch_bulk = self.bulk
         self._unsubscribe = self._endpoint.events.subscribe(self._on_event)
-        self._tasks.spawn(self._keep())
+        self._tasks.spawn(keep(self._keep))
 
     async def close(self) -> None:
         self._unsubscribe()
@@ -166,14 +167,11 @@ class Puncher:
                 self._relayed.discard(peer)
 
     async def _keep(self) -> None:
-        while True:
-            self._event.clear()
-            wait = self._begin_due()
-            try:
-                async with asyncio.timeout(wait):
-                    await self._event.wait()
-            except TimeoutError:
-                pass
+        self._event.clear()
+        wait = self._begin_due()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._event.wait()
 
     def _begin_due(self) -> float:
         """Begins the attempts that are due; the seconds until the next one may be."""

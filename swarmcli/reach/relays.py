@@ -19,6 +19,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.circuits import RelayTransport
+from swarmcli.reach.keeping import keep
 from swarmcli.reach.networks import network_of
 from swarmcli.reach.relay_messages import OFFER, RESERVE, Ask, Offer, Reserve, Reserved
 from swarmcli.reach.relay_records import Find
@@ -86,7 +87,7 @@ class Relays:
         """Begins to search. Idempotent."""
         if not len(self._tasks):
             self._search_at = 0.0
-            self._tasks.spawn(self._keep())
+            self._tasks.spawn(self._keep_all())
 
     async def close(self) -> None:
         """Announces no relay any more, and gives the reservations back, within a second. Idempotent."""
@@ -102,17 +103,19 @@ class Relays:
         self._search_at = 0.0
         self._news.set()
 
-    async def _keep(self) -> None:
+    async def _keep_all(self) -> None:
         unsubscribe = self._endpoint.events.subscribe(self._on_event)
         try:
-            while True:
-                self._news.clear()
-                pause = await self._hold()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._news.wait()
+            await keep(self._keep)
         finally:
             unsubscribe()
+
+    async def _keep(self) -> None:
+        self._news.clear()
+        pause = await self._hold()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._news.wait()
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, PeerDisconnected) and PeerID.parse(event.peer) in self._held:

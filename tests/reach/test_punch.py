@@ -12,7 +12,7 @@ import pytest
 
 from swarmcli.errors import CallRefused, ConnectionLost
 from swarmcli.events import Event, PeerConnected, WayChanged
-from swarmcli.network import Endpoint, Purpose
+from swarmcli.network import Endpoint, PeerID, Purpose
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.punch import Puncher
 from swarmcli.reach.punch_messages import ASK, GO, Ask, Go, Ready, Went
@@ -22,7 +22,7 @@ from swarmcli.reach.verdict import Surroundings
 from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import Number, reaches, slow
 from tests.reach.relay_worlds import Client, Scene, payload, scene
-from tests.simulation import now, simulated
+from tests.simulation import faults, now, simulated
 
 RELAY, OTHER = "5.1.0.1", "5.9.0.1"
 
@@ -410,3 +410,19 @@ async def test_streams_take_the_relay_while_further_direct_connections_do_not_co
                 await stream.receive(Number)
                 assert stream.relayed
         assert now() - before < 1, "for the second stream nothing was tried"
+
+
+@simulated
+async def test_a_fault_of_its_own_does_not_end_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with homes() as world:
+        failed = faults()
+
+        def fail(peer: PeerID) -> None:
+            monkeypatch.undo()
+            raise OSError("too many open files")
+
+        monkeypatch.setattr(world.asker.endpoint, "round_trip", fail)
+        a, b = world.clients
+        assert await reaches(a.endpoint, b.endpoint)
+        await until(world.direct, 30)
+        assert [type(error) for error in failed] == [OSError]

@@ -15,7 +15,7 @@ from swarmcli.reach.relays import Relays
 from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import reaches
 from tests.reach.relay_worlds import Client, Scene, scene
-from tests.simulation import now, simulated
+from tests.simulation import faults, now, simulated
 
 
 class Board:
@@ -341,3 +341,26 @@ def test_records_of_strangers_are_read_strictly() -> None:
         {"addresses": "x"},
     ):
         assert read_record(bad) is None
+
+
+@simulated
+async def test_a_fault_of_its_own_does_not_end_the_search() -> None:
+    async with scene() as peers:
+        board = Board()
+        made = [endpoint for endpoint, _ in await relays_of(peers, board, 1, 2)]
+        client = await peers.client(0)
+        relays, read, failed = keeper(client, board), board.find, faults()
+
+        async def find() -> Mapping[PeerID, RelayRecord]:
+            if board.reads == 0:
+                board.reads += 1
+                raise OSError("too many open files")
+            return await read()
+
+        relays._find = find
+        await relays.start()
+        async with asyncio.timeout(30):
+            while {held.peer for held in relays.held} != {endpoint.peer_id for endpoint in made}:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert [type(error) for error in failed] == [OSError]
+        await relays.close()
