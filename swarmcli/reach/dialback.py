@@ -6,9 +6,9 @@
 
 The contact names no host that it was told: it dials the one at which it sees the asker, at the port that the asker
 names. A third peer whom the asker does not know is better than the contact, for which the asker's router may have
-opened a way; it dials hosts of the internet alone, never one of its own network. The nonce comes on a new connection
-that the asker's listener accepted. Nobody is told what became of a dial, so nobody can look around with it, and
-budgets bound how many there are.
+opened a way; it dials hosts of the internet alone, never one of its own network, at ports from 1024 on. The nonce comes
+on a new connection that the asker's listener accepted. Nobody is told what became of a dial, so nobody can look around
+with it, and budgets bound how many there are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -40,9 +40,10 @@ NONCE_BYTES = 16
 MAX_KNOWN = 64  # peers that an asker names as known to it
 _CALL_SECONDS = 2.0  # for the contact's yes; the dial comes after it
 _DIAL_SECONDS = 5.0  # that a dial for somebody may take
+_LOWEST_PORT = 1024  # that a third peer dials; behind those below stand services of others
 _DELEGATES = 2  # third peers that are asked before the contact dials by itself
 _NONCE_SECONDS = 30.0  # a nonce that comes this late still proves what it proves
-_MAX_PENDING = 64  # nonces that are waited for
+_MAX_PENDING = 256  # nonces that are waited for, or that a verdict stands on
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -101,8 +102,11 @@ class DialBackService:
         """`peers` are those whom this one is connected to: the third peers that it may ask."""
         self._endpoint = endpoint
         self._peers = peers
-        self._budget = DialBudget(limits)
-        self._dials = TaskOwner()
+        self._limits = limits
+        self._budget = DialBudget(limits)  # for those who ask for themselves …
+        # … and for those whom others name: what is only named must not use up what its neighbours ask for themselves.
+        self._callers, self._named = DialBudget(limits), DialBudget(limits)
+        self._dials, self._dials_for = TaskOwner(), TaskOwner()
         self.dials = 0  # made so far, for anybody
 
     def start(self) -> None:
@@ -112,22 +116,30 @@ class DialBackService:
     async def close(self) -> None:
         self._endpoint.withdraw(DIAL_BACK, DIAL_FOR)
         await self._dials.close()
+        await self._dials_for.close()
 
     async def dial_back(self, peer: PeerID, request: DialBackRequest) -> DialBackReply:
         """Answers at once; the dial is a task of its own. Raises CallRefused."""
-        seen = self._endpoint.seen(peer)
-        if seen is None or seen.relayed:
-            raise CallRefused("unseen", "this peer does not see where you are")
-        return DialBackReply(self._begin(peer, seen.remote_address, request))
+        return DialBackReply(self._begin(peer, self._place_of(peer), request))
 
     async def dial_for(self, peer: PeerID, request: DialForRequest) -> DialForReply:
         """The same for a peer that another one names. Raises CallRefused."""
+        caller = host_of(self._place_of(peer))
         host = _plain_host(request.address)
         if scope_of(host) is not Scope.INTERNET or request.peer == self._endpoint.peer_id:
             raise CallRefused("scope", "only hosts of the internet are dialed for others")
-        self._spend(peer, host)
-        self._spawn(self._dial(request.peer, request.address, request.nonce))
+        if parse_address(request.address).port < _LOWEST_PORT:
+            raise CallRefused("port", f"only ports from {_LOWEST_PORT} on are dialed for others")
+        self._spend(self._dials_for, peer, (self._callers, caller), (self._named, host))
+        self._dials_for.spawn(self._dial(request.peer, request.address, request.nonce))
         return DialForReply()
+
+    def _place_of(self, peer: PeerID) -> str:
+        """Raises CallRefused for a peer that is seen over a relay alone."""
+        seen = self._endpoint.seen(peer)
+        if seen is None or seen.relayed:
+            raise CallRefused("unseen", "this peer does not see where you are")
+        return seen.remote_address
 
     def wished(self, peer: PeerID, remote_address: str, request: DialBackRequest) -> None:
         """A request that came on a probe. There is nobody to refuse it to."""
@@ -141,14 +153,15 @@ class DialBackService:
         if place.scheme == "tcp" and not request.port:
             raise CallRefused("port", "a port to dial is missing")
         address = _with_port(remote_address, request.port)
-        self._spend(peer, place.host)
-        self._spawn(self._carry_out(peer, address, request))
+        self._spend(self._dials, peer, (self._budget, place.host))
+        self._dials.spawn(self._carry_out(peer, address, request))
         return address
 
-    def _spend(self, peer: PeerID, host: str) -> None:
-        """Raises CallRefused if no more dials are made for this peer, or to this network, or at all."""
-        busy = len(self._dials) >= self._budget.limits.under_way
-        if busy or not self._budget.take(peer, network_of(host), asyncio.get_running_loop().time()):
+    def _spend(self, dials: TaskOwner, peer: PeerID, *counted: tuple[DialBudget, str]) -> None:
+        """Raises CallRefused if no more dials are made for this peer, or for the network of a host, or at all."""
+        now = asyncio.get_running_loop().time()
+        busy = len(dials) >= self._limits.under_way
+        if busy or not all(budget.take(peer, network_of(host), now) for budget, host in counted):
             raise CallRefused("busy", "enough dials for now; ask again in some minutes")
 
     async def _carry_out(self, peer: PeerID, address: str, request: DialBackRequest) -> None:
@@ -181,12 +194,6 @@ class DialBackService:
             await self._endpoint.probe(address, peer, encode(Proof(nonce)), timeout=_DIAL_SECONDS)
         except NetworkError as error:
             logger.debug("%s cannot be dialed back: %s", peer.short, error)
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        self._dials.spawn(run())
 
 
 @dataclass(slots=True)
@@ -222,12 +229,15 @@ class DialBacks:
         return await self._by_probe(contact, family, request)
 
     def asks(self, nonces: Iterable[bytes], now: float, patience: float) -> list[Ask]:
-        """How these stand; those that were refused are left out. Nonces that have had `patience` seconds are over."""
-        found = [self._pending[nonce] for nonce in nonces if nonce in self._pending]
+        """How these stand; those that were refused are left out, and those of whom nobody knows what was dialed. Nonces
+        that have had `patience` seconds are over."""
+        nonces = [nonce for nonce in nonces if nonce in self._pending]
+        for nonce in nonces:
+            self._pending.move_to_end(nonce)  # a verdict stands on it, however many were sent since
         return [
             Ask(each.network, each.address, each.proved, now - each.asked_at >= patience)
-            for each in found
-            if not each.refused
+            for each in map(self._pending.__getitem__, nonces)
+            if each.address and not each.refused
         ]
 
     def heard(self, peer: PeerID, remote_address: str, nonce: bytes) -> None:
@@ -257,13 +267,13 @@ class DialBacks:
             reply = await self._endpoint.call(contact, DIAL_BACK, request, DialBackReply, timeout=_CALL_SECONDS)
         except NetworkError as error:
             logger.debug("%s does not have this peer dialed: %s", contact.short, error)
-            return request.nonce if pending.proved else None
+            return request.nonce if pending.proved and pending.address else None
         if observed is None and family_of(_plain_host(reply.address)) == family:
             # It dialed this peer, so it alone knows where. Several such words are compared; a false one is an
             # address at which others do not find this peer, and drop.
             pending.address = _with_port(reply.address, request.port)
         pending.refused = False
-        return request.nonce
+        return request.nonce if pending.address else None
 
     async def _by_probe(self, contact: PeerID, family: Family, request: DialBackRequest) -> bytes | None:
         for address in self._endpoint.addresses_of(contact):

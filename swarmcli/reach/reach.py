@@ -11,7 +11,8 @@ import asyncio
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.dialback import DialBacks, DialBackService, Proof, read_probe
+from swarmcli.reach.keeping import keep
 from swarmcli.reach.punch import Puncher
 from swarmcli.reach.rates import RateService
 from swarmcli.reach.surroundings import look_around
@@ -55,7 +57,9 @@ _GLANCE = 0.2  # seconds between two looks at who can be asked, while a check ru
 _TICK = 1e-3
 CHECK_SECONDS = 600.0  # between two checks of a verdict at rest
 _EARLY_CHECKS = (15.0, 60.0, 240.0)  # the first ones, while fewer than WANTED_NETWORKS could be asked
-_SOONEST = 10.0  # seconds between two checks, however much contacts say that this peer has moved
+_SOONEST = 10.0  # seconds between two checks, however much contacts say that this peer has moved; twice as long …
+_LONGEST_DOUBT = CHECK_SECONDS  # … each time that it has not, up to this
+_AFTER_A_FAULT = 60.0  # seconds from a check that ended in a fault of our own to the next one
 _LOOK_SECONDS = 5.0  # between two looks at the interfaces: laptops change their network
 _RECONNECTED = 2.0  # seconds after a wake-up, when contacts should be connected again
 _SIGHTING_SECONDS = 2 * CHECK_SECONDS  # how long the word of a contact that has gone still counts
@@ -139,6 +143,8 @@ class Reach:
         self._checked_at = float("-inf")  # loop time
         self._check_due = float("inf")
         self._checking = False
+        self._doubted = False  # whether contacts say that this peer has moved, since the last check
+        self._doubt_pause = _SOONEST
         self._event = asyncio.Event()  # something happened that the keeper or a check should look at
         self._settled = asyncio.Event()
         self._tasks = TaskOwner()
@@ -163,7 +169,7 @@ class Reach:
         await self.punch.start()
         if self._wish:
             await self._start_relays()
-        self._tasks.spawn(self._keep())
+        self._tasks.spawn(keep(self._keep))
 
     async def settle(self, timeout: float) -> bool:
         """Waits for the first verdict, at most `timeout` seconds; whether it is there.
@@ -263,7 +269,7 @@ class Reach:
         """Meanwhile the router may have forgotten a port, or this machine may be somewhere else."""
         for mapping in self._mappings.values():
             mapping.refresh()
-        if self.verdicts and any(map(self._around.beyond, self._recent())):
+        if self.verdicts and self._any_beyond():
             self._checked_at = asyncio.get_running_loop().time() - _SOONEST + _RECONNECTED
             self._check_soon()
         self._event.set()
@@ -282,7 +288,7 @@ class Reach:
         while len(self._sightings) > _MAX_SIGHTINGS:
             self._sightings.popitem(last=False)
         self._conclude()
-        if self._around.beyond(self._sightings[peer][0]):
+        if self._sightings[peer][0] in self._around.those_beyond(self._recent()):
             self._consider_check(family_of(host), observed)
 
     def _consider_check(self, family: Family, observed: str | None) -> None:
@@ -297,15 +303,19 @@ class Reach:
         elif scope_of(host_of(verdict.address)) is Scope.LAN:
             due = verdict.how != "assumed"
         else:
-            due = observed is not None and observed not in map(host_of, verdict.addresses)
+            due = False
+            if observed is not None and observed not in map(host_of, verdict.addresses):
+                # The word of one stranger, who may say it for ever: checks use up what contacts dial for this peer.
+                self._doubted = True
+                self._check_soon(self._doubt_pause)
         if due:
             self._check_soon()
         elif self._check_due == float("inf"):
             self._check_due = asyncio.get_running_loop().time() + CHECK_SECONDS
 
-    def _check_soon(self) -> None:
+    def _check_soon(self, pause: float = _SOONEST) -> None:
         now = asyncio.get_running_loop().time()
-        self._check_due = min(self._check_due, max(now, self._checked_at + _SOONEST))
+        self._check_due = min(self._check_due, max(now, self._checked_at + pause))
         self._event.set()
 
     def _probed(self, peer: PeerID, remote_address: str, message: bytes) -> None:
@@ -327,17 +337,18 @@ class Reach:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(min(self._check_due, loop.time() + _LOOK_SECONDS)):
+                await self._event.wait()
+        self._event.clear()
+        self._look_again()
+        if loop.time() >= self._check_due and not self._wish:
             try:
-                async with asyncio.timeout_at(min(self._check_due, loop.time() + _LOOK_SECONDS)):
-                    await self._event.wait()
-            except TimeoutError:
-                pass
-            self._event.clear()
-            self._look_again()
-            if loop.time() >= self._check_due and not self._wish:
                 await self._check()
                 await self._help()
+            except Exception:
+                self._check_due = min(self._check_due, loop.time() + _AFTER_A_FAULT)
+                raise
 
     def _look_again(self) -> None:
         """Notices that this machine has moved to another network: then nothing of what was known of it holds.
@@ -346,7 +357,12 @@ class Reach:
         """
         if self._wish:
             return
-        around, before = look_around(self.endpoint.refresh_listener_addresses()), self._around
+        before = self._around
+        try:
+            around = look_around(self.endpoint.refresh_listener_addresses())
+        except OSError as error:  # no descriptor is left, or an interface went while it was looked at
+            logger.warning("this machine's interfaces cannot be looked at now: %s", error)
+            return
         if around == before:
             return
         self._around = around
@@ -354,14 +370,15 @@ class Reach:
         if left:
             logger.info("this machine has other addresses now: %s", ", ".join(around.addresses))
             self._forget(left, before)
-        if set(around.addresses) - set(before.addresses) and any(map(around.beyond, self._recent())):
+        if set(around.addresses) - set(before.addresses) and self._any_beyond():
             self._check_soon()
         self._conclude()
 
     def _forget(self, left: set[Family], before: Surroundings) -> None:
         """What was found out in the families in which an address is gone. Who is still connected is met again."""
-        was_beyond = any(map(before.beyond, self._recent()))
+        was_beyond = bool(before.those_beyond(self._recent()))
         self._checked_at = float("-inf")  # the next check waits for nothing but contacts
+        self._doubt_pause = _SOONEST
         for family in left:
             self._nonces.pop(family, None)
         kept = [(peer, seen) for peer, seen in self._sightings.items() if family_of(seen[0].host) not in left]
@@ -386,6 +403,7 @@ class Reach:
         self._checked_at = loop.time()
         self._check_due = float("inf")
         self.checks += 1
+        before, doubted, self._doubted = self.endpoint.direct_addresses, self._doubted, False
         now = loop.time()
         stale = [peer for peer, (_, at) in self._sightings.items() if now - at > _SIGHTING_SECONDS]
         for peer in stale:
@@ -404,35 +422,50 @@ class Reach:
             return  # it moved meanwhile; the next check is due already
         self._settled.set()
         self._conclude()
+        in_vain = doubted and self.endpoint.direct_addresses == before
+        self._doubt_pause = min(2 * self._doubt_pause, _LONGEST_DOUBT) if in_vain else _SOONEST
         few = any(verdict.networks < WANTED_NETWORKS for verdict in self.verdicts)
         early = _EARLY_CHECKS[self.checks - 1] if few and self.checks <= len(_EARLY_CHECKS) else CHECK_SECONDS
         self._check_due = min(self._check_due, loop.time() + early * (1 + 0.25 * self.endpoint.random.random()))
 
     async def _check_family(self, family: Family) -> None:
-        nonces, asked = await self._ask_around(family, set())
+        nonces, asked = await self._ask_around(family, {})
         before = self._verdict(family)
         if before is not None and before.dialable and nonces and not self._judge(family, nonces).dialable:
             # A verdict is not lost by one bad moment of three contacts: others are asked too, where there are some.
-            again, _ = await self._ask_around(family, asked)
+            again, others = await self._ask_around(family, asked)
+            if not self._judge(family, again or nonces).dialable and self._too_few((*nonces, *again), asked | others):
+                return
             nonces = again or nonces
         if nonces:
             self._nonces[family] = nonces
             self._conclude()  # nobody waits for another family in which there is perhaps nobody to ask
 
-    async def _ask_around(self, family: Family, avoid: set[PeerID]) -> tuple[tuple[bytes, ...], set[PeerID]]:
+    def _too_few(self, nonces: Sequence[bytes], asked: Mapping[PeerID, str]) -> bool:
+        """Whether the silence of those who said yes takes no proved verdict away, as at least as many networks had no
+        dial to give: it may be one liar's, and who waits for the others to be busy would be believed alone."""
+        asks = self._dial_backs.asks(nonces, 0.0, 0.0)
+        silent = {ask.network for ask in asks if not ask.proved}
+        refused = set(asked.values()) - {ask.network for ask in asks}
+        return len(silent) < WANTED_NETWORKS and len(refused) >= len(silent)
+
+    async def _ask_around(
+        self, family: Family, avoid: Mapping[PeerID, str]
+    ) -> tuple[tuple[bytes, ...], dict[PeerID, str]]:
         """Has this peer dialed back on behalf of up to three contacts in unlike networks, those too that are met
-        meanwhile. Returns their nonces, as soon as they say enough or have had their time, and who was asked."""
+        meanwhile. Returns their nonces, as soon as they say enough or have had their time, and who was asked, each
+        with its network."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         under_way: dict[asyncio.Task[bytes | None], str] = {}
         taken: dict[str, bytes] = {}  # network → nonce
-        asked: set[PeerID] = set()
+        asked: dict[PeerID, str] = {}
         try:
             while True:
                 busy = set(taken) | set(under_way.values())
-                for contact, network in self._candidates(family, asked | avoid):
+                for contact, network in self._candidates(family, {**asked, **avoid}):
                     if len(busy) < WANTED_NETWORKS and network not in busy and len(asked) < _MAX_CANDIDATES:
-                        asked.add(contact)
+                        asked[contact] = network
                         busy.add(network)
                         work = self._dial_backs.ask(contact, family, self._port(family), self._connected)
                         under_way[asyncio.create_task(work)] = network
@@ -475,14 +508,15 @@ class Reach:
         proofs = sum(ask.proved for ask in asks)
         return proofs > 0 and proofs >= len(asks) - proofs + unanswered
 
-    def _candidates(self, family: Family, without: set[PeerID]) -> list[tuple[PeerID, str]]:
+    def _candidates(self, family: Family, without: Collection[PeerID]) -> list[tuple[PeerID, str]]:
         """Who may be asked, each with its network: contacts beyond this peer's own network, connected ones first; the
         order within is drawn by lot, so that a contact cannot count on being asked."""
         found: list[tuple[PeerID, str]] = []
         elsewhere: list[tuple[PeerID, str]] = []
+        beyond = set(self._around.those_beyond(self._recent()))
         for peer in self._connected:
             sighting, _ = self._sightings.get(peer, (None, 0.0))
-            if peer in without or sighting is None or not self._around.beyond(sighting):
+            if peer in without or sighting is None or sighting not in beyond:
                 continue
             if family_of(sighting.host) == family:
                 found.append((peer, network_of(sighting.host)))
@@ -516,6 +550,9 @@ class Reach:
     def _recent(self) -> list[Sighting]:
         return [sighting for sighting, _ in self._sightings.values()]
 
+    def _any_beyond(self) -> bool:
+        return bool(self._around.those_beyond(self._recent()))
+
     def _stated_in(self, family: Family) -> tuple[str, ...]:
         return tuple(address for address in self._stated if family_of(host_of(address)) == family)
 
@@ -536,8 +573,7 @@ class Reach:
         if not self._joined and not self._sightings:
             return  # the first contact is being dialed
         verdicts = tuple(self._judge(family, self._nonces.get(family, ())) for family in self._families())
-        beyond = any(map(self._around.beyond, self._recent()))
-        if not beyond or any(verdict.dialable for verdict in verdicts):
+        if not self._any_beyond() or any(verdict.dialable for verdict in verdicts):
             self._settled.set()
         self.verdicts = verdicts
         direct = self._with_names(dict.fromkeys(address for each in verdicts for address in each.addresses))

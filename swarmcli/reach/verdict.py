@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
@@ -23,6 +23,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 WANTED_NETWORKS = 3  # unlike networks that are asked before a verdict is at rest
 _PREFIX = {4: 16, 6: 32}  # bits of an address that name a network; neighbours within it may belong together
+_MAX_REMEMBERED = 4096  # hosts of which a peer remembers whether they are near: strangers come from anywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +69,41 @@ class Surroundings:
     addresses: tuple[str, ...] = ()  # of the listener
     hosts: frozenset[str] = frozenset()  # of all interfaces
     networks: tuple[Network, ...] = ()  # behind them
+    _near: dict[str, bool] = field(default_factory=dict, init=False, compare=False, repr=False)  # what was asked before
 
     def of(self, family: Family) -> tuple[str, ...]:
         return tuple(address for address in self.addresses if family_of(host_of(address)) == family)
 
     def beyond(self, sighting: Sighting) -> bool:
-        """Whether this contact is farther away than this machine and its networks: it sees this peer translated, or
-        stands in the internet."""
-        if self._is_own(sighting.host):
+        """Whether this contact is farther away than this machine and its networks: it stands in the internet, or sees
+        this peer translated. Of whoever stands in one of these networks no such word counts: no router is between."""
+        if self.is_near(sighting.host):
             return False
-        if sighting.observed is not None and not self._is_own(sighting.observed):
-            return True
-        return scope_of(sighting.host) is Scope.INTERNET and not self.is_near(sighting.host)
+        return scope_of(sighting.host) is Scope.INTERNET or self._translated(sighting)
+
+    def those_beyond(self, sightings: Iterable[Sighting]) -> list[Sighting]:
+        """Of all contacts, those beyond. That a private network lies behind a router is told by contacts alone, so
+        most of those have to say it who stand in any: one liar must not make a client of a peer of a large house."""
+        far = [sighting for sighting in sightings if not self.is_near(sighting.host)]
+        private = [sighting for sighting in far if scope_of(sighting.host) is not Scope.INTERNET]
+        translated = sum(map(self._translated, private))
+        untranslated = sum(sighting.observed is not None for sighting in private) - translated
+        believed = translated > untranslated
+        return [each for each in far if self.beyond(each) and (believed or scope_of(each.host) is Scope.INTERNET)]
 
     def is_near(self, host: str) -> bool:
         """Whether a host is this machine, or in a network that one of its interfaces is in."""
-        if self._is_own(host):
-            return True
-        address = _ip(host)
-        return address is not None and any(address in network for network in self.networks)
+        found = self._near.get(host)
+        if found is None:
+            address = _ip(host)
+            found = self._is_own(host) or (address is not None and any(address in each for each in self.networks))
+            if len(self._near) >= _MAX_REMEMBERED:
+                self._near.clear()
+            self._near[host] = found
+        return found
+
+    def _translated(self, sighting: Sighting) -> bool:
+        return sighting.observed is not None and not self._is_own(sighting.observed)
 
     def _is_own(self, host: str) -> bool:
         return host in self.hosts or scope_of(host) is Scope.HOST
@@ -104,9 +121,12 @@ def judge(
     the user announces."""
     own = stated or around.of(family)
     seen = [sighting for sighting in sightings if family_of(sighting.host) == family]
-    beyond = [sighting for sighting in seen if around.beyond(sighting)]
+    all_beyond = around.those_beyond(sightings)
+    beyond = [sighting for sighting in all_beyond if family_of(sighting.host) == family]
+    if seen and not all_beyond and not any(ask.proved for ask in asks):
+        asks = ()  # the silence of those who are not believed to stand beyond any more
     if not beyond and not asks:
-        return _judge_within(family, around, own, seen, any(map(around.beyond, sightings)))
+        return _judge_within(family, around, own, seen, bool(all_beyond))
 
     came_in = {network_of(sighting.host) for sighting in beyond if sighting.came_in}
     proofs = came_in | {ask.network for ask in asks if ask.proved}
@@ -115,7 +135,7 @@ def judge(
     # At least as many networks got through as did not. A silence may be a lie or a loss, a dial that came in is
     # neither; but one network alone may have a way in that the others have not (a campus, a tunnel).
     if proofs and len(proofs) >= len(silent):
-        addresses, how = _proven(family, around, own, seen, asks, stated)
+        addresses, how = _proven(own, len(beyond) < len(seen), asks, stated)
         return Verdict(family, Scope.INTERNET, True, addresses, how, asked)
     known = any(ask.over for ask in asks) and all(ask.over or ask.proved for ask in asks)
     return Verdict(
@@ -138,12 +158,7 @@ def _judge_within(
 
 
 def _proven(
-    family: Family,
-    around: Surroundings,
-    own: tuple[str, ...],
-    seen: Collection[Sighting],
-    asks: Collection[Ask],
-    stated: tuple[str, ...],
+    own: tuple[str, ...], neighbours: bool, asks: Collection[Ask], stated: tuple[str, ...]
 ) -> tuple[tuple[str, ...], How]:
     """What to announce once somebody from beyond has come in: the address that most networks were told to dial, and
     behind it this peer's own ones for contacts nearby (a router need not let them through by the outer one)."""
@@ -151,7 +166,7 @@ def _proven(
     for address in {(ask.network, ask.address) for ask in asks if ask.proved}:
         votes[address[1]] += 1
     proven = [address for address, count in votes.most_common() if count]
-    nearby = own if any(not around.beyond(sighting) for sighting in seen) else ()
+    nearby = own if neighbours else ()
     if proven:
         best = (max(proven, key=lambda address: (votes[address], address in own)),)
         how: How = "stated" if best[0] in stated else "dialed back"
@@ -169,6 +184,7 @@ def family_of(host: str) -> Family:
     return "IPv4" if address.version == 4 else "IPv6"
 
 
+@lru_cache(maxsize=4096)
 def network_of(host: str) -> str:
     """The network that a host is in, as far as an outsider can tell: hosts of one network are taken for one voice."""
     address = _ip(host)

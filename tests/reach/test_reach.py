@@ -29,7 +29,8 @@ from swarmcli.reach.reach import CHECK_SECONDS, PATIENCE
 from swarmcli.reach.verdict import Surroundings
 from swarmcli.testing import run
 from swarmcli.testing.memory_router import MemoryRouter
-from tests.reach.homes import PORT, Homes
+from tests.reach.homes import PORT, Homes, Peer
+from tests.simulation import faults
 
 
 def test_the_first_peer_and_its_neighbours_need_nobody():
@@ -377,3 +378,171 @@ def test_containers_and_tunnels_that_come_and_go_change_nothing(monkeypatch: pyt
             assert first.reach.verdicts[0].how == "dialed from outside"
 
     run(main(), timeout=600)
+
+
+async def yes_and_nothing(peer: PeerID, request: DialBackRequest) -> DialBackReply:
+    return DialBackReply("memory://5.66.0.1:9")
+
+
+def test_a_proof_without_an_address_is_none():
+    """The contact dials, so that the nonce is there, and refuses the call, so that nothing says where it dialed."""
+
+    async def main() -> None:
+        async with Homes(latency=0.02) as homes:
+            victim = await homes.peer("5.1.0.1", expects=True)
+            liar = await homes.peer("5.9.0.1", honest=False)
+
+            async def back(peer: PeerID, request: DialBackRequest) -> DialBackReply:
+                await liar.endpoint.probe(victim.address, peer, encode(Proof(request.nonce)), timeout=5)
+                await asyncio.sleep(0.3)
+                raise CallRefused("busy", "no")
+
+            liar.endpoint.serve(DIAL_BACK, DialBackRequest, back)
+            await liar.meet(victim)
+            await asyncio.sleep(2 * CHECK_SECONDS)
+            assert victim.endpoint.addresses == (victim.address,)
+            assert victim.reach.checks > 1
+
+    run(main(), timeout=7200)
+
+
+def test_the_keeper_survives_what_the_system_refuses(monkeypatch: pytest.MonkeyPatch):
+    """With no descriptor left the interfaces cannot be looked at; and any other fault is no reason to stop, either."""
+
+    async def main() -> None:
+        async with Homes() as homes:
+            public = await homes.peer("5.1.0.1")
+            home = await homes.peer("192.168.1.2", homes.router("5.2.0.1"), contacts=[public])
+            assert await home.reach.settle(5)
+
+            def refuse(addresses: tuple[str, ...]) -> Surroundings:
+                raise OSError(24, "too many open files")
+
+            with monkeypatch.context() as patch:
+                patch.setattr("swarmcli.reach.reach.look_around", refuse)
+                checks = home.reach.checks
+                await asyncio.sleep(1.3 * CHECK_SECONDS)
+                assert home.reach.checks > checks and home.reach.dialable is False
+
+            failed = faults()
+
+            def wrong(*_: object) -> None:
+                raise ValueError("a fault")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(home.reach._dial_backs, "ask", wrong)
+                await asyncio.sleep(1.3 * CHECK_SECONDS)
+            assert failed
+            checks = home.reach.checks
+            await asyncio.sleep(60 + 10)
+            assert home.reach.checks > checks
+
+    run(main(), timeout=7200)
+
+
+def test_a_liar_among_busy_contacts_takes_no_verdict_away():
+    async def main() -> None:
+        async with Homes() as homes:
+            honest = [await homes.peer(f"5.{number}.0.1", honest=False) for number in (2, 3, 4)]
+            liar = await homes.peer("5.9.0.1", honest=False)
+            peer = await homes.peer("5.1.0.1", expects=True)
+            busy = False
+
+            def server(contact: Peer) -> None:
+                async def serve(asker: PeerID, request: DialBackRequest) -> DialBackReply:
+                    if busy:
+                        raise CallRefused("busy", "enough dials for now")
+                    await contact.endpoint.probe(peer.address, asker, encode(Proof(request.nonce)), timeout=5)
+                    return DialBackReply(peer.address)
+
+                contact.endpoint.serve(DIAL_BACK, DialBackRequest, serve)
+
+            for contact in honest:
+                server(contact)
+                await peer.meet(contact)
+            assert await peer.reach.settle(5) and peer.reach.dialable
+            busy = True
+            liar.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)
+            await peer.meet(liar)
+            checks = peer.reach.checks
+            await asyncio.sleep(8 * CHECK_SECONDS)
+            assert peer.reach.checks > checks + 4
+            assert peer.endpoint.addresses == (peer.address,)
+            for contact in honest[:2]:
+                contact.endpoint.withdraw(DIAL_BACK)
+                contact.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)  # with the liar they are three
+            await asyncio.sleep(2 * CHECK_SECONDS)
+            assert peer.reach.dialable is False
+
+    run(main(), timeout=20000)
+
+
+def test_whoever_says_again_and_again_that_a_peer_has_moved_is_believed_less_and_less():
+    async def main() -> None:
+        async with Homes() as homes:
+            honest = [await homes.peer(f"5.{number}.0.1") for number in (2, 3, 4)]
+            liar = await homes.peer("5.9.0.1", honest=False)
+            liar.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)
+            peer = await homes.peer("5.1.0.1", expects=True)
+            truly = peer.endpoint.seen
+
+            def seen(other: PeerID) -> SeenPeer | None:
+                found = truly(other)
+                lies = found is not None and other == liar.endpoint.peer_id
+                return replace(found, observed_address="memory://5.66.0.1:1") if found and lies else found
+
+            peer.endpoint.seen = seen  # type: ignore[method-assign]
+            for contact in honest:
+                await peer.meet(contact)
+            assert await peer.reach.settle(5) and peer.reach.dialable
+            for _ in range(120):
+                await peer.meet(liar)
+                await asyncio.sleep(3)
+                connection = liar.endpoint._control.current(peer.endpoint.peer_id)
+                if connection is not None:
+                    connection.connection.abort("to be met anew")
+                await asyncio.sleep(2)
+                assert peer.reach.dialable
+            assert peer.reach.checks < 10
+
+    run(main(), timeout=6000)
+
+
+def test_dials_for_peers_that_are_only_named_take_nothing_from_those_who_ask_for_themselves():
+    async def main() -> None:
+        async with Homes() as homes:
+            public = await homes.peer("5.1.0.1")
+            target = "memory://5.5.0.1:4000"
+            named = (await homes.peer("5.5.0.2", honest=False)).endpoint.peer_id
+            asked, served = public.endpoint.peer_id, 0
+            for number in range(20):
+                stranger = await homes.peer(f"5.{60 + number}.0.1", honest=False)
+                await stranger.meet(public)
+                for _ in range(6):
+                    request = DialForRequest(named, target, bytes(16))
+                    try:
+                        await stranger.endpoint.call(asked, DIAL_FOR, request, DialForReply, timeout=9)
+                        served += 1
+                    except CallRefused as refusal:
+                        assert refusal.code == "busy"
+            assert DialLimits().network_burst <= served <= DialLimits().network_burst + 1 + now() / 10
+            newcomer = await homes.peer("5.5.0.1", honest=False)
+            await newcomer.meet(public)
+            wish = DialBackRequest(bytes(16), PORT)
+            await newcomer.endpoint.call(asked, DIAL_BACK, wish, DialBackReply, timeout=9)
+
+            service = DialForRequest(named, "memory://5.7.0.1:443", bytes(16))
+            with pytest.raises(CallRefused, match="only ports from 1024 on"):
+                await newcomer.endpoint.call(asked, DIAL_FOR, service, DialForReply, timeout=9)
+            truly = public.endpoint.seen
+
+            def seen(other: PeerID) -> SeenPeer | None:
+                found = truly(other)
+                return found and replace(found, relayed=True)
+
+            public.endpoint.seen = seen  # type: ignore[method-assign]
+            request = DialForRequest(named, "memory://5.7.0.1:4000", bytes(16))
+            with pytest.raises(CallRefused, match="does not see where you are"):
+                await newcomer.endpoint.call(asked, DIAL_FOR, request, DialForReply, timeout=9)
+
+    run(main(), timeout=6000)

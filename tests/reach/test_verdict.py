@@ -131,3 +131,33 @@ def test_networks_and_families_of_hosts():
     assert network_of("2a00:1:2::3") == network_of("2a00:1:ff::3") == "2a00:1::/32"
     assert network_of("::ffff:5.2.3.4") == "5.2.0.0/16"
     assert [family_of(host) for host in ("5.2.3.4", "2a00::1", "peer")] == ["IPv4", "IPv6", "memory"]
+
+
+LIAR = Sighting("192.168.1.66", observed="9.9.9.9")
+UPSTAIRS = [Sighting(f"10.9.0.{number}", observed="192.168.1.2") for number in (1, 2)]  # untranslated
+
+
+def test_a_liar_in_a_house_makes_no_client_of_its_neighbours():
+    for sightings in ([LIAR], [NEIGHBOUR, LIAR], [*UPSTAIRS, Sighting("10.9.0.66", observed="9.9.9.9")]):
+        verdict = judge("IPv4", HOME, sightings)
+        assert (verdict.dialable, verdict.scope, verdict.how) == (True, Scope.LAN, "assumed")
+        assert HOME.those_beyond(sightings) == []
+    assert judge("IPv4", HOME, [*UPSTAIRS, LIAR], asks(False)).dialable, "whom it asked as it had met nobody else"
+    translated = [Sighting(f"10.9.0.{number}", observed="10.9.0.2") for number in (3, 4, 5)]
+    assert judge("IPv4", HOME, [*UPSTAIRS, *translated]).dialable is None
+
+
+def test_where_a_contact_stands_is_found_out_once():
+    """All contacts are judged again whenever somebody comes, and anybody can come."""
+    asked = []
+
+    class Counted:
+        def __contains__(self, address: object) -> bool:
+            asked.append(address)
+            return False
+
+    around = Surroundings(HOME.addresses, HOME.hosts, (Counted(),))  # type: ignore[arg-type]
+    crowd = [Sighting(f"5.{number}.0.1", came_in=True) for number in range(100)]
+    for _ in range(3):
+        assert judge("IPv4", around, crowd).dialable
+    assert len(asked) == len(crowd)
