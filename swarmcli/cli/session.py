@@ -60,7 +60,7 @@ class Session:
         web_host: str = "127.0.0.1",
         process: SiteProcess | None = None,
     ) -> None:
-        """`port`: where this peer listens if the recipe names none; 0: at any free one. `web_port`: where the
+        """`port`: where this peer listens if the recipe names none; 0: where it did before. `web_port`: where the
         dashboard is served; None: nowhere. `process`: this one is rank 0 of a site, and asked to stop as such."""
         self._role = role
         self._recipe = recipe

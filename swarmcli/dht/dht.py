@@ -49,6 +49,7 @@ class DHT:
         client_mode: bool = False,
         host: str = "",
         port: int = 0,
+        preferred_port: int = 0,
         announce_addresses: Sequence[str] = (),
         identity_path: str | os.PathLike[str] | None = None,
         record_validators: Iterable[RecordValidator] = (),
@@ -62,6 +63,7 @@ class DHT:
         await_ready: bool = True,
     ) -> None:
         """`initial_peers` are addresses of peers that are there already (tcp://host:port/peerid); none: a new network.
+        `port` 0: any free one, and `preferred_port` if that is free.
         `relay`: others who cannot dial each other may be connected through this peer, if it can be dialed, with at
         most `relay_rate` bytes per second.
 
@@ -73,7 +75,7 @@ class DHT:
                 raise TypeError(f"{name} is a sequence of addresses, got the str {addresses!r}")
         self._shutdown_timeout = float(shutdown_timeout)
         self.stays_hidden = client_mode  # whether the user wants nobody to dial this peer directly
-        self._listening: dict[str, Any] = {"host": host, "port": port}
+        self._listening: dict[str, Any] = {"host": host, "port": port, "preferred_port": preferred_port}
         self._announce = tuple(announce_addresses)
         self._reach_options = ReachOptions(port_mapping=port_mapping, relay=relay)
         self._relay_budgets = RelayBudgets() if relay_rate is None else RelayBudgets.with_rate(relay_rate)

@@ -115,6 +115,7 @@ logger = logging.getLogger(__name__)
 
 CONTACTS = "contacts.json"  # the file in a home with peers that are tried beside the first contacts
 MOST_REMEMBERED = 4  # addresses: each that is gone is told of at the next start
+PORT = "port"  # the file in a home with the port on which this peer listened last
 LINK = "link"  # the file in a home that holds the last link that this peer gave out
 MEETING_SECONDS = 10.0  # how long each of them is waited for once one has answered
 CONTACT_SECONDS = 30.0  # how long first contacts are tried again before the peer gives up
@@ -138,7 +139,8 @@ class RunPeer:
         port: int = 0,
         listener: Callable[[Event], None] | None = None,
     ) -> None:
-        """`port`: where it listens if the recipe names none. `listener` hears this peer's events from the first
+        """`port`: where it listens if the recipe names none; 0: where it did in its last life in this home, for links
+        name that port, or where that is taken at any free one. `listener` hears this peer's events from the first
         on, those of joining included."""
         self.recipe = recipe
         self.role: Role = role
@@ -187,6 +189,7 @@ class RunPeer:
             client_mode=local.client_mode,
             host=local.host or "",
             port=local.port or self._port,
+            preferred_port=0 if "port" in local.model_fields_set else self._port_before(),
             announce_addresses=local.announce_addresses,
             port_mapping=local.port_mapping,
             relay=self.role != "trainer" if local.relay is None else local.relay,
@@ -209,6 +212,8 @@ class RunPeer:
             undo.callback(self.events.subscribe(self._listener))
         undo.callback(self.events.subscribe(self.summary.note))
         self.dht.run_in_background(await_ready=True)
+        if self.port:
+            self._leave(PORT, str(self.port))
         self.dht.run_coroutine(self._ask_for_admission())
 
     async def _ask_for_admission(self) -> None:
@@ -283,11 +288,22 @@ class RunPeer:
         except (OSError, ValueError, TypeError):
             return []
 
+    def _port_before(self) -> int:
+        """0: none is known."""
+        try:
+            port = int((self.home.path / PORT).read_text())
+        except (OSError, ValueError):
+            return 0
+        return port if 0 < port < 65536 else 0
+
     def _remember(self) -> None:
-        """A full disk costs no more than this."""
         known = [each for each in self.acquaintances() if parse_address(each).scheme == "tcp"]
+        self._leave(CONTACTS, json.dumps(known[:MOST_REMEMBERED]))
+
+    def _leave(self, name: str, text: str) -> None:
+        """For the next life in this home. A full disk costs no more than this."""
         with suppress(OSError):
-            _write(self.home.path / CONTACTS, json.dumps(known[:MOST_REMEMBERED]))
+            _write(self.home.path / name, text)
 
     def acquaintances(self) -> list[str]:
         """Addresses of the peers that this one knows at present."""

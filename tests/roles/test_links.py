@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
+from swarmcli.errors import ListenError
 from swarmcli.optim.config import Role
 from swarmcli.recipe import fingerprint_of
 from swarmcli.roles.home import Home
 from swarmcli.roles.offering import fetch_recipe
-from swarmcli.roles.peer import LINK, RunPeer
+from swarmcli.roles.peer import LINK, PORT, RunPeer
 from tests.recipe.recipes import small
 
 
@@ -33,6 +37,24 @@ def test_a_stranger_gets_the_recipe_from_any_peer_and_a_client_points_to_its_con
         wish = ("seed=4", "local.client_mode=true")
         with peer(tmp_path / "c", "auxiliary", *wish, contacts=link.addresses) as client:
             assert client.link() == link
+
+
+def test_a_peer_listens_where_it_did_in_its_last_life_unless_that_port_is_taken(tmp_path: Path) -> None:
+    def life(*overrides: str) -> int:
+        living = peer(tmp_path, "auxiliary", *overrides)
+        with living.home, living:
+            return living.port
+
+    first = life()
+    assert life() == first
+    with socket.create_server(("127.0.0.1", first)):
+        second = life()
+    assert second not in (0, first) and life("local.client_mode=true") == 0
+    with socket.create_server(("127.0.0.1", second)), pytest.raises(ListenError):
+        life(f"local.port={second}")
+    assert life() == second
+    (tmp_path / "auxiliary" / PORT).write_text("torn")
+    assert life("local.port=0") and life()
 
 
 async def lost(client: RunPeer, other: RunPeer) -> None:

@@ -60,13 +60,16 @@ class TCPTransport:
         *,
         host: str = "",
         port: int = 0,
+        preferred_port: int = 0,
         limits: Limits = Limits(),  # noqa: B008  a frozen value
     ) -> None:
-        """`host` and `port` are where to listen (port 0: any free one). Raises ValueError."""
-        if not 0 <= port < 65536:
-            raise ValueError(f"port must be from 0 to 65535, got {port}")
+        """`host` and `port` are where to listen (port 0: at `preferred_port` if that is free, or else at any free one).
+        Raises ValueError."""
+        for name, number in (("port", port), ("preferred_port", preferred_port)):
+            if not 0 <= number < 65536:
+                raise ValueError(f"{name} must be from 0 to 65535, got {number}")
         self.identity = identity
-        self._host, self._port = host, port
+        self._host, self._port, self._preferred_port = host, port, preferred_port
         self.limits = limits
         self._shared = Shared(limits)
         self._dialer_context = dialer_context()
@@ -101,20 +104,19 @@ class TCPTransport:
         return announced_addresses(self._host, self._port)
 
     async def _open_listener(self) -> socket.socket:
+        host = self._host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
+        if self._preferred_port and not self._port:
+            with suppress(OSError):
+                return _prepared(await self._bind(host, self._preferred_port))
         try:
-            listener = await self._bind(self._host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0"))
+            return _prepared(await self._bind(host, self._port))
         except OSError as error:
             advice = _listen_advice(error, self._host)
             raise ListenError(f"cannot listen on {self._host or '*'}:{self._port}: {advice}") from error
-        listener.setblocking(False)
-        # Accepted sockets inherit it. asyncio sets it only for sockets that know their protocol, which these do not;
-        # without it small answers wait 40 ms.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
 
-    async def _bind(self, host: str) -> socket.socket:
+    async def _bind(self, host: str, port: int) -> socket.socket:
         found = await asyncio.get_running_loop().getaddrinfo(
-            host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, _, _, _, place = found[0]
         dualstack = host == "::" and socket.has_dualstack_ipv6()
@@ -124,7 +126,7 @@ class TCPTransport:
             # A system that knows IPv6 may have it switched off.
             if self._host or host == "0.0.0.0" or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
-        return await self._bind("0.0.0.0")
+        return await self._bind("0.0.0.0", port)
 
     async def _accept_forever(self, listener: socket.socket, accept: Accept) -> None:
         loop = asyncio.get_running_loop()
@@ -302,6 +304,14 @@ def _end_listening(listener: socket.socket, accepting: asyncio.Task[None]) -> No
     listener.close()
     if not accepting.cancelled() and (error := accepting.exception()) is not None:
         logger.critical("this peer no longer accepts connections", exc_info=error)
+
+
+def _prepared(listener: socket.socket) -> socket.socket:
+    listener.setblocking(False)
+    # Accepted sockets inherit it. asyncio sets it only for sockets that know their protocol, which these do not;
+    # without it small answers wait 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _listen_advice(error: OSError, host: str) -> str:
