@@ -20,7 +20,14 @@ from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, NoDonorReachable
-from swarmcli.events import Event, Noticed, OwnAddressesChanged, ReachabilityChanged
+from swarmcli.events import (
+    Event,
+    Noticed,
+    OwnAddressesChanged,
+    PeerConnected,
+    PeerDisconnected,
+    ReachabilityChanged,
+)
 from swarmcli.journal import printable
 from swarmcli.network.addresses import parse_address
 from swarmcli.optim.config import Role
@@ -29,6 +36,8 @@ from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch, command_of
 
+CHANGE_LINKS = (ReachabilityChanged, OwnAddressesChanged, PeerConnected, PeerDisconnected)
+GONE = "The link that was told before no longer holds."
 OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # in which the peers of a run may differ
 
 
@@ -154,13 +163,14 @@ class Session:
         return watch
 
     def _tell_anew(self, event: Event, dashboard: str) -> None:
-        """A peer that turns out to be dialable, or moves, has another link. This is seldom, and the files are small, so
-        they are written here, where the event is heard."""
-        if not isinstance(event, ReachabilityChanged | OwnAddressesChanged) or not self.peer.has_another_link():
+        """A peer that turns out to be dialable, or moves, or whose contact leaves, has another link or none. This is
+        seldom, and the files are small, so they are written here, where the event is heard."""
+        if not isinstance(event, CHANGE_LINKS) or not self.peer.has_another_link():
             return
         self.peer.tell(dashboard)
-        if link := self.peer.link():
-            self.peer.events.emit(Noticed("info", f"others join from now on with: {command_of(link)}"))
+        link = self.peer.link()
+        told = f"others join from now on with: {command_of(link)}" if link else f"{GONE} {self.peer.no_link}"
+        self.peer.events.emit(Noticed("info", told))
 
     def _say_how_to_join(self, status: RunStatus) -> None:
         """To stdout a line that can be typed; to people what it is worth."""

@@ -321,13 +321,15 @@ class RunPeer:
 
     def tell(self, dashboard: str = "") -> None:
         """Leaves word in the home, while this peer lives, of how it can be reached: for scripts on this machine. The
-        link stays there."""
+        link stays there, unless it leads nowhere any more."""
         addresses, link = self.dht.get_visible_addresses(), str(self.link() or "")
         told = {"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": link}
         _write(self.home.path / "peer.json", json.dumps(told))
         self._told = link
         if link:
             _write(self.home.path / LINK, link + "\n")
+        else:
+            (self.home.path / LINK).unlink(missing_ok=True)
 
     def leave_summary(self, optimizer: Optimizer) -> None:
         """Writes down what this peer did and where it stands; a full disk costs the summary only."""

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import shlex
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from swarmcli.cli.session import Session
+from swarmcli.cli.session import GONE, Session
 from swarmcli.errors import AddressError, ListenError
 from swarmcli.recipe import load_recipe, parse_recipe
+from swarmcli.roles.peer import LINK
+from tests.recipe.recipes import small
+from tests.roles.test_links import lost, peer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 
@@ -62,3 +66,17 @@ def test_an_address_that_cannot_be_read_is_refused_before_a_home_is_made(tmp_pat
     ):
         raise AssertionError("the session must not begin")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_peer_whose_contact_has_gone_says_that_its_link_no_longer_holds(tmp_path: Path) -> None:
+    recipe = small("local.host=127.0.0.1", "local.client_mode=true", f"output_dir={tmp_path}", directory=tmp_path)
+    with ExitStack() as leaving:
+        contact = leaving.enter_context(peer(tmp_path, "monitor"))
+        with Session("auxiliary", recipe, contact.dht.get_visible_addresses()[:1], tmp_path / "client") as session:
+            session.show()
+            file, heard = tmp_path / "client" / LINK, list[str]()
+            session.peer.events.subscribe(lambda event: heard.append(getattr(event, "text", "")))
+            assert file.read_text().strip() == str(contact.link())
+            leaving.close()
+            session.peer.dht.run_coroutine(lost(session.peer, contact))
+            assert f"{GONE} {session.peer.no_link}" in heard and not file.exists()
