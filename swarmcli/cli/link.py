@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,19 +51,22 @@ def links_of(what: str | None) -> dict[Path, Link]:
     Raises UsageError when there is none."""
     from swarmcli.recipe import parse_link
 
-    files = [file for below in places_of(what) for file in link_files(below)]
+    places = places_of(what)
+    files = [file for below in places.directories for file in link_files(below)]
     newest: dict[tuple[str, str], tuple[Path, Link]] = {}
     for file in sorted(files, key=lambda file: (is_running(file.parent), file.stat().st_mtime)):
         try:
             each = parse_link(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, AddressError):
             continue
-        newest[each.run_id, each.fingerprint] = file.parent, each
+        if places.run_id in ("", each.run_id) and places.fingerprint in ("", each.fingerprint):
+            newest[each.run_id, each.fingerprint] = file.parent, each
     if not newest:
-        where = f"in or below {what}" if what else "on this machine"
+        run = f" of the run {places.run_id}" if places.run_id else ""
+        where = "on this machine" if run or what is None else f"in or below {what}"
         raise UsageError(
-            f"no peer {where} has given out a link; begin a run with `swarm join RECIPE` or `swarm monitor RECIPE`, "
-            "or name the recipe, or the peer's directory"
+            f"no peer{run} {where} has given out a link; begin a run with `swarm join RECIPE` or "
+            "`swarm monitor RECIPE`, or name the recipe, or the peer's directory"
         )
     return dict(newest.values())
 
@@ -71,22 +75,31 @@ def is_running(home: Path) -> bool:
     return (home / "peer.json").exists()
 
 
-def places_of(what: str | None) -> Iterator[Path]:
-    """Directories below which homes may lie."""
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Directories below which homes may lie, and the run whose links are wanted there; "": any."""
+
+    directories: Sequence[Path]
+    run_id: str = ""
+    fingerprint: str = ""
+
+
+def places_of(what: str | None) -> Places:
+    """Where to look. Peers that run now are looked at wherever their homes are, unless a directory is named."""
     from swarmcli.recipe import is_link, load_recipe, parse_link
     from swarmcli.roles.linked import LinkedRun, data_directory
     from swarmcli.roles.processors import LocalPeers
 
+    living = [Path(peer.home) for peer in LocalPeers().living()]
     if what is None:
-        yield data_directory()
-        yield from (Path(peer.home) for peer in LocalPeers().living())
-    elif is_link(what):
-        yield LinkedRun(parse_link(what)).path
-    elif Path(what).is_file():
+        return Places([data_directory(), *living])
+    if is_link(what):
+        link = parse_link(what)
+        return Places([LinkedRun(link).path, *living], link.run_id, link.fingerprint)
+    if Path(what).is_file():
         recipe = load_recipe(what)
-        yield recipe.output_dir / recipe.run_id
-    else:
-        yield Path(what)
+        return Places([recipe.output_dir / recipe.run_id, *living], recipe.run_id)
+    return Places([Path(what)])
 
 
 def link_files(directory: Path) -> Iterator[Path]:

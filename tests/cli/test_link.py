@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 import typer
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from swarmcli.cli.link import link
@@ -12,6 +15,7 @@ from swarmcli.errors import UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.recipe import Link, digest_of, parse_recipe
 from swarmcli.roles.linked import LinkedRun
+from swarmcli.roles.processors import LocalPeer, LocalPeers
 from tests.recipe.recipes import SMALL
 
 app = typer.Typer()
@@ -49,6 +53,20 @@ def test_the_command_is_printed_again_for_a_directory_a_recipe_and_a_link(tmp_pa
     assert "not running now" in said(tmp_path)[1]
     joined = home(LinkedRun(own).path / "small" / "trainer-1", "203.0.113.8:1")
     assert said(own)[0] == said()[0] == f'swarm join "{joined}"'
+
+
+def test_a_peer_that_runs_is_found_by_its_link_and_its_recipe_wherever_its_home_is(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(SMALL)
+    own, other = home(tmp_path / "here", "203.0.113.7:1", runs=True), tmp_path / "other"
+    home(other, "203.0.113.8:1", runs=True, run_id="other")
+    with ExitStack() as living:
+        for number, path in enumerate((tmp_path / "here", other)):
+            runs = replace(LocalPeer.here("auxiliary", "small", path), started=psutil.Process().create_time() + number)
+            living.enter_context(LocalPeers().entered(runs))
+        for what in (own, tmp_path / "recipe.yaml"):
+            assert said(what)[0] == f'swarm join "{own}"'
+    with pytest.raises(UsageError, match="no peer of the run small on this machine"):
+        said(own)
 
 
 def test_copyable_is_the_link_alone(tmp_path: Path) -> None:
