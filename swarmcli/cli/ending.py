@@ -51,11 +51,11 @@ def words(error: SwarmError) -> str:
     ]
     said = "\n  ".join(["no first contact could be reached", *lines])
     if all(_is_private(address) for address in error.attempts):
-        said += (
+        return said + (
             "\nsuch addresses lead to computers of one home or office, and nowhere from outside; from there ask for "
             "the link of a peer that others can dial (`swarm netcheck` tells)"
         )
-    return said
+    return said + "\nif they have gone, anybody in the run has another link: `swarm link` prints it there"
 
 
 def _is_private(address: str) -> bool:

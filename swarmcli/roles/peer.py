@@ -14,7 +14,7 @@ from types import TracebackType
 
 import swarmcli
 from swarmcli.dht import DHT, DHTNode
-from swarmcli.errors import NetworkError, RecipeError
+from swarmcli.errors import AddressError, NetworkError, RecipeError
 from swarmcli.events import (
     DriftMeasured,
     EpochAdvanced,
@@ -105,6 +105,16 @@ class Summary:
         _write(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
+def _addresses(file: Path, key: str = "") -> list[str]:
+    """The TCP addresses that a peer has left in its home, in all of the file or below a key of it."""
+    try:
+        found = json.loads(file.read_text())
+        parsed = [parse_address(each) for each in (found[key] if key else found)]
+    except (OSError, ValueError, TypeError, KeyError, AddressError):
+        return []
+    return [str(each) for each in parsed if each.scheme == "tcp"]
+
+
 def _write(file: Path, text: str) -> None:
     temporary = file.with_suffix(".writing")
     temporary.write_text(text)
@@ -115,6 +125,8 @@ logger = logging.getLogger(__name__)
 
 CONTACTS = "contacts.json"  # the file in a home with peers that are tried beside the first contacts
 MOST_REMEMBERED = 4  # addresses: each that is gone is told of at the next start
+MOST_RUNNING = 2  # addresses of peers in homes beside this one
+MOST_HOMES = 8  # beside this one, that are looked into
 PORT = "port"  # the file in a home with the port on which this peer listened last
 LINK = "link"  # the file in a home that holds the last link that this peer gave out
 MEETING_SECONDS = 10.0  # how long each of them is waited for once one has answered
@@ -184,7 +196,7 @@ class RunPeer:
             self.no_link = str(error)
         self.processors = undo.enter_context(sharing_processors(recipe, self.role, self.home.path))
         self.dht = DHT(
-            (*self.contacts, *self._remembered()) if self.contacts else (),
+            (*self.contacts, *self._known_here()) if self.contacts else (),
             start=False,
             client_mode=local.client_mode,
             host=local.host or "",
@@ -279,14 +291,15 @@ class RunPeer:
         """On which this peer listens, whoever can dial it there; 0: it does not."""
         return self.dht.endpoint.listen_port
 
-    def _remembered(self) -> list[str]:
-        """Peers that this one knew when it left last. With them it finds the network again when its contacts are gone;
-        whether they are of its run nobody knows."""
-        try:
-            found = json.loads((self.home.path / CONTACTS).read_text())
-            return [str(parse_address(each)) for each in found if each not in self.contacts][:MOST_REMEMBERED]
-        except (OSError, ValueError, TypeError):
-            return []
+    def _known_here(self) -> list[str]:
+        """Peers that run in the homes beside this one, and those that this one and they knew when they left last. With
+        them it finds the network again when its contacts are gone; whether all are of its run nobody knows."""
+        own = self.home.path
+        beside = [home for home in sorted(own.parent.glob("*-[1-9]*")) if home != own][:MOST_HOMES]
+        running = [address for home in beside for address in _addresses(home / "peer.json", "addresses")]
+        left = [address for home in (own, *beside) for address in _addresses(home / CONTACTS)]
+        found = dict.fromkeys((*running[:MOST_RUNNING], *left))
+        return [each for each in found if each not in self.contacts][: MOST_RUNNING + MOST_REMEMBERED]
 
     def _port_before(self) -> int:
         """0: none is known."""

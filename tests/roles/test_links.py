@@ -81,6 +81,22 @@ def test_a_peer_whose_contact_has_left_points_to_another_and_finds_back_by_those
             assert client.dht.run_coroutine(connected(client, other))
 
 
+def test_a_peer_whose_contact_has_gone_joins_by_a_peer_that_runs_in_the_home_beside_it(tmp_path: Path) -> None:
+    with ExitStack() as leaving:
+        contact = leaving.enter_context(peer(tmp_path / "a", "monitor"))
+        gone = (contact.dht.get_visible_addresses()[0],)
+        recipe = small("local.host=127.0.0.1", f"output_dir={tmp_path}", directory=tmp_path)
+        with (
+            Home.claim(tmp_path / "small", "auxiliary") as first,
+            Home.claim(tmp_path / "small", "auxiliary") as second,
+            RunPeer(recipe, "auxiliary", first, contacts=gone) as beside,
+        ):
+            beside.tell()
+            leaving.close()
+            with RunPeer(recipe, "auxiliary", second, contacts=gone) as late:
+                assert late.dht.run_coroutine(connected(late, beside))
+
+
 async def connected(client: RunPeer, other: RunPeer) -> bool:
     return client.dht.endpoint.is_connected(other.peer_id)
 
