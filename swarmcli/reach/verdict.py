@@ -149,11 +149,9 @@ def _judge_within(
     """Where nobody of this family is beyond this peer's own network."""
     if beyond_elsewhere and not seen:
         return Verdict(family, Scope.INTERNET, None, (), "not checked")
-    if seen:
-        scope = Scope.HOST if all(around._is_own(sighting.host) for sighting in seen) else Scope.LAN
-    else:
-        scopes = [scope_of(host_of(address)) for address in own]
-        scope = max((Scope.LAN if each is None else each for each in scopes), default=Scope.HOST)
+    # What its own addresses promise: that contacts nearby have met it does not mean that others cannot.
+    scopes = [scope_of(host_of(address)) for address in own]
+    scope = max((Scope.LAN if each is None else each for each in scopes), default=Scope.HOST)
     return Verdict(family, scope, bool(own), own, "assumed")
 
 

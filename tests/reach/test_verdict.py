@@ -37,18 +37,23 @@ def test_nobody_is_needed_without_contacts():
 
 
 @pytest.mark.parametrize(
-    ("contact", "scope"),
+    "contact",
     [
-        (Sighting("127.0.0.1", observed="127.0.0.1"), Scope.HOST),
-        (Sighting("192.168.1.2", observed="192.168.1.2"), Scope.HOST),
-        (NEIGHBOUR, Scope.LAN),
-        (Sighting("10.9.0.1", observed="192.168.1.2"), Scope.LAN),  # another network of the same house, untranslated
-        (Sighting("192.168.1.7", came_in=True), Scope.LAN),
+        Sighting("127.0.0.1", observed="127.0.0.1"),
+        Sighting("192.168.1.2", observed="192.168.1.2"),
+        NEIGHBOUR,
+        Sighting("10.9.0.1", observed="192.168.1.2"),  # another network of the same house, untranslated
+        Sighting("192.168.1.7", came_in=True),
     ],
 )
-def test_a_peer_listens_at_once_within_its_own_network(contact: Sighting, scope: Scope):
+def test_a_peer_listens_at_once_within_its_own_network(contact: Sighting):
     verdict = judge("IPv4", HOME, [contact])
-    assert (verdict.dialable, verdict.scope, verdict.how) == (True, scope, "assumed")
+    assert (verdict.dialable, verdict.scope, verdict.how) == (True, Scope.LAN, "assumed")
+
+
+def test_a_contact_on_the_same_machine_does_not_narrow_what_the_addresses_promise():
+    alone, visited = (judge("IPv4", PUBLIC, seen) for seen in ([], [Sighting("127.0.0.1", came_in=True)]))
+    assert alone == visited and visited.scope is Scope.INTERNET
 
 
 @pytest.mark.parametrize(
