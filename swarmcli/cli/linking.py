@@ -72,6 +72,7 @@ def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], p
 
     recipe = chosen(run, text, settings)
     compute = compute_of(recipe, role)
+    err.print("looking at what that takes on this computer: some seconds")
     outline = outline_in_process(recipe)
     memory = check_memory(recipe, outline, role, compute, now=False)
     lines = consent.sheet(recipe, role, demand_of(recipe, outline, role, compute, pace=pace), memory, run.path)

@@ -94,7 +94,10 @@ class Session:
         with ExitStack() as undo:
             self._reserve_web(undo)  # before anybody can meet a peer that would leave at once for want of the port
             home = undo.enter_context(self._claim_home(recipe))
-            err.print(f"joining the run {recipe.run_id} as {self._as_what(recipe)}; my files are in {home.path}")
+            err.print(
+                f"joining the run {recipe.run_id} as {self._as_what(recipe)}; my files are in {home.path}",
+                soft_wrap=True,
+            )
             self.peer = RunPeer(
                 recipe, self._role, home, contacts=self._contacts, port=self._port, listener=self._say_at_start
             )

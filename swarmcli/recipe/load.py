@@ -96,7 +96,9 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
             raise RecipeError(f"{file}:1: larger than {MAX_BYTES >> 20} MiB, so this is no recipe; name a YAML file")
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise RecipeError(f"{file}: cannot be read ({error.strerror}); give the path of a recipe file") from error
+        raise RecipeError(
+            f"{path}: cannot be read ({error.strerror}); give a link (swarm://…) or the path of a recipe file"
+        ) from error
     except UnicodeDecodeError as error:
         raise RecipeError(f"{file}:1: no UTF-8 text; save the recipe as UTF-8") from error
     return parse_recipe(text, overrides, name=str(file), directory=file.resolve().parent)

@@ -155,6 +155,7 @@ def test_validate_shows_the_same_and_asks_and_writes_nothing(contact: SimpleName
     app.command()(validate)
     shown = CliRunner().invoke(app, [str(LINK)], catch_exceptions=False)
     assert "run                   small" in shown.stdout and "the link's recipe is in order" in shown.stdout
+    assert "looking at what that takes" in shown.stderr
     told = CliRunner().invoke(app, [str(LINK), "--json"], catch_exceptions=False)
     assert json.loads(told.stdout)["values"]["run_id"] == "small"
     assert (contact.shown, contact.times) == (1, 2) and list(tmp_path.iterdir()) == []

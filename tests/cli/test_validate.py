@@ -45,7 +45,7 @@ def run(*arguments: object) -> str:
 def test_a_recipe_in_order_is_told_with_what_is_in_it(recipe: Path) -> None:
     output = run(recipe, "--set", "max_epochs=7")
     assert f"{recipe} is in order\n" in output
-    assert "run                   small\n" in output and "behind epoch 7" in output
+    assert "run                   small\n" in output and "after epoch 7" in output
     assert "first batch           input_ids (8, 16)" in output and "parameters" in output
 
 

@@ -52,7 +52,7 @@ def test_whatever_is_set_ends_in_a_recipe_or_in_an_error_that_names_it(key: str,
 
 
 def test_files_that_cannot_be_recipes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"gone\.yaml: cannot be read \(No such file or directory\)"):
+    with pytest.raises(RecipeError, match=r"gone\.yaml: cannot be read \(No such file or directory\); give a link"):
         load_recipe(tmp_path / "gone.yaml")
     with pytest.raises(RecipeError, match="cannot be read"):
         load_recipe(tmp_path)

@@ -140,9 +140,7 @@ def greet_dialer(identity: Identity, dialer: str) -> Greeting:
 def check_listener(found: PeerID, expected: PeerID | None, own: PeerID) -> None:
     """Raises WrongPeerError if another peer than `expected` answered, OwnAddressError if it is this peer itself."""
     if expected is not None and found != expected:
-        raise WrongPeerError(
-            f"peer {found.short}… answers there, not {expected.short}…; ask for the line with which one joins now"
-        )
+        raise WrongPeerError(f"peer {found.short}… answers there, not {expected.short}…; ask for a new link")
     if found == own:
         raise OwnAddressError("this peer itself answers there")
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import os
 import socket
 import ssl
 from collections import Counter
@@ -281,6 +282,8 @@ def _why(error: OSError, step: ConnectStep, timeout: float) -> str:
         return f"no answer within {timeout:g} s{more}"
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there (connection refused)"
+    if error.errno and str(error.strerror).startswith("Connect call failed"):  # asyncio's words, with the address again
+        return os.strerror(error.errno)
     return error.strerror or str(error)
 
 
