@@ -588,11 +588,14 @@ def test_closing_a_connection_that_the_other_end_has_just_reset_is_no_error(monk
     asyncio.run(main())
 
 
-async def test_an_address_that_leads_nowhere_is_told_of_in_the_systems_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_leads_nowhere_is_told_of_in_the_systems_words(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*_: object, **__: object) -> None:
         raise OSError(errno.EHOSTUNREACH, "Connect call failed ('192.0.2.77', 31330)")
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fails)
-    async with dialing() as transport:
-        with pytest.raises(ConnectError, match=r"^tcp://192\.0\.2\.77:31330: connect failed: [^()]+$"):
-            await transport.dial("tcp://192.0.2.77:31330", None, Purpose.CONTROL, WAIT)
+    async def main() -> None:
+        async with dialing() as transport:
+            monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fails)
+            with pytest.raises(ConnectError, match=r"^tcp://192\.0\.2\.77:31330: connect failed: [^()]+$"):
+                await transport.dial("tcp://192.0.2.77:31330", None, Purpose.CONTROL, WAIT)
+
+    asyncio.run(main())

@@ -130,7 +130,7 @@ def test_strange_bytes_are_refused_or_waited_for(data: bytes) -> None:
 def test_a_listener_is_checked_against_the_wanted_peer_and_oneself() -> None:
     check_listener(LISTENER.peer_id, None, DIALER.peer_id)
     check_listener(LISTENER.peer_id, LISTENER.peer_id, DIALER.peer_id)
-    with pytest.raises(WrongPeerError, match="ask for the line"):
+    with pytest.raises(WrongPeerError, match="ask for a new link"):
         check_listener(MALLORY.peer_id, LISTENER.peer_id, DIALER.peer_id)
     with pytest.raises(OwnAddressError):
         check_listener(DIALER.peer_id, None, DIALER.peer_id)
