@@ -185,7 +185,7 @@ class Relays:
                 self._transport.relays.discard(peer)
             raise
         now = asyncio.get_running_loop().time()
-        round_trip = self._endpoint.round_trip(peer) or round_trip
+        round_trip = self._endpoint.ping_time(peer) or round_trip
         self._held[peer] = HeldRelay(peer, round_trip, now + answer.seconds / _RENEWALS, now + answer.seconds)
 
     def _drop(self, peer: PeerID) -> None:
@@ -243,10 +243,12 @@ class Relays:
     async def _ask(self, peer: PeerID) -> _Candidate | None:
         try:
             offer = await self._endpoint.call(peer, OFFER, Ask(), Offer, timeout=_ASKING)
+            if self._endpoint.ping_time(peer) is None:  # a new connection: its first pong comes before a second answer
+                offer = await self._endpoint.call(peer, OFFER, Ask(), Offer, timeout=_ASKING)
         except NetworkError as error:
             self._avoid(peer, _NOT_A_RELAY if isinstance(error, UnknownMethod) else _NOT_NOW)
             return None
-        seen, round_trip = self._endpoint.seen(peer), self._endpoint.round_trip(peer)
+        seen, round_trip = self._endpoint.seen(peer), self._endpoint.ping_time(peer)
         if not offer.room or seen is None or seen.relayed or round_trip is None:
             self._avoid(peer, _NOT_NOW)
             return None

@@ -72,6 +72,24 @@ async def test_the_two_nearest_are_taken_and_announced() -> None:
 
 
 @simulated
+async def test_a_relay_that_claims_to_be_near_is_not_taken_for_it() -> None:
+    async with scene(latency=by_number) as peers:
+        board = Board()
+        made = [endpoint for endpoint, _ in await relays_of(peers, board, 1, 2, 9)]
+        client = await peers.client(0)
+        honest = client.endpoint.round_trip
+
+        def claimed(peer: PeerID) -> float | None:
+            return 0.001 if peer == made[2].peer_id else honest(peer)
+
+        client.endpoint.round_trip = claimed  # type: ignore[method-assign]
+        relays = keeper(client, board)
+        await relays.start()
+        await until(relays, made[0], made[1], within=3)
+        await relays.close()
+
+
+@simulated
 async def test_a_contact_that_relays_needs_no_record() -> None:
     async with scene() as peers:
         board = Board()
