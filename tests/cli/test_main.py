@@ -135,7 +135,7 @@ def test_a_first_contact_that_does_not_answer_has_one_line_whatever_it_says(
     monkeypatch.setattr(command, "app", fail)
     with pytest.raises(SystemExit):
         command.main()
-    _, line = capsys.readouterr().err.splitlines()
+    _, line, _ = capsys.readouterr().err.splitlines()
     assert line == "  tcp://198.51.100.7:1: go  swarm: all is well[2J"
 
 
