@@ -8,6 +8,7 @@ bounds is the sum over all who ask. Who finds it used up asks another peer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -71,16 +72,23 @@ class RateService:
         if not self._budget.take_now(MEASURED_BYTES, asyncio.get_running_loop().time()):
             raise CallRefused("budget", "this peer has lent its link for measuring often enough this hour")
         self._busy = True
+        unused = MEASURED_BYTES - PIECE_BYTES  # an empty request costs one piece
+
+        def passed(count: int) -> None:
+            nonlocal unused
+            unused -= count
+
         try:
             async with asyncio.timeout(PATIENCE):
                 if request.towards_asker:
-                    await _send(stream)
+                    await _send(stream, passed)
                 else:
-                    await stream.send(RateResult(await _count(stream) or 0.0))
+                    await stream.send(RateResult(await _count(stream, passed) or 0.0))
         except TimeoutError:
             raise CallRefused("slow", f"it took more than {PATIENCE:g} s") from None
         finally:
             self._busy = False
+            self._budget.give_back(max(0, unused))
 
 
 async def measure(endpoint: Endpoint, peer: PeerID) -> Rates:
@@ -100,18 +108,19 @@ async def measure(endpoint: Endpoint, peer: PeerID) -> Rates:
     return Rates(down, result.rate or None)
 
 
-async def _send(stream: Stream) -> None:
+async def _send(stream: Stream, passed: Callable[[int], None] = lambda count: None) -> None:
     loop = asyncio.get_running_loop()
     end = loop.time() + MEASURED_SECONDS
     payload = bytes(PIECE_BYTES)
     for _ in range(MEASURED_BYTES // PIECE_BYTES):
+        passed(PIECE_BYTES)
         await stream.send(RatePiece(), payload)
         if loop.time() >= end:
             break
     await stream.finish()
 
 
-async def _count(stream: Stream) -> float | None:
+async def _count(stream: Stream, passed: Callable[[int], None] = lambda count: None) -> float | None:
     """Bytes per second until the other end has finished, or has sent all that it may."""
     stream.narrow(PIECE_BYTES, WINDOW_BYTES)
     loop = asyncio.get_running_loop()
@@ -120,6 +129,7 @@ async def _count(stream: Stream) -> float | None:
     try:
         for number in range(MEASURED_BYTES // PIECE_BYTES + 1):  # one more, to hear of the end
             _, payload = await stream.receive(RatePiece)
+            passed(len(payload))
             last = loop.time()
             if number == 0:
                 first = last

@@ -66,6 +66,18 @@ def test_the_budget_bounds_what_all_askers_together_take() -> None:
     run(main())
 
 
+def test_empty_requests_do_not_use_the_budget_up() -> None:
+    async def main() -> None:
+        async with two_peers(latency=0.001, bandwidth=1000 * MBIT) as (_, asker, asked):
+            for _ in range(20):
+                async with asker.stream(asked.peer_id, rates.METHOD, RateRequest(False), timeout=5) as stream:
+                    await stream.finish()
+                    assert (await stream.receive(rates.RateResult))[0].rate == 0
+            assert (await measure(asker, asked.peer_id)).up
+
+    run(main())
+
+
 def test_one_asker_is_served_at_a_time() -> None:
     async def main() -> None:
         async with two_peers(latency=0.05, bandwidth=1 * MBIT) as (_, asker, asked):
