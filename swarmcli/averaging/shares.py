@@ -51,15 +51,21 @@ def slowest_link(members: Sequence[Member], shares: Sequence[float]) -> float:
     """What the linear program minimizes: the time of a round in units of (vector size) / (bandwidth)."""
     senders = _count_senders(members)
     own = [_traffic(member, share, senders) for member, share in zip(members, shares, strict=True)]
-    outside = 0.0
-    for relay, rates in _relayed(members, range(len(members))).items():
+    outside, relayed = 0.0, _relayed(members, range(len(members)))
+    for relay, rates in relayed.items():
         passed = sum(rate * shares[reducer] for reducer, rate in rates.items())
         if isinstance(relay, int):
             own[relay] += passed
         else:
             outside = max(outside, passed)
-    used = [(traffic, member.bandwidth) for traffic, member in zip(own, members, strict=True) if member.bandwidth > 0]
-    return max(outside / min(bandwidth for _, bandwidth in used), *(traffic / bandwidth for traffic, bandwidth in used))
+    slowest = min(member.bandwidth for member in members if member.bandwidth > 0)
+    # Of who offers no bandwidth nothing is known; if others go through it, it is taken for as slow as the slowest.
+    links = [
+        (own[index], member.bandwidth or slowest)
+        for index, member in enumerate(members)
+        if member.bandwidth > 0 or index in relayed
+    ]
+    return max(outside / slowest, *(traffic / bandwidth for traffic, bandwidth in links))
 
 
 def reducer_opens(reducer: Member, sender: Member) -> bool:

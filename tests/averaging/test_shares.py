@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from swarmcli.averaging.group import Dialable, Member, meeting
@@ -116,6 +116,7 @@ relayed_kinds = st.tuples(st.sampled_from([0.0, 1.0, 5.0, 0.05]), st.sampled_fro
 
 @settings(deadline=None)
 @given(st.lists(relayed_kinds, min_size=2, max_size=4))
+@example([(0.0, "tcp", False), (1.0, "", False), (5.0, RELAYS[2], False)])  # through one that offers no bandwidth
 def test_relayed_members_reduce_where_no_other_can_or_where_it_pays(group: list[tuple[float, str, bool]]) -> None:
     members = [
         Member(
