@@ -81,6 +81,12 @@ class NodeCore:
         """Whether others may take this node into their routing tables."""
         return bool(self.addresses)
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether nobody can dial this node and it knows of no node that can be dialed. Such nodes keep the records of
+        those whom they are connected with, or these would vanish with the last node of the table."""
+        return self.endpoint.client_mode and not len(self.contacts.table)
+
     def now(self) -> float:
         """Swarm time, in which records expire."""
         return self.endpoint.clock.now()
@@ -108,6 +114,8 @@ class NodeCore:
         lookup.offer(self.contacts.table.nearest(target, max(width, self.bucket_size)))
         if not len(self.contacts.table):
             lookup.offer(self.contacts.last_resort(self.bucket_size))
+        if self.cut_off:
+            lookup.offer(Contact(peer, ()) for peer in self.endpoint.connected())
         if not self.endpoint.client_mode:
             lookup.offer([Contact(self.peer_id, self.addresses)])
             lookup.answered(self.peer_id)

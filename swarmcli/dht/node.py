@@ -24,6 +24,7 @@ from swarmcli.dht.records import (
     read_records,
 )
 from swarmcli.dht.replication import Replicator
+from swarmcli.dht.routing import Change, Contact
 from swarmcli.dht.schema import RecordValidator
 from swarmcli.dht.service import DHTService
 from swarmcli.dht.storage import ReadCache
@@ -194,6 +195,8 @@ class DHTNode:
         """Ends the node and, if it owns it, the endpoint. Idempotent; leaves no task."""
         self._unsubscribe()
         self._unsubscribe_own()
+        if self._contact_changed in self.core.contacts.listeners:
+            self.core.contacts.listeners.remove(self._contact_changed)
         self._service.stop()
         if self._work is not None:
             self._work.cancel()
@@ -206,6 +209,7 @@ class DHTNode:
         self.core.contacts.listeners.append(self._maintenance.contact_changed)
         self._unsubscribe = self.endpoint.events.subscribe(self._maintenance.on_event)
         self.core.contacts.listeners.append(self._replicator.contact_changed)
+        self.core.contacts.listeners.append(self._contact_changed)
         self._turn()
         self._unsubscribe_own = self.endpoint.events.subscribe(self._on_event)
         if initial_peers:
@@ -228,9 +232,13 @@ class DHTNode:
             self._turn()
             self._moved.set()
 
+    def _contact_changed(self, change: Change, contact: Contact) -> None:
+        self._turn()
+
     def _turn(self) -> None:
-        """A peer that can be dialed answers as a node of the table; one in client mode does not. It may change."""
-        if self.client_mode:
+        """A peer that can be dialed answers as a node of the table; one in client mode only while it is cut off from
+        these. It may change."""
+        if self.client_mode and not self.core.cut_off:
             self._service.stop()
         else:
             self._service.start()

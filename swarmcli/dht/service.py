@@ -18,7 +18,8 @@ from swarmcli.network.identity import PeerID
 
 
 class DHTService:
-    """The four methods that a listening node serves. Nobody asks a peer in client mode."""
+    """The four methods that a listening node serves. A peer in client mode is asked only while it is cut off, by those
+    whom it is connected with."""
 
     def __init__(self, core: NodeCore) -> None:
         self._core = core

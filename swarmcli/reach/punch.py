@@ -114,6 +114,7 @@ class Puncher:
         self._bulk_turns = asyncio.Semaphore(_MAX_OWN_BULK)
         self._bulk_paused: dict[PeerID, float] = {}
         self._translations: dict[Family, tuple[Translation, float]] = {}  # with the time at which it was found
+        self._outer_hosts: dict[Family, str] = {}  # where this peer was seen last, when somebody said so
         self._connected: dict[PeerID, None] = {}
         self._relayed: set[PeerID] = set()  # of these, as far as it was noticed …
         self._looked_at = float("-inf")  # … when all were looked at
@@ -143,6 +144,7 @@ class Puncher:
         """This machine is in another network: nothing that was found out about routers holds."""
         self._patience.forget()
         self._translations.clear()
+        self._outer_hosts.clear()
         self._bulk_paused.clear()
         self._event.set()
 
@@ -385,7 +387,17 @@ class Puncher:
             for family, port in end.ports.items():
                 group.create_task(self._look(end, family, port, listeners[family]))
         if not end.anywhere:
+            self._guess(end)
+        if not end.anywhere:
             raise ConnectError("nobody outside says how it is seen")
+
+    def _guess(self, end: _OwnEnd) -> None:
+        """Nobody is left who says how a port is seen. Most routers leave it as it is, so the two try that."""
+        for family, host in self._outer_hosts.items():
+            with suppress(OSError):
+                port = end.ports.get(family) or self._endpoint.local_port(family)
+                end.ports[family] = port
+                end.seen[family] = port.guess(host)
 
     async def _look(self, end: _OwnEnd, family: Family, port: LocalPort, listeners: Sequence[str]) -> None:
         kind = self.translation(family)
@@ -397,6 +409,8 @@ class Puncher:
             seen = await outer_address(port, listeners)
         if seen is not None and family_of(host_of(seen)) == family:
             (end.dependent if kind == "dependent" else end.seen)[family] = seen
+            if kind != "dependent":
+                self._outer_hosts[family] = host_of(seen)
 
     def _listeners(self) -> dict[Family, list[str]]:
         """Where peers outside this network have answered this one's dials, the nearest first, by family: strangers have

@@ -321,6 +321,9 @@ class MemoryPort:
         self._probes.append(connection)
         return connection.observed_address
 
+    def guess(self, host: str) -> str:
+        return f"memory://{host}:{self._number}"
+
     async def meet(
         self, address: str, peer: PeerID, purpose: Purpose, *, leads: bool, crossing: float, timeout: float
     ) -> MemoryConnection:

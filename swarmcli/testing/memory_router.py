@@ -46,11 +46,17 @@ class MemoryRouter:
         """Of one more connection from inside. `source`: from this port of that peer, which an independent translation
         shows to everyone alike."""
         port = self._shown.get(source) if source is not None and self.translation == "independent" else None
-        if port is None:
+        if port is None and source is not None and self._keeps(source[1]):
+            port = self._shown[source] = source[1]
+        elif port is None:
             port = self._next_port = self._next_port + 1
             if source is not None:
                 self._shown[source] = port
         return f"memory://{self.host}:{port}"
+
+    def _keeps(self, port: int) -> bool:
+        """As most routers do: another number only if it is taken."""
+        return self.translation == "independent" and port not in self._shown.values()
 
 
 def networks(router: MemoryRouter | None) -> list[MemoryRouter | None]:

@@ -7,7 +7,7 @@ it is a *candidate*; between its searches it *holds* the bucket, and may look ag
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -261,15 +261,24 @@ class Plan:
         return self.leaders[start::-1] + self.leaders[start + 1 :]
 
 
-def make_plan(ranked: Sequence[Entry], options: MatchmakingOptions, now: float) -> Plan:
+def make_plan(
+    ranked: Sequence[Entry],
+    options: MatchmakingOptions,
+    now: float,
+    connected: Callable[[PeerID], bool] = lambda peer: False,
+) -> Plan:
     """The candidates in order of rank, cut into chunks of even size, each led by its first.
 
     Peers that can be dialed directly, over relays and not at all are cut apart and each chunk gets its share of all
     three, since a group needs some who reduce. Everyone with the same knowledge asks the right leader at once, without
     a herd of refusals; where knowledge differs by a few peers, the ends of the chunks move by as few positions, and a
-    follower that asks the wrong leader asks the next one. Whoever is known to follow somebody else leads nobody.
+    follower that asks the wrong leader asks the next one. Whoever is known to follow somebody else leads nobody. Where
+    nobody can be dialed, those who are `connected` lead each other.
     """
-    able = {entry.peer_id for entry in ranked if entry.candidate.dialable and entry.follows_until <= now}
+    can_lead = [entry for entry in ranked if entry.candidate.dialable]
+    if not can_lead and any(connected(entry.peer_id) for entry in ranked):
+        can_lead = list(ranked)
+    able = {entry.peer_id for entry in can_lead if entry.follows_until <= now}
     groups = count_groups(len(ranked), len(able), options.target_group_size, options.min_group_size)
     leaders: list[PeerID] = []
     leader_of: dict[PeerID, PeerID] = {}

@@ -257,7 +257,14 @@ class GroupFinder:
         members = [_undialable(member) if member.peer_id in spared else member for member in said]
         with suppress(NoReducerError):
             return members, reducing_shares(members, self._total_size, least)
-        return said, reducing_shares(said, self._total_size, least)
+        try:
+            return said, reducing_shares(said, self._total_size, least)
+        except NoReducerError:
+            # Followers are connected with their leader, though nobody could dial anybody any more.
+            leader, *followers = said
+            if leader.bandwidth > 0 and all(self._endpoint.is_connected(member.peer_id) for member in followers):
+                return said, (1.0, *(0.0 for _ in followers))
+            raise
 
     async def _tell_begin(self, driver: SearchDriver, follower: PeerID, group: Group, message: Begin) -> None:
         try:

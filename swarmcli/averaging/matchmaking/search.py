@@ -88,6 +88,7 @@ class Search:
         self.members: tuple[PeerID, ...] = ()  # of the group once it has begun, the leader first
         self.waited_in_vain = False  # for somebody who had not come when the group began
         self._memory = memory
+        self._connected = connected
         self._own_entry = Entry(self.me, self.rank, since=now)
         self._doubts_end_at = now + options.min_matchmaking_time  # see _conflict
         self._asked: dict[PeerID, float] = {}  # peer whose answer is awaited → since when
@@ -137,7 +138,7 @@ class Search:
             return Answer("outranked", self.me)
         if self.leader is not None:
             return Answer("follow", self.me, self.leader)
-        if not self.me.dialable:
+        if not (self.me.dialable or self._may_lead_undialed(peer, now)):
             return Answer("cannot_lead", self.me)
         if peer not in self.gathering.followers:
             if self.gathering.is_full:
@@ -146,6 +147,10 @@ class Search:
                 self.settling.news(now)  # whoever was turned away elsewhere gets the time to find this group
         self.gathering.add(join, now)
         return Answer("accepted", self.me, patience=self.gathering.patience)
+
+    def _may_lead_undialed(self, peer: PeerID, now: float) -> bool:
+        """Where nobody can be dialed, those who are connected lead each other."""
+        return self._connected(peer) and not any(entry.candidate.dialable for entry in self.known.present(now))
 
     def _takes_in(self, peer: PeerID) -> bool:
         """Whether a stranded peer may come though it ranks before: only to one that leads others, and not to one
@@ -404,7 +409,8 @@ class Search:
         if not waiting:
             # Whoever is slow to answer may still do so; meanwhile the next in rank is asked.
             present = [entry for entry in present if entry.peer_id not in self._asked]
-        return make_plan(sorted([*present, self._own_entry], key=lambda entry: entry.rank), self.options, now)
+        ranked = sorted([*present, self._own_entry], key=lambda entry: entry.rank)
+        return make_plan(ranked, self.options, now, self._connected)
 
     def _reach_out(self, plan: Plan, expected: list[Entry], hoping: bool, now: float) -> bool:
         """Asks somebody, or else invites those who are expected. Returns whether this peer may come to follow."""

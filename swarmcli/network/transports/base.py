@@ -130,6 +130,9 @@ class LocalPort(Protocol):
         The connection is held until `close`, so that routers keep the port as it is.
         """
 
+    def guess(self, host: str) -> str:
+        """Where others would see it at this host, if the router leaves its number as it is."""
+
     async def meet(
         self, address: str, peer: PeerID, purpose: Purpose, *, leads: bool, crossing: float, timeout: float
     ) -> Connection:

@@ -9,6 +9,7 @@ import pytest
 from swarmcli.events import Noticed
 from swarmcli.testing import Swarm as Homes
 from swarmcli.testing import virtual_time
+from swarmcli.testing.memory_router import MemoryRouter
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, assistant, digests, record, together, until
 from tests.optim.peers.test_out_of_reach import helped, training
 from tests.suites import soak
@@ -154,5 +155,52 @@ def test_two_homes_and_a_public_auxiliary_train_one_model_without_being_told_any
             assert first.node.client_mode and second.node.client_mode
             helping.cancel()
             await asyncio.wait([helping])
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("keeps_ports", [True, False])
+def test_two_homes_with_a_direct_connection_stay_one_run_when_the_only_public_peer_is_killed(
+    keeps_ports: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not keeps_ports:  # so that no further connection can be made
+        monkeypatch.setattr(MemoryRouter, "_keeps", lambda router, port: False)
+
+    async def main() -> None:
+        async with Homes(seed=1) as swarm:
+            public = await swarm.node(host="5.1.0.1", relay=True)
+            helper = await swarm.start(assistant(public))
+
+            async def assist() -> None:
+                while True:
+                    await helper.step()
+
+            async def home(number: int) -> Trainer:
+                router = swarm.network.router(f"5.{number}.0.1")
+                trainer = Trainer(await swarm.node(host="192.168.1.2", behind=router), seed=1)
+                await swarm.start(trainer.core)
+                return trainer
+
+            helping = asyncio.ensure_future(assist())
+            first, second = await home(2), await home(3)
+            async with training(first, second):
+                await until(lambda: len(first.used) > 6 and len(second.used) > 6)
+                seen = first.node.endpoint.seen(second.node.peer_id)
+                assert seen is not None and seen.punched
+                helping.cancel()
+                await asyncio.wait([helping])
+                said = record(first.node, Noticed)
+                swarm.network.kill(public.peer_id)
+                epoch = max(first.epoch, second.epoch)
+                await asyncio.sleep(90)  # longer than reports and declarations live
+                if keeps_ports:
+                    assert min(first.epoch, second.epoch) > epoch + 100
+                else:
+                    assert max(first.epoch, second.epoch) <= epoch + 1, "they wait, and train no two models"
+                    assert any("could not dial each other" in each.text for each in said)
+            if keeps_ports:
+                last = max(first.epoch, second.epoch)
+                await together(first.train(last + 2), second.train(last + 2))
+                assert len(digests([first, second])) == 1
 
     virtual_time.run(main(), timeout=300)

@@ -45,6 +45,9 @@ class TCPLocalPort:
             self.close()
         return connection.observed_address
 
+    def guess(self, host: str) -> str:
+        return str(Address("tcp", host, self._port))
+
     async def meet(
         self, address: str, peer: PeerID, purpose: Purpose, *, leads: bool, crossing: float, timeout: float
     ) -> Connection:
