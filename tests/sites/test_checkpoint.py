@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -163,8 +164,12 @@ def run_with_a_full_disk(home: str) -> list[Any]:
     with site_rank(plan(2, home, 3)) as rank:
         for epoch in range(3):
             train_an_epoch(rank, 2)
+            ready = Path(home, f"limited-{epoch}")  # rank 1 writes as soon as rank 0 saves, which may be sooner
             if rank.site.rank == 1:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (200 if epoch == 1 else limit[0], limit[1]))
+                ready.touch()
+            while not ready.exists():
+                time.sleep(0.01)
             written.append(save(rank) is not None)
     return written
 
