@@ -73,5 +73,5 @@ def test_a_stranger_with_a_link_alone_trains_along_and_comes_back_as_the_same_pe
     run.wait_for_end(again)
     later = json.loads((home / "summary.json").read_text())
     assert stranger.homes == [home] and later["peer"] == summary["peer"] and later["digest"] == summary["digest"]
-    assert stranger.says("link", "--copyable").strip() == link  # the monitor's, which runs on this machine
+    assert stranger.says("link", link, "--copyable").strip() == link  # the monitor's, beside other tests' runs
     assert stranger.says("log", str(home))
