@@ -1,0 +1,58 @@
+"""Whom this peer doubts: peers that cost a round or its time, where nothing proves that they lied.
+
+A doubt is this peer's own affair. It is told to nobody, it ends by itself, and whoever is doubted takes part again as
+soon as a group would be too small without it. What can be proved is evidence, and ends in a ban (`bans.py`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from swarmcli.network.identity import PeerID
+
+FIRST, LONGEST = 1, 16  # groups without a seat: after the first doubt, and at most; doubled with each further one
+MAX_SUSPECTS = 4096
+
+
+@dataclass(slots=True)
+class _Doubt:
+    reason: str
+    groups: int  # that it stays away from, each time
+    left: int  # of these
+
+
+class Suspicions:
+    """One for all averagers of a peer. What is forgiven is forgiven by groups that went well, not by time."""
+
+    def __init__(self) -> None:
+        self._doubts: OrderedDict[PeerID, _Doubt] = OrderedDict()
+
+    def note(self, peer: PeerID, reason: str) -> None:
+        """This peer gives cause for doubt: no seat in the next group, and in twice as many each further time."""
+        known = self._doubts.pop(peer, None)
+        groups = FIRST if known is None else min(2 * known.groups, LONGEST)
+        self._doubts[peer] = _Doubt(reason, groups, groups)
+        while len(self._doubts) > MAX_SUSPECTS:
+            self._doubts.popitem(last=False)
+
+    def is_suspect(self, peer: PeerID) -> bool:
+        """Whether it is to have no seat in the next group."""
+        doubt = self._doubts.get(peer)
+        return doubt is not None and doubt.left > 0
+
+    def reason(self, peer: PeerID) -> str:
+        """What it did last; "" for a peer that nobody doubts."""
+        doubt = self._doubts.get(peer)
+        return doubt.reason if doubt is not None else ""
+
+    def note_group(self, members: frozenset[PeerID]) -> None:
+        """A round of these has committed: those who stayed away have done so once, those who took part are trusted
+        a little more, and in the end wholly."""
+        for peer, doubt in list(self._doubts.items()):
+            if doubt.left:
+                doubt.left -= peer not in members
+            elif peer in members:
+                doubt.groups //= 2
+            if doubt.groups < FIRST:
+                del self._doubts[peer]

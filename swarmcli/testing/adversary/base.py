@@ -1,0 +1,78 @@
+"""What a lie is, and the register of all of them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+if TYPE_CHECKING:
+    from swarmcli.averaging.core import AveragerCore
+    from swarmcli.dht import DHTNode
+    from swarmcli.network import Endpoint
+    from swarmcli.optim.core import OptimizerCore
+
+Layer: TypeAlias = Literal[
+    "network", "hash table", "membership", "matchmaking", "parts", "votes", "audits", "gradients", "lineages"
+]
+
+
+@dataclass
+class Liar:
+    """One real peer, of which a lie may change whatever there is. What is None the peer does not have."""
+
+    random: random.Random
+    endpoint: Endpoint
+    node: DHTNode | None = None
+    averager: AveragerCore | None = None
+    optimizer: OptimizerCore | None = None
+    told: list[str] = field(default_factory=list)  # what it has said so far, for a test that has to see it happen
+
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """One way to lie.
+
+    at_most   what an honest peer may suffer by it, in words: the test of this name holds it to that
+    tell      installs it on a peer; it lies from then on
+    """
+
+    name: str
+    layer: Layer
+    at_most: str
+    tell: Callable[[Liar], None]
+
+
+LIES: dict[str, Lie] = {}
+
+
+def lie(name: str, layer: Layer, *, at_most: str) -> Callable[[Callable[[Liar], None]], Callable[[Liar], None]]:
+    """Enters a function into the register. Raises ValueError for a name that is there, and for an unknown layer."""
+    if name in LIES:
+        raise ValueError(f"there are two lies called {name!r}")
+    if layer not in get_args(Layer):
+        raise ValueError(f"{layer!r} is no layer: expected one of {', '.join(get_args(Layer))}")
+
+    def enter(tell: Callable[[Liar], None]) -> Callable[[Liar], None]:
+        LIES[name] = Lie(name, layer, at_most, tell)
+        return tell
+
+    return enter
+
+
+def draw(seed: int, count: int, layers: Collection[Layer] = ()) -> list[Lie]:
+    """So many lies, drawn by a seed, of these layers; of all if none is named. One may come twice: liars agree."""
+    known = sorted(all_lies(), key=lambda each: each.name)
+    found = [each for each in known if not layers or each.layer in layers]
+    return random.Random(seed).choices(found, k=count)
+
+
+def all_lies() -> list[Lie]:
+    """Of every layer. Each module of this package enters its own when it is imported."""
+    package = importlib.import_module(__package__ or "")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return list(LIES.values())
