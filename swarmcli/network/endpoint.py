@@ -27,6 +27,7 @@ from swarmcli.network.addresses import Scheme, Scope, is_direct, parse_address, 
 from swarmcli.network.context import EndpointContext, Handler, PunchBulk, Traffic
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, DirectTransport, Family, LocalPort, Purpose, Transport
@@ -303,6 +304,13 @@ class Endpoint:
         at = channel.connection
         listened = at in self._listened
         return SeenPeer(at.remote_address, at.observed_address, at.dialed, at.relayed, at.punched, listened)
+
+    def prefix(self, peer: PeerID) -> Prefix | None:
+        """The network that this peer is counted in, by its current control connection; None: there is none.
+
+        Whoever comes through a relay counts in a bucket of the relay's network, however many identities relay there.
+        """
+        return self._control.prefix(peer)
 
     async def connect(self, address: str, *, timeout: float) -> PeerID:
         """First contact at an address; with a peer id in it, only with that peer. Returns who answered.

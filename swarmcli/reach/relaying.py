@@ -22,11 +22,11 @@ from typing import NoReturn
 from swarmcli.errors import CallRefused, CallTimeout, EndOfStream, NetworkError, PeerUnreachable
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.reach.descriptors import allow_descriptors
-from swarmcli.reach.networks import network_of
 from swarmcli.reach.relay_messages import (
     CONNECT,
     INCOMING,
@@ -140,7 +140,7 @@ class Relay:
         self._find, self._publish = find, publish
         self._tasks = TaskOwner()
         self._until: dict[PeerID, float] = {}  # client → when its reservation ends, in the loop's time
-        self._networks: dict[PeerID, str] = {}  # client → the network it reserved from
+        self._networks: dict[PeerID, Prefix] = {}  # client → the network it reserved from
         self._used: Counter[Hashable] = Counter()  # of circuits, by whatever bounds them
         self._circuits = 0
         self._opened = 0
@@ -186,7 +186,7 @@ class Relay:
     # Reservations
 
     async def _offer(self, peer: PeerID, request: Ask) -> Offer:
-        return Offer(isinstance(self._reservable(peer), str), min(1.0, self.load))
+        return Offer(isinstance(self._reservable(peer), Prefix), min(1.0, self.load))
 
     async def _reserve(self, peer: PeerID, request: Reserve) -> Reserved:
         if not request.wanted:
@@ -199,21 +199,21 @@ class Relay:
         self._networks[peer] = network
         return Reserved(self._budgets.reservation_seconds)
 
-    def _reservable(self, peer: PeerID) -> str | CallRefused:
+    def _reservable(self, peer: PeerID) -> Prefix | CallRefused:
         """The network that this peer may reserve from; or why not."""
         seen = self._endpoint.seen(peer)
         if self._endpoint.client_mode:
             return CallRefused("client", "this peer cannot be dialed itself")
         if seen is None or seen.relayed:
             return CallRefused("relayed", "a reservation needs a connection without a relay")
-        network = network_of(seen.remote_address)
+        network = prefix_of_address(seen.remote_address)
         if peer not in self._until and not self._has_room(network):
             self._expire()
             if not self._has_room(network):
                 return CallRefused("full", "no reservation is left, or none for your network")
         return network
 
-    def _has_room(self, network: str) -> bool:
+    def _has_room(self, network: Prefix) -> bool:
         here = sum(other == network for other in self._networks.values())
         return len(self._until) < self._budgets.reservations and here < self._budgets.reservations_per_network
 
@@ -258,7 +258,7 @@ class Relay:
             self._refuse("loop", "the two ends of a circuit and its relay are three peers")
         if near.relayed or seen is None or seen.relayed:
             self._refuse("relayed", "a circuit does not lead through another one")
-        network = network_of(seen.remote_address)
+        network = prefix_of_address(seen.remote_address)
         if not self._attempt(network):
             self._refuse("busy", "too many attempts from your network")
         if there is None or not self._reachable(target):
@@ -273,7 +273,7 @@ class Relay:
             ("to", target): budgets.circuits_per_peer,
             shared: budgets.circuits_per_network_and_target,
         }
-        bounds.update(dict.fromkeys((network, network_of(there.remote_address)), budgets.circuits_per_network))
+        bounds.update(dict.fromkeys((network, prefix_of_address(there.remote_address)), budgets.circuits_per_network))
         if self._circuits >= budgets.circuits or any(self._used[key] >= bound for key, bound in bounds.items()):
             self._refuse("full", "no circuit is left for these two")
         return tuple(bounds)

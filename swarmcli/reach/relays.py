@@ -17,10 +17,10 @@ from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network.addresses import Address, format_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.keeping import keep
-from swarmcli.reach.networks import network_of
 from swarmcli.reach.relay_messages import OFFER, RESERVE, Ask, Offer, Reserve, Reserved
 from swarmcli.reach.relay_records import Find
 
@@ -56,7 +56,7 @@ class _Candidate:
     peer: PeerID
     round_trip: float
     load: float
-    network: str
+    network: Prefix
 
 
 class Relays:
@@ -208,7 +208,7 @@ class Relays:
 
     def _best(self, candidates: list[_Candidate]) -> _Candidate:
         """The nearest; beside one that is held, rather one in another network, which does not fail with it."""
-        taken = {network_of(seen.remote_address) for peer in self._held if (seen := self._endpoint.seen(peer))}
+        taken = {prefix_of_address(seen.remote_address) for peer in self._held if (seen := self._endpoint.seen(peer))}
         elsewhere = [candidate for candidate in candidates if candidate.network not in taken]
         return min(elsewhere or candidates, key=lambda each: (each.load >= 1, each.round_trip))
 
@@ -252,7 +252,7 @@ class Relays:
         if not offer.room or seen is None or seen.relayed or round_trip is None:
             self._avoid(peer, _NOT_NOW)
             return None
-        return _Candidate(peer, round_trip, offer.load, network_of(seen.remote_address))
+        return _Candidate(peer, round_trip, offer.load, prefix_of_address(seen.remote_address))
 
     def _avoid(self, peer: PeerID, seconds: float) -> None:
         if len(self._avoided) < _MAX_AVOIDED:

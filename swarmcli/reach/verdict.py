@@ -16,13 +16,14 @@ from typing import Literal, TypeAlias
 
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Scope, parse_address, scope_of
+from swarmcli.network.prefix import prefix_of
 
 Family = Literal["IPv4", "IPv6", "memory"]
 How = Literal["assumed", "dialed back", "dialed from outside", "mapped", "stated", "asked in vain", "not checked"]
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 WANTED_NETWORKS = 3  # unlike networks that are asked before a verdict is at rest
-_PREFIX = {4: 16, 6: 32}  # bits of an address that name a network; neighbours within it may belong together
+_VOICE_BITS = 16, 32  # of IPv4 and IPv6 that name a network; neighbours within it may belong together
 _MAX_REMEMBERED = 4096  # hosts of which a peer remembers whether they are near: strangers come from anywhere
 
 
@@ -182,13 +183,9 @@ def family_of(host: str) -> Family:
     return "IPv4" if address.version == 4 else "IPv6"
 
 
-@lru_cache(maxsize=4096)
 def network_of(host: str) -> str:
     """The network that a host is in, as far as an outsider can tell: hosts of one network are taken for one voice."""
-    address = _ip(host)
-    if address is None:
-        return host
-    return str(ipaddress.ip_network((address, _PREFIX[address.version]), strict=False))
+    return prefix_of(host, *_VOICE_BITS).network
 
 
 def host_of(address: str) -> str:

@@ -11,7 +11,6 @@ from swarmcli.errors import CallRefused, ConnectionLost, EndOfStream, NetworkErr
 from swarmcli.network import Endpoint, Purpose, Stream
 from swarmcli.network.transports.base import Connection
 from swarmcli.reach.circuits import open_circuits
-from swarmcli.reach.networks import network_of
 from swarmcli.reach.relay_messages import (
     CONNECT,
     INCOMING,
@@ -39,14 +38,6 @@ async def many(peers: Scene, count: int, first: int = 5) -> list[Client]:
 
 async def dial(source: Client, target: Client, relay: object) -> Connection:
     return await source.transport.dial(target.address(relay), target.peer_id, Purpose.BULK, 20)  # type: ignore[arg-type]
-
-
-def test_networks_are_those_of_one_owner() -> None:
-    assert network_of("tcp://192.0.2.7:4000") == network_of("tcp://192.0.2.200:1") == "192.0.2.0/24"
-    assert network_of("tcp://[::ffff:192.0.2.7]:4000") == "192.0.2.0/24"
-    assert network_of("tcp://[2001:db8:1:2::3]:4000") == network_of("tcp://[2001:db8:1:ffff::1]:1") == "2001:db8:1::/48"
-    assert network_of("memory://somebody:77") == network_of("memory://somebody:78")
-    assert network_of("tcp://192.0.2.7:4000", 16) == "192.0.0.0/16"
 
 
 @simulated

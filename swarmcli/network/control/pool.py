@@ -18,6 +18,7 @@ from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel, Reaction
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.wire.codec import encode
 from swarmcli.network.wire.messages import AddressesChanged, Goodbye, Hello
@@ -85,6 +86,20 @@ class ControlPool:
         if channel is not None:
             return _horizon(channel.connection)
         return self._farthest
+
+    def prefix(self, peer: PeerID) -> Prefix | None:
+        """See Endpoint.prefix."""
+        channel = self.current(peer)
+        return self.prefix_of(channel.connection) if channel is not None else None
+
+    def prefix_of(self, connection: Connection) -> Prefix:
+        """The same for one connection."""
+        relay = parse_address(connection.remote_address).relay if connection.relayed else None
+        through = self.current(relay) if relay is not None else None
+        if through is not None and not through.connection.relayed:
+            # Of the relay's own network: relays are identities too, so their ids alone would bound nothing.
+            return Prefix("relay", prefix_of_address(through.connection.remote_address).network)
+        return prefix_of_address(connection.remote_address)
 
     def tell(self, message: AddressesChanged) -> None:
         """To every connected peer."""

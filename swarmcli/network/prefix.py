@@ -1,0 +1,66 @@
+"""Network prefixes: what addresses that one owner holds have in common, to count by.
+
+Identities cost nothing, addresses of unlike networks cost something: whoever rents a machine has a /48 of IPv6 for
+nothing and a few addresses of one /24. What many honest peers share for other reasons has buckets of its own, so that
+a budget can tell them apart: this machine, the local network, a carrier's customers, whoever comes through one relay.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from swarmcli.errors import AddressError
+from swarmcli.network.addresses import Scope, parse_address, scope_of
+
+Kind = Literal["internet", "host", "LAN", "carrier", "relay", "name"]
+
+_CARRIERS = ipaddress.ip_network("100.64.0.0/10")  # between a provider and its customers' routers (RFC 6598)
+
+
+class Prefix(NamedTuple):
+    """One bucket. `network` is the /24 or /48 in its usual form; of a relay its own network or peer id; of the memory
+    transport the host's name."""
+
+    kind: Kind
+    network: str
+
+    @property
+    def shared(self) -> bool:
+        """Whether many honest peers may well be in it for other reasons than one owner."""
+        return self.kind in ("host", "LAN", "carrier", "relay")
+
+    def __str__(self) -> str:
+        return self.network if self.kind in ("internet", "name") else f"{self.kind} {self.network}"
+
+
+@lru_cache(maxsize=8192)  # asked for the same few hosts at each connection and record
+def prefix_of(host: str, bits_v4: int = 24, bits_v6: int = 48) -> Prefix:
+    """The bucket of an IP address, in text. What is no IP address (a host name, the memory transport's) stands for
+    itself. Addresses that hold an IPv4 address (mapped, 6to4, Teredo) count as that one. Never raises."""
+    try:
+        found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host)
+    except ValueError:
+        return Prefix("name", host)
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else found)
+    # As an integer: the name of an interface, which a link-local address may carry, is no part of a network.
+    bits = bits_v4 if found.version == 4 else bits_v6
+    network = str(ipaddress.ip_network((int(found).to_bytes(found.max_prefixlen // 8, "big"), bits), strict=False))
+    scope = scope_of(str(found))
+    if scope is Scope.HOST:
+        return Prefix("host", "this machine")
+    if found in _CARRIERS:
+        return Prefix("carrier", network)
+    return Prefix("LAN" if scope is Scope.LAN else "internet", network)
+
+
+def prefix_of_address(address: str) -> Prefix:
+    """The bucket of an address as peers write them; through a relay, the relay's. What cannot be read stands for
+    itself. Never raises."""
+    try:
+        read = parse_address(address)
+    except AddressError:
+        return Prefix("name", address)
+    return Prefix("relay", read.relay.text) if read.relay is not None else prefix_of(read.host)
