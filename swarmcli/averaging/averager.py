@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 import torch
 
 from swarmcli.averaging.checks import check_flags, check_numbers, check_tensors
-from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
+from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions, Trust
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.round.phases import RoundProgram
@@ -80,6 +80,7 @@ class DecentralizedAverager:
         client_mode: bool | None = None,
         shutdown_timeout: float = 5.0,
         daemon: bool = True,
+        trust: Trust = "strangers",
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
@@ -111,7 +112,9 @@ class DecentralizedAverager:
         self.config = AveragerConfig(
             prefix=prefix,
             matchmaking=MatchmakingOptions(target_group_size, min_group_size, min_matchmaking_time, request_timeout),
-            allreduce=AllreduceOptions(codec, infos, part_size_bytes, allreduce_timeout, patience, reducer_timeout),
+            allreduce=AllreduceOptions(
+                codec, infos, part_size_bytes, allreduce_timeout, patience, reducer_timeout, trust
+            ),
             initial_group_bits=initial_group_bits,
             averaging_alpha=averaging_alpha,
             min_vector_size=min_vector_size,

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 
 from swarmcli.averaging.checks import check_numbers, check_text
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
@@ -21,6 +22,9 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio
 _TO_BEGIN = 60.0  # seconds for a member to begin its part in a round: it may still be computing its last batch
 _SILENCE = 15.0  # seconds without a single byte in the middle of a stream; a broken connection is noticed sooner
 _ROUND_TRIPS = 20.0  # and so many round trips on top
+
+# strangers: some members may lie, a third of them at most. members: all are honest, and may only fail.
+Trust: TypeAlias = Literal["strangers", "members"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +63,7 @@ class MatchmakingOptions:
 
 @dataclass(frozen=True, slots=True)
 class AllreduceOptions:
-    """Options of a round that members must agree on (the first three), and upper bounds in seconds.
+    """Options of a round that members must agree on (the first three, and trust), and upper bounds in seconds.
 
     compression        codec of parts and averages on the wire
     tensor_infos       key and role of each tensor, by which that may choose another codec; None: indices and no roles
@@ -67,6 +71,7 @@ class AllreduceOptions:
     allreduce_timeout  for the whole round; then the leader gives it up
     sender_timeout     for a sender's silence, after which it is left out from that part on
     reducer_timeout    for a reducer's silence, after which the round has failed here; None: twice sender_timeout
+    trust              whether a minority of the members may lie; says how many of them decide (`consensus/quorum.py`)
     """
 
     compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
@@ -75,8 +80,10 @@ class AllreduceOptions:
     allreduce_timeout: float | None = None
     sender_timeout: float | None = None
     reducer_timeout: float | None = None
+    trust: Trust = "strangers"
 
     def __post_init__(self) -> None:
+        _check(self.trust in get_args(Trust), "trust", self.trust, f"one of {', '.join(get_args(Trust))}")
         if not isinstance(self.compression, CompressionBase):
             raise TypeError(f"compression must be a codec such as Float16Compression(), got {self.compression!r}")
         check_numbers(part_size_bytes=self.part_size_bytes)

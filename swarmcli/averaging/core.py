@@ -230,6 +230,7 @@ class AveragerCore:
             "averaging.tensors": self._layout.schema_hash.hex()[:16] + self.config.meaning,
             "averaging.compression": compression_term(options.compression, self._layout),
             "averaging.part_size_bytes": str(options.part_size_bytes),
+            "averaging.trust": options.trust,
         }
 
     # A round

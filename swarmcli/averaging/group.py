@@ -1,7 +1,8 @@
 """Who averages together in one round: an ordered list of members that all of them hold in the same form.
 
 The leader of the matchmaking draws it up and sends it to everyone. The group id is a hash of everything in it, so
-members with the same id agree on the members, their order, the shares of the work and the gathered metadata.
+members with the same id agree on the members, their order, the shares of the work and the gathered metadata. It is a
+hash of hashes: who the members were can be shown later without telling where they could be dialed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -104,12 +105,23 @@ class Group:
     @cached_property
     def group_id(self) -> bytes:
         """32 bytes: a hash of everything in it."""
-        return hashlib.sha256(b"".join(_canonical(self))).digest()
+        return group_id_of(
+            self.tag, self.nonce, [member.peer_id for member in self.members], self.auxiliaries, self.rest
+        )
+
+    @cached_property
+    def auxiliaries(self) -> frozenset[int]:
+        """Who has no tensors of its own in the average, by index."""
+        return frozenset(index for index, member in enumerate(self.members) if member.auxiliary)
+
+    @cached_property
+    def rest(self) -> bytes:
+        """32 bytes: a hash of all but the tag, the nonce and who the members are."""
+        return hashlib.sha256(b"".join(_rest(self))).digest()
 
     def derived(self, purpose: str) -> Group:
         """The same members and shares under another id, which all of them compute alike."""
-        nonce = hashlib.sha256(b"swarm derived group" + self.group_id + purpose.encode()).digest()[:NONCE_BYTES]
-        return replace(self, nonce=nonce)
+        return replace(self, nonce=derived_nonce(self.group_id, purpose))
 
     @property
     def leader(self) -> PeerID:
@@ -130,15 +142,24 @@ class Group:
         return len(self.members)
 
 
-def _canonical(group: Group) -> Iterator[bytes]:
-    """The bytes under the group id: every field of variable length comes with its length."""
-    yield b"swarm group 1"
-    yield _counted(group.tag)
-    yield group.nonce
+def group_id_of(tag: bytes, nonce: bytes, peers: Sequence[bytes], auxiliaries: Collection[int], rest: bytes) -> bytes:
+    """The id of a group from who its members are and a hash of all the rest."""
+    roles = bytes(index in auxiliaries for index in range(len(peers)))
+    members = hashlib.sha256(b"swarm group members" + b"".join(peers) + roles).digest()
+    return hashlib.sha256(b"swarm group 2" + _counted(tag) + nonce + members + rest).digest()
+
+
+def derived_nonce(group_id: bytes, purpose: str) -> bytes:
+    """That of the group with the same members which serves this purpose."""
+    return hashlib.sha256(b"swarm derived group" + group_id + purpose.encode()).digest()[:NONCE_BYTES]
+
+
+def _rest(group: Group) -> Iterator[bytes]:
+    """Every field of variable length comes with its length."""
+    yield b"swarm group rest"
     yield struct.pack(">Q", len(group.members))
     for member, share in zip(group.members, group.part_shares, strict=True):
-        yield member.peer_id
-        yield struct.pack(">??dd", member.listening, member.auxiliary, member.bandwidth, share)
+        yield struct.pack(">?dd", member.listening, member.bandwidth, share)
         yield struct.pack(">Q", len(member.addresses))
         yield from (_counted(address.encode()) for address in member.addresses)
         yield _counted(member.gathered)

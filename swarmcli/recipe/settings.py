@@ -179,6 +179,9 @@ class AveragingSettings(Section):
         None, "peers that average together; more than that are several groups, side by side; null: all together", ge=2
     )
     part_size_bytes: int = shared(524288, "size of the parts that gradients are cut into", ge=1024, le=8 << 20)
+    trust: Literal["strangers", "members"] = shared(
+        "strangers", "strangers: a third of a group may lie about a round; members: they may only fail"
+    )
     average_state_every: int | None = shared(
         None, "epochs between averages of the parameters; null: every epoch with local updates, else on drift", ge=1
     )

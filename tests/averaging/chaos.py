@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.ballots import majority
+from swarmcli.averaging.consensus.quorum import majority
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided

@@ -32,10 +32,9 @@ from swarmcli.averaging.consensus.ballots import (
     Tally,
     Value,
     ballot_after,
-    blocking,
-    majority,
 )
 from swarmcli.averaging.consensus.messages import Aborted, Again, Committed
+from swarmcli.averaging.consensus.quorum import blocking, majority
 
 
 @dataclass(frozen=True)

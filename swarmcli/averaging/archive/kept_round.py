@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
+from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.buffers import Average, Inputs, digest_of, result_digest
 from swarmcli.averaging.round.plan import Layout, Plan
@@ -35,6 +36,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
 
     runs     (parts, senders, weights): so many parts, one behind the other, hold the tensors of these members
     digests  32 bytes for each part, as its reducer sent it
+    certificate  proves that the group has committed it; None for a round that a peer made by itself
     """
 
     group_id: Annotated[bytes, msgspec.Meta(max_length=_HASH)]
@@ -44,6 +46,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     weights: Weights
     runs: tuple[tuple[int, Senders, Weights], ...]
     digests: bytes
+    certificate: RoundCertificate | None = None
 
     def __post_init__(self) -> None:
         if len(self.contributors) != len(self.weights) or not self.contributors:
@@ -73,7 +76,8 @@ class RoundRecord(msgspec.Struct, frozen=True):
     def of(cls, group_id: bytes, tag: bytes, result: AllreduceResult) -> RoundRecord:
         digests = b"".join(average.digest for average in result.parts)
         peers, weights = tuple(result.weights), tuple(result.weights.values())
-        return cls(group_id, tag, result.digest, peers, weights, tuple(_runs(result.parts)), digests)
+        runs = tuple(_runs(result.parts))
+        return cls(group_id, tag, result.digest, peers, weights, runs, digests, result.certificate)
 
 
 @dataclass(frozen=True)

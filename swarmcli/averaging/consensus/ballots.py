@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from swarmcli.averaging.consensus.messages import ZERO, Aborted, Committed, Decision, Promise
+from swarmcli.averaging.consensus.quorum import blocking, majority
 
 LEADER = 0  # the member that decides ballot zero
 
@@ -261,16 +262,6 @@ class Proposal:
         if hopes > 0:
             return Waiting()
         return Outbid(self._highest) if self._highest > self.ballot else Blocked()
-
-
-def majority(members: int) -> int:
-    """Any two majorities of a group have a member in common."""
-    return members // 2 + 1
-
-
-def blocking(members: int) -> int:
-    """So many members have one in common with every majority, though not always with each other."""
-    return members - majority(members) + 1
 
 
 def ballot_after(ballot: int, member: int, members: int) -> int:

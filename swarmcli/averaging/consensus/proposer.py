@@ -28,7 +28,6 @@ from swarmcli.averaging.consensus.ballots import (
     Value,
     Waiting,
     ballot_after,
-    majority,
 )
 from swarmcli.averaging.consensus.messages import (
     MAX_WORDS,
@@ -44,6 +43,7 @@ from swarmcli.averaging.consensus.messages import (
     VoteMessage,
 )
 from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.quorum import majority
 from swarmcli.errors import NetworkError
 
 _STRAGGLERS = 10.0  # seconds for a member that is connected and still receives averages, once a majority has promised

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
+from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.consensus.messages import Aborted, Again, Committed, Decision
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
@@ -43,6 +44,7 @@ class AllreduceResult:
     late          what was missing here was fetched after the group had committed
     failed        members that took part, and to whom or from whom somebody could not bring the parts that they reduce
     nothing       why there was nothing to average, so that nobody exchanged anything; "" otherwise
+    certificate   proves to anyone that the group has committed this digest; None if nobody exchanged anything
     """
 
     averages: list[torch.Tensor]
@@ -57,6 +59,7 @@ class AllreduceResult:
     late: bool = False
     failed: tuple[PeerID, ...] = ()
     nothing: str = ""
+    certificate: RoundCertificate | None = field(repr=False, default=None)
 
     @classmethod
     def without_exchange(cls, reason: str) -> AllreduceResult:

@@ -16,10 +16,10 @@ from itertools import chain
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
-from swarmcli.averaging.consensus.ballots import majority
 from swarmcli.averaging.consensus.leader import Agreement
 from swarmcli.averaging.consensus.messages import Again, Committed, Decision, Report
 from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.quorum import majority
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.buffers import NOTHING, Holdings, Inputs, common_digests, digest_at, unless_missing
 from swarmcli.averaging.round.copying import Copier

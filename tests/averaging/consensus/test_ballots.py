@@ -18,11 +18,10 @@ from swarmcli.averaging.consensus.ballots import (
     Tally,
     Waiting,
     ballot_after,
-    blocking,
-    majority,
     proposer_of,
 )
 from swarmcli.averaging.consensus.messages import Aborted, Committed
+from swarmcli.averaging.consensus.quorum import blocking, majority
 
 A, B = b"a" * 32, b"b" * 32
 NO = Aborted("no")

@@ -20,9 +20,9 @@ from swarmcli.averaging.consensus.ballots import (
     Tally,
     Value,
     ballot_after,
-    majority,
 )
 from swarmcli.averaging.consensus.messages import Aborted, Again, Committed
+from swarmcli.averaging.consensus.quorum import majority
 from tests.suites import soak
 
 Message = Callable[[], None]

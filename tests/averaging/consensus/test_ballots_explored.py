@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.averaging.consensus import ballots
+from swarmcli.averaging.consensus import quorum
 from swarmcli.averaging.consensus.ballots import (
     Acceptor,
     Blocked,
@@ -109,7 +109,7 @@ class CommitsOnHalf(Tally):
 class CountsUnlikeResultsTogether(Tally):
     def accept(self, member: int, digest: bytes) -> Decision | None:
         super().accept(member, digest)
-        if len(self._votes) >= ballots.majority(self._members):
+        if len(self._votes) >= quorum.majority(self._members):
             self.decision = Committed(digest)
         return self.decision
 
@@ -160,13 +160,13 @@ class PreparesHalf(Proposal):
 class AbortsWithOnePromiseTooFew(Proposal):
     @property
     def may_abort(self) -> bool:
-        return self.value is None and len(self._promises) >= ballots.blocking(self._members) - 1
+        return self.value is None and len(self._promises) >= quorum.blocking(self._members) - 1
 
 
 class AbortsWhatMayBeChosen(Proposal):
     @property
     def may_abort(self) -> bool:
-        return self.value is None and len(self._promises) >= ballots.blocking(self._members)
+        return self.value is None and len(self._promises) >= quorum.blocking(self._members)
 
 
 class CommitsAsEasilyAsItAborts(Proposal):
