@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from swarmcli.averaging.consensus.certificate import Kind, Signature, is_vote
-from swarmcli.averaging.consensus.messages import Ballot, GroupID, Hash
+from swarmcli.averaging.consensus.certificate import is_vote
+from swarmcli.averaging.consensus.messages import Ballot, GroupID, Hash, Kind, Signature
 from swarmcli.network.identity import PeerID
 
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
 import msgspec
 
 from swarmcli.averaging.config import Trust
-from swarmcli.averaging.consensus.messages import ZERO, Aborted, Ballot, Committed, Decision, Hash, Index, Indices
+from swarmcli.averaging.consensus.messages import (
+    ZERO,
+    Aborted,
+    Certificate,
+    Committed,
+    Decision,
+    Hash,
+    Indices,
+    Kind,
+)
 from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.group import MAX_MEMBERS, NONCE_BYTES, Group, derived_nonce, group_id_of
-from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID, verify
+from swarmcli.network.identity import Identity, PeerID, verify
 from swarmcli.network.limits import MAX_TAG_BYTES
 
 MOST_DERIVATIONS = 2  # a step of a round, and a try at it
 _MAX_PURPOSE = 16
-
-Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
-Signatures = Annotated[dict[Index, Signature], msgspec.Meta(max_length=MAX_MEMBERS)]
-
-# vote     in a guarded group: the signer holds this result at ballot zero, or accepts what was proposed above it. Once
-#          for each ballot.
-# confirm  in a guarded group: the signer has seen a quorum of votes for it, and nothing unlike at any other member.
-# accept   in any other group, in the place of both.
-Kind: TypeAlias = Literal["vote", "confirm", "accept"]
 
 
 def value_hash(value: Decision) -> bytes:
@@ -44,40 +44,31 @@ def is_vote(signature: bytes, peer: PeerID, group_id: bytes, ballot: int, kind: 
     return verify(peer, kind, signature, group_id, struct.pack(">Q", ballot), value)
 
 
-class Certificate(msgspec.Struct, frozen=True):
-    """So many members have signed one value in one ballot.
+def is_signed(
+    votes: Certificate, group_id: bytes, peers: Sequence[PeerID], voters: Collection[int], least: int
+) -> bool:
+    """Whether at least so many voters have signed it, and no signature is false. The work is one check for each
+    signature, up to the first false one."""
+    if len(votes.signatures) < least or not votes.signatures.keys() <= set(voters):
+        return False
+    return all(
+        is_vote(signature, peers[member], group_id, votes.ballot, votes.kind, votes.value)
+        for member, signature in votes.signatures.items()
+    )
 
-    value       its hash
-    signatures  by member
-    """
 
-    ballot: Ballot
-    kind: Kind
-    value: Hash
-    signatures: Signatures
-
-    def is_signed(self, group_id: bytes, peers: Sequence[PeerID], voters: Collection[int], least: int) -> bool:
-        """Whether at least so many voters have signed it, and no signature is false. The work is one check for each
-        signature, up to the first false one."""
-        if len(self.signatures) < least or not self.signatures.keys() <= set(voters):
+def decides(votes: Certificate, group_id: bytes, peers: Sequence[PeerID], quorum: Quorum, value: Decision) -> bool:
+    """Whether it proves that this value was chosen."""
+    match votes.kind:
+        case "confirm" if quorum.guarded:
+            least = quorum.to_decide
+        case "vote" if quorum.guarded and votes.ballot == ZERO:
+            least = quorum.at_once
+        case "accept" if not quorum.guarded:
+            least = quorum.to_abort if isinstance(value, Aborted) else quorum.to_decide
+        case _:
             return False
-        return all(
-            is_vote(signature, peers[member], group_id, self.ballot, self.kind, self.value)
-            for member, signature in self.signatures.items()
-        )
-
-    def decides(self, group_id: bytes, peers: Sequence[PeerID], quorum: Quorum, value: Decision) -> bool:
-        """Whether it proves that this value was chosen."""
-        match self.kind:
-            case "confirm" if quorum.guarded:
-                least = quorum.to_decide
-            case "vote" if quorum.guarded and self.ballot == ZERO:
-                least = quorum.at_once
-            case "accept" if not quorum.guarded:
-                least = quorum.to_abort if isinstance(value, Aborted) else quorum.to_decide
-            case _:
-                return False
-        return self.value == value_hash(value) and self.is_signed(group_id, peers, quorum.voters, least)
+    return votes.value == value_hash(value) and is_signed(votes, group_id, peers, quorum.voters, least)
 
 
 class RoundCertificate(msgspec.Struct, frozen=True):
@@ -141,7 +132,7 @@ class RoundCertificate(msgspec.Struct, frozen=True):
         if len(set(self.peers)) != len(self.peers) or any(index >= len(self.peers) for index in auxiliaries):
             return False
         quorum = Quorum(len(self.peers), auxiliaries, self.trust)
-        return self.votes.decides(self.voted_id, self.peers, quorum, Committed(self.digest))
+        return decides(self.votes, self.voted_id, self.peers, quorum, Committed(self.digest))
 
 
 def signed(signatures: Mapping[int, bytes], ballot: int, kind: Kind, value: Decision) -> Certificate:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from swarmcli.averaging.group import GROUP_ID_BYTES, MAX_MEMBERS
+from swarmcli.network.identity import SIGNATURE_BYTES
 
 MAX_WORDS = 500
 DIGEST_BYTES = 32
@@ -21,6 +22,15 @@ Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
 Ballot = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Digests = Annotated[bytes, msgspec.Meta(max_length=MAX_PARTS * DIGEST_BYTES)]
 Standing: TypeAlias = Literal["running", "expected", "over", "unknown"]
+
+Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+Signatures = Annotated[dict[Index, Signature], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+# vote     in a guarded group: the signer holds this result at ballot zero, or accepts what was proposed above it. Once
+#          for each ballot.
+# confirm  in a guarded group: the signer has seen a quorum of votes for it, and nothing unlike at any other member.
+# accept   in any other group, in the place of both.
+Kind: TypeAlias = Literal["vote", "confirm", "accept"]
 
 ZERO = 0  # the ballot that has no proposer
 
@@ -50,6 +60,26 @@ class Again(msgspec.Struct, frozen=True, tag=True):
 
 
 Decision: TypeAlias = Committed | Aborted | Again
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """So many members have signed one value in one ballot; `certificate.py` says what that proves.
+
+    value       its hash
+    signatures  by member
+    """
+
+    ballot: Ballot
+    kind: Kind
+    value: Hash
+    signatures: Signatures
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """A decision, and the votes that prove it. Whoever is told one checks them: nobody's word is enough."""
+
+    decision: Decision
+    votes: Certificate
 
 
 @dataclass(frozen=True, slots=True)

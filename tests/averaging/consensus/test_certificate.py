@@ -7,15 +7,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from swarmcli.averaging.consensus.certificate import (
-    Certificate,
-    Kind,
-    RoundCertificate,
-    sign_vote,
-    signed,
-    value_hash,
-)
-from swarmcli.averaging.consensus.messages import Aborted, Committed, Decision
+from swarmcli.averaging.consensus.certificate import RoundCertificate, decides, sign_vote, signed, value_hash
+from swarmcli.averaging.consensus.messages import Aborted, Certificate, Committed, Decision, Kind
 from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.evidence import DoubleVote
 from swarmcli.averaging.group import Group, Member
@@ -116,9 +109,9 @@ def test_small_groups_prove_theirs_by_a_majority() -> None:
 def test_half_of_a_small_group_may_give_up() -> None:
     peers, two = [peer.peer_id for peer in PEERS[:2]], group(count=2).group_id
     given_up = votes((1,), "accept", value=Aborted("why"), of=two)
-    assert given_up.decides(two, peers, Quorum(2), Aborted("why"))
-    assert not given_up.decides(two, peers, Quorum(2), Aborted("other words"))
-    assert not votes((1,), "accept", of=two).decides(two, peers, Quorum(2), A)
+    assert decides(given_up, two, peers, Quorum(2), Aborted("why"))
+    assert not decides(given_up, two, peers, Quorum(2), Aborted("other words"))
+    assert not decides(votes((1,), "accept", of=two), two, peers, Quorum(2), A)
 
 
 def double(**changes: object) -> DoubleVote:
