@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from swarmcli.averaging.aggregators import Aggregator, Mean
 from swarmcli.averaging.checks import check_numbers, check_text
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 
@@ -72,6 +73,7 @@ class AllreduceOptions:
     sender_timeout     for a sender's silence, after which it is left out from that part on
     reducer_timeout    for a reducer's silence, after which the round has failed here; None: twice sender_timeout
     trust              whether a minority of the members may lie; says how many of them decide (`consensus/quorum.py`)
+    aggregator         what becomes of the members' parts; members must agree on it, too
     """
 
     compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
@@ -81,11 +83,14 @@ class AllreduceOptions:
     sender_timeout: float | None = None
     reducer_timeout: float | None = None
     trust: Trust = "strangers"
+    aggregator: Aggregator = Mean()  # noqa: RUF009  # it has no state
 
     def __post_init__(self) -> None:
         _check(self.trust in get_args(Trust), "trust", self.trust, f"one of {', '.join(get_args(Trust))}")
         if not isinstance(self.compression, CompressionBase):
             raise TypeError(f"compression must be a codec such as Float16Compression(), got {self.compression!r}")
+        if not isinstance(self.aggregator, Aggregator):
+            raise TypeError(f"aggregator must be one such as Median(), got {self.aggregator!r}")
         check_numbers(part_size_bytes=self.part_size_bytes)
         if not 0 < self.part_size_bytes <= MAX_PART_BYTES:
             raise ValueError(f"part_size_bytes must be 1 to {MAX_PART_BYTES}, got {self.part_size_bytes}")

@@ -231,6 +231,7 @@ class AveragerCore:
             "averaging.compression": compression_term(options.compression, self._layout),
             "averaging.part_size_bytes": str(options.part_size_bytes),
             "averaging.trust": options.trust,
+            "averaging.aggregator": options.aggregator.description,
         }
 
     # A round

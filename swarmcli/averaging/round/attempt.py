@@ -69,7 +69,7 @@ class Attempt:
         unreachable |= self._lost - {mates.me}
         senders = sorted(members - mates.auxiliaries)
         mine, results = (mine if mates.me in senders else None), holdings.results
-        self._reducer = Reducer(plan, mates.me, senders, mine, results)
+        self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator)
         if mine is not None:
             self._reducer.begin(mates.me, mine.weight)
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []

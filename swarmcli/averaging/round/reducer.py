@@ -7,14 +7,15 @@ Everyone gets the encoded average, this member included, so all hold the same bi
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from threading import Lock
 
 import torch
 
+from swarmcli.averaging.aggregators.base import FREE_WEIGHT, Aggregator, PartAggregator, sum_type
+from swarmcli.averaging.aggregators.mean import Mean
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, digest_of, plain
 from swarmcli.averaging.round.plan import Part, Plan
@@ -23,49 +24,7 @@ from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError, InputRefused, RoundFailed
 from swarmcli.tasks import Bell, forgetful, on_executor
 
-# Values up to the largest of their type may have weights up to this, and larger weights only smaller values. So that a
-# sum of n of them stays in range it is formed in units of n times this weight: powers of two, which change no bit. What
-# lies within 2**20 of the smallest number of the type loses digits by that.
-FREE_WEIGHT = 2.0**20
-
-_MAX_AHEAD = 64 << 20  # bytes of sums that lie beside the results, while the slowest sender catches up
-
-
-class PartAggregator(Protocol):
-    """One part at its reducer. Calls come one at a time, and `finish` comes last, after at least one `add`."""
-
-    def add(self, values: torch.Tensor, weight: float) -> None:
-        """One sender's values, finite and flat. The memory of `values` may change afterwards."""
-
-    def finish(self) -> torch.Tensor:
-        """The average, flat and finite, in the type of sums."""
-
-
-class WeightedMean:
-    """Σ weight · values / Σ weight. Its bits depend on the order of senders: a part has one reducer."""
-
-    def __init__(self, memory: torch.Tensor, senders: int) -> None:
-        """`memory`: flat, of the type of sums, with any content; the mean will lie there. `senders`: the most."""
-        self._total, self._weights = memory, list[float]()
-        self._unit = FREE_WEIGHT * 2.0 ** senders.bit_length()  # of weight, in the sum
-
-    def add(self, values: torch.Tensor, weight: float) -> None:
-        factor, total = weight / self._unit, self._total
-        if self._weights:
-            total.add_(values, alpha=factor)
-        elif values.dtype is total.dtype:
-            torch.mul(values, factor, out=total)
-        else:
-            total.copy_(values).mul_(factor)
-        self._weights.append(weight)
-
-    def finish(self) -> torch.Tensor:
-        mean = self._total.div_(math.fsum(self._weights) / self._unit)
-        if not all_finite(mean):
-            # A mean lies between its values, which are finite: at the end of the range it was rounded beyond it.
-            limit = torch.finfo(mean.dtype).max
-            mean.clamp_(-limit, limit)
-        return mean
+_MAX_AHEAD = 64 << 20  # bytes of sums and of parts that lie beside the results, while the slowest sender catches up
 
 
 @dataclass(slots=True)
@@ -82,12 +41,22 @@ class _Sender:
 class Reducer:
     """Adds up what the senders deliver, part by part in order, and yields each part's average when all are in."""
 
-    def __init__(self, plan: Plan, me: int, senders: Iterable[int], inputs: Inputs | None, results: Results | None):
+    def __init__(
+        self,
+        plan: Plan,
+        me: int,
+        senders: Iterable[int],
+        inputs: Inputs | None,
+        results: Results | None,
+        aggregator: Aggregator = Mean(),  # noqa: B008  # it has no state
+    ) -> None:
         """`senders`: member indices, this one too if it sends. `inputs` and `results`: None for an auxiliary."""
         self.parts = plan.by_reducer.get(me, ())
-        self._inputs, self._results, self._me = inputs, results, me
+        self._inputs, self._results, self._me, self._aggregator = inputs, results, me, aggregator
         self._senders = {sender: _Sender() for sender in senders}
         self._sums: dict[int, PartAggregator] = {}
+        self._beside, self._counting = 0, Lock()  # bytes in `_sums` that are no results; parts are added in threads
+        self._outvoted: dict[int, str] = {}  # whom the aggregator left out of some part, and why
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._averages: list[Average] = []
         self._failure: str | None = None
@@ -96,7 +65,8 @@ class Reducer:
     @property
     def left_out(self) -> dict[int, str]:
         """Member index → why its tensors are missing from some part on."""
-        return {index: sender.left_out for index, sender in self._senders.items() if sender.left_out is not None}
+        lost = {index: sender.left_out for index, sender in self._senders.items() if sender.left_out is not None}
+        return self._outvoted | lost
 
     def begin(self, sender: int, weight: float) -> None:
         """A sender names its weight; one of zero delivers nothing. Raises InputRefused."""
@@ -120,7 +90,8 @@ class Reducer:
         position = state.delivered
         if not state.weight or position >= len(self.parts):
             raise InputRefused("it sent a part that the plan does not provide for")
-        while position - len(self._averages) >= self._window(position):
+        # The part that is next is always let in, or the slowest sender could not come to it.
+        while position > len(self._averages) and self._beside >= _MAX_AHEAD:
             await self._wait()
         async with self._locks[position]:  # two senders deliver the same part at the same time, from two threads
             if self._failure is not None:  # while this sender waited; what it adds would be a sum of its own
@@ -128,7 +99,7 @@ class Reducer:
             if state.left_out is not None:
                 raise InputRefused(f"it was left out before: {state.left_out}")
             try:
-                await on_executor(self.parts[position].descriptor.nbytes, self._add, position, state, message)
+                await on_executor(self.parts[position].descriptor.nbytes, self._add, position, sender, message)
             finally:
                 self._bell.ring()
 
@@ -186,18 +157,11 @@ class Reducer:
             raise RoundFailed(self._failure)
         await self._bell.wait()
 
-    def _window(self, position: int) -> float:
-        """How many parts a sender may be ahead of the last average."""
-        part = self.parts[position]
-        if self._in_place(part):
-            return math.inf
-        return max(1, _MAX_AHEAD // (part.descriptor.numel * sum_type(part.segment.dtype).itemsize))
-
     def _in_place(self, part: Part) -> bool:
         return self._results is not None and part.segment.dtype is sum_type(part.segment.dtype)
 
-    def _add(self, position: int, state: _Sender, message: TensorMessage) -> None:
-        part = self.parts[position]
+    def _add(self, position: int, sender: int, message: TensorMessage) -> None:
+        part, state = self.parts[position], self._senders[sender]
         try:
             if message.header.descriptor() != part.descriptor:
                 raise InputRefused(f"part {part.index} has another shape or type than planned")
@@ -208,48 +172,63 @@ class Reducer:
             raise InputRefused(f"part {part.index} holds NaN or infinity")
         if reason := beyond_sums([values], state.weight or 0.0):
             raise InputRefused(f"part {part.index} holds {reason}")
-        self._sum(position).add(values, state.weight or 0.0)
+        self._add_up(position, values, state.weight or 0.0, sender)
         # Here and not after the await: what is in the sum is counted, even if the caller is cancelled meanwhile.
         state.delivered += 1
 
-    def _sum(self, position: int) -> PartAggregator:
-        """Of a part; it begins where the average will lie, if that has the type of sums."""
-        if position not in self._sums:
+    def _add_up(self, position: int, values: torch.Tensor, weight: float, sender: int) -> None:
+        """The sum begins where the average will lie, if that has the type of sums."""
+        before = 0
+        if position in self._sums:
+            before = self._sums[position].nbytes
+        else:
             part = self.parts[position]
             if self._results is not None and self._in_place(part):
                 memory = self._results.part(part)
             else:
                 memory = torch.empty(part.descriptor.numel, dtype=sum_type(part.segment.dtype))
-            self._sums[position] = WeightedMean(memory, len(self._senders))
-        return self._sums[position]
+                before = -memory.nbytes
+            self._sums[position] = self._aggregator.part(memory, len(self._senders))
+        self._sums[position].add(values, weight, sender)
+        with self._counting:
+            self._beside += self._sums[position].nbytes - before
 
     def _finish(self, position: int) -> Average:
         part = self.parts[position]
         own = self._senders.get(self._me)
         if own is not None and own.weight and self._inputs is not None:
-            self._sum(position).add(self._inputs.part(part), own.weight)
+            self._add_up(position, self._inputs.part(part), own.weight, self._me)
         included = {
             index: sender.weight
             for index, sender in sorted(self._senders.items())
             if sender.weight and sender.delivered > position
         }
-        message = self._encode(position) if included else None
+        message = None
+        if included:
+            values, left_out = self._average(position)
+            included = {index: weight for index, weight in included.items() if index not in left_out}
+            self._outvoted = {**left_out, **self._outvoted}
+            message = self._encode(part, values)
         senders, weights = tuple(included), tuple(included.values())
-        values = None if self._results is None else self._results.part(part)
-        content = None if message is None else plain(part.codec, message, values)
+        decoded = None if self._results is None else self._results.part(part)
+        content = None if message is None else plain(part.codec, message, decoded)
         return Average(part, senders, weights, message, digest_of(part.index, senders, weights, content))
 
-    def _encode(self, position: int) -> TensorMessage:
-        part = self.parts[position]
-        message = part.codec.compress(self._sums.pop(position).finish().to(part.segment.dtype))
+    def _average(self, position: int) -> tuple[torch.Tensor, dict[int, str]]:
+        """What the aggregator makes of a part, and whom it left out."""
+        aggregator, part = self._sums.pop(position), self.parts[position]
+        with self._counting:
+            self._beside -= aggregator.nbytes
+            if not (self._results is not None and self._in_place(part)):
+                self._beside -= part.descriptor.numel * sum_type(part.segment.dtype).itemsize
+        values, left_out = aggregator.finish()
+        return values, {sender: f"part {part.index}: {reason}" for sender, reason in left_out.items()}
+
+    def _encode(self, part: Part, average: torch.Tensor) -> TensorMessage:
+        message = part.codec.compress(average.to(part.segment.dtype))
         if self._results is not None and not all_finite(part.codec.extract(message, out=self._results.part(part))):
             raise RoundFailed(f"the average of part {part.index} is beyond the range of codec {part.codec.name}")
         return message
-
-
-def sum_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which values of a type are added up."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def beyond_sums(values: Iterable[torch.Tensor], weight: float) -> str:

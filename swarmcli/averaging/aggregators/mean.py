@@ -1,0 +1,116 @@
+"""The weighted mean, with a gate for what is far beyond the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from swarmcli.averaging.aggregators.base import FREE_WEIGHT, Aggregator, PartAggregator, largest, within_range
+from swarmcli.averaging.checks import check_numbers
+from swarmcli.compression.base import all_finite
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(Aggregator):
+    """Σ weight · values / Σ weight.
+
+    gate   who has a number above this many times the largest of the others is left out of a part. inf: nobody is
+
+    Sizes are maximum norms: exact in any order, and read from memory once. Of n senders f = ⌊(n − 1) / 3⌋ may lie, so
+    the gate measures by the size that f senders exceed: of these and that one at least one is honest, and with fewer
+    than four senders the gate has no say. The same holds for sizes times the square root of the weight, and only who is
+    beyond both is left out: of honest gradients, whatever their batches, small batches have the larger noise and large
+    ones the larger weight. Where f senders or fewer hold anything but zeros, the gate has no say either: those may be
+    rows that only they have seen.
+    """
+
+    gate: float = 1000.0
+
+    def __post_init__(self) -> None:
+        check_numbers(gate=self.gate)
+        if not self.gate >= 1:
+            raise ValueError(f"gate must be at least 1, got {self.gate}")
+
+    @property
+    def description(self) -> str:
+        return f"mean gate={float(self.gate)!r}"
+
+    def part(self, memory: torch.Tensor, senders: int, *, ordered: bool = False) -> PartAggregator:
+        return _MeanOfPart(memory, senders, self.gate, ordered)
+
+
+class _MeanOfPart:
+    """Adds up as senders come, and holds only what may turn out to be beyond the gate.
+
+    What a gate measures by can only grow with each sender. So who is within it once stays within.
+    """
+
+    def __init__(self, memory: torch.Tensor, senders: int, gate: float, ordered: bool) -> None:
+        self._total, self._gate, self._ordered = memory, gate, ordered
+        self._unit = FREE_WEIGHT * 2.0 ** senders.bit_length()  # of weight, in the sum
+        self._most = senders if math.isfinite(gate) else 0
+        self._weights: dict[int, float] = {}
+        self._sizes: dict[int, tuple[float, float]] = {}  # and that times √weight; empty if the gate has no say
+        self._held: dict[int, torch.Tensor] = {}
+        self._begun = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(values.nbytes for values in self._held.values())
+
+    def add(self, values: torch.Tensor, weight: float, sender: int) -> None:
+        self._weights[sender] = weight
+        if _liars(self._most):
+            size = largest(values)
+            self._sizes[sender] = size, size * math.sqrt(weight)
+        if self._ordered or self._is_beyond(sender, _liars(self._most)):
+            self._held[sender] = values.clone()
+        else:
+            self._add(values, weight)
+        if not self._ordered:
+            for other in [other for other in self._held if not self._is_beyond(other, _liars(self._most))]:
+                self._add(self._held.pop(other), self._weights[other])
+
+    def finish(self) -> tuple[torch.Tensor, Mapping[int, str]]:
+        liars = _liars(len(self._sizes))
+        left_out: dict[int, str] = {}
+        if any(self._limits(liars)):
+            left_out = {sender: self._reason(sender) for sender in self._held if self._is_beyond(sender, liars)}
+        for sender in sorted(self._held.keys() - left_out.keys()):
+            self._add(self._held.pop(sender), self._weights[sender])
+        counted = (weight for sender, weight in self._weights.items() if sender not in left_out)
+        mean = self._total.div_(math.fsum(counted) / self._unit)
+        return mean if all_finite(mean) else within_range(mean), left_out
+
+    def _add(self, values: torch.Tensor, weight: float) -> None:
+        factor, total = weight / self._unit, self._total
+        if self._begun:
+            total.add_(
+                values.to(total.dtype) * factor
+            )  # not with alpha=: that would round once where others round twice
+        elif values.dtype is total.dtype:
+            torch.mul(values, factor, out=total)
+        else:
+            total.copy_(values).mul_(factor)
+        self._begun = True
+
+    def _limits(self, liars: int) -> tuple[float, float]:
+        """The largest size, and size · √weight, that are within the gate; zero until enough have come to tell."""
+        if len(self._sizes) <= liars:
+            return 0.0, 0.0
+        sizes, scaled = (sorted(each, reverse=True) for each in zip(*self._sizes.values(), strict=True))
+        return self._gate * sizes[liars], self._gate * scaled[liars]
+
+    def _is_beyond(self, sender: int, liars: int) -> bool:
+        sizes = self._sizes.get(sender, (0.0, 0.0))
+        return all(size > limit for size, limit in zip(sizes, self._limits(liars), strict=True))
+
+    def _reason(self, sender: int) -> str:
+        return f"it holds {self._sizes[sender][0]:.3g}, more than {self._gate:g} times the largest of the others"
+
+
+def _liars(senders: int) -> int:
+    return (senders - 1) // 3 if senders else 0
