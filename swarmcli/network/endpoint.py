@@ -27,6 +27,7 @@ from swarmcli.network.addresses import Scheme, Scope, is_direct, parse_address, 
 from swarmcli.network.context import EndpointContext, Handler, PunchBulk, Traffic
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
+from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
@@ -87,9 +88,11 @@ class Endpoint:
         announce: Sequence[str] = (),
         events: Events | None = None,
         seed: int | None = None,
+        membership: Membership | None = None,
     ) -> None:
         """`client_mode`: never listens. `announce` replaces the addresses that the listener finds for itself. `seed`
-        makes `random` repeatable. Raises AddressError."""
+        makes `random` repeatable. `membership`: of a closed run; who is no member gets no connection with this peer.
+        Raises AddressError."""
         for address in announce:
             parse_address(address)
         dice = random.Random(seed if seed is not None else os.urandom(16))
@@ -102,6 +105,8 @@ class Endpoint:
         self.limits = context.limits
         self.events = context.events
         self.random = context.random
+        self.membership = membership
+        transport.membership = membership
         self._context = context
         self._transport = transport
         self._more_transports: list[Transport] = []
@@ -396,6 +401,29 @@ class Endpoint:
         """
         return self._control.lost(peer)
 
+    def disconnect(self, peer: PeerID, reason: str) -> None:
+        """Ends every connection with this peer, and what is under way on them. The other end hears the reason."""
+        for bulk in self._streams.channels():
+            if bulk.peer_id == peer:
+                bulk.reset(reason)
+        for control in self._control.channels():
+            if control.peer_id == peer:
+                self._context.tasks.spawn(control.connection.close(reason))
+        for connection in [probe for probe in self._probes if probe.peer_id == peer]:
+            connection.abort(reason)
+
+    def expel(self) -> dict[PeerID, str]:
+        """In a closed run: ends the connections with those that are no members any more. Returns whom, and why."""
+        if self.membership is None:
+            return {}
+        everybody = {connection.peer_id for connection in (*self._connections(), *self._probes)}
+        self.membership.forget_all_but(everybody)
+        expelled = {peer: why for peer in everybody if (why := self.membership.objection(peer))}
+        for peer, why in expelled.items():
+            logger.info("closed the connections to %s: %s", peer.short, why)
+            self.disconnect(peer, why)
+        return expelled
+
     def received(self, peer: PeerID) -> int | None:
         """Bytes that have come from this peer on the connections that stand now; None: there is no control connection.
 
@@ -547,6 +575,7 @@ class Endpoint:
                 channel.tick(watched, self._streams.received_from(peer))
             self._control.close_surplus()
             self._streams.tick()
+            self.expel()
 
 
 class _Probe:

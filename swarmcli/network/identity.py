@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import os
-import secrets
-import stat
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from filelock import BaseFileLock, FileLock, Timeout
 
 from swarmcli.errors import AddressError, IdentityError
+from swarmcli.network.key_file import create_key_file, open_key_file, read_key
 
 PEER_ID_BYTES = 32
 SIGNATURE_BYTES = 64
 _TEXT_LENGTH = 52  # 32 bytes in base32 without padding
 _SHORT_LENGTH = 10
-_MAX_FILE_BYTES = 4096  # a PEM file of such a key has about 120
 
 
 class PeerID(bytes):
@@ -107,7 +98,7 @@ class Identity:
         """
         try:
             if not path.exists():
-                _create_key_file(path)
+                create_key_file(path)
             return cls._load(path)
         except OSError as error:
             raise IdentityError(
@@ -117,13 +108,11 @@ class Identity:
 
     @classmethod
     def _load(cls, path: Path) -> Identity:
-        # Without O_NONBLOCK a named pipe in the file's place would hang the process here; Windows has neither.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        descriptor = open_key_file(path, "identity file")
         try:
-            _check_file(path, os.fstat(descriptor))
             lock = _lock_file(path)
             try:
-                return cls(_read_key(path, descriptor), lock=lock)
+                return cls(read_key(path, descriptor, "identity file"), lock=lock)
             except Exception:
                 lock.release()
                 raise
@@ -158,47 +147,6 @@ def _signed_bytes(purpose: str, fields: tuple[bytes, ...]) -> bytes:
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
-def _create_key_file(path: Path) -> None:
-    """Writes a new key beside `path` and links it into place: no reader ever sees half a file or replaces one."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
-        # Another process may have been faster; then its key is the one that gets loaded.
-        with contextlib.suppress(FileExistsError):
-            if os.name == "nt":
-                draft.rename(path)  # never replaces there, and works where the file system has no links
-            else:
-                os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _check_file(path: Path, status: os.stat_result) -> None:
-    mode = stat.S_IMODE(status.st_mode)
-    if not stat.S_ISREG(status.st_mode):
-        raise IdentityError(f"the identity file {path} is no regular file; name another one")
-    if not hasattr(os, "geteuid"):
-        return  # Windows: the directory says who may read it; modes and owners mean nothing
-    if status.st_uid != os.geteuid():
-        raise IdentityError(
-            f"the identity file {path} belongs to another user (uid {status.st_uid}); "
-            "name a file of your own, or change its owner"
-        )
-    if mode & 0o077:
-        raise IdentityError(
-            f"the identity file {path} may be read or written by other users (mode {mode:04o}); run: chmod 600 {path}"
-        )
-    # The superuser could read it all the same; refusing keeps behaviour equal for everyone.
-    if not mode & 0o400:
-        raise IdentityError(f"the identity file {path} is not readable (mode {mode:04o}); run: chmod 600 {path}")
-
-
 def _lock_file(path: Path) -> BaseFileLock:
     """The lock lies beside the key: on Windows nobody could read a file that is locked itself."""
     place = path.resolve()  # two names of one file are one lock
@@ -211,17 +159,3 @@ def _lock_file(path: Path) -> BaseFileLock:
             "stop that one, or name another file for this one"
         ) from None
     return lock
-
-
-def _read_key(path: Path, descriptor: int) -> Ed25519PrivateKey:
-    data = os.read(descriptor, _MAX_FILE_BYTES)
-    try:
-        key = load_pem_private_key(data, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise IdentityError(
-            f"the identity file {path} holds no Ed25519 private key in PEM form; "
-            "restore it from a backup, or move it away and a new identity is created"
-        )
-    return key

@@ -215,6 +215,7 @@ class RelayTransport:
         self.relays: set[PeerID] = set()  # that hold a reservation of this peer: only these may bring connections
         self._endpoint = endpoint
         self._lookup = lookup
+        self.membership = endpoint.membership
         self._shared = Shared(endpoint.limits)
         self._tasks = TaskOwner()
         self._needed: Counter[PeerID] = Counter()  # relays to which a stream is being opened
@@ -299,7 +300,7 @@ class RelayTransport:
         def greet(engine: TLSEngine) -> Greeting:
             listener = certified_peer(engine.peer_certificate)
             check_listener(listener, target, self.identity.peer_id)
-            return greet_listener(self.identity, listener, purpose)
+            return greet_listener(self.identity, listener, purpose, self.membership)
 
         engine = TLSEngine(self._dialer_context, server_side=False)
         connection = TCPConnection(engine, greet, self._shared, dialed=True, relayed=True)
@@ -353,7 +354,7 @@ class RelayTransport:
         engine = TLSEngine(self._listener_context, server_side=True)
 
         def greet(engine: TLSEngine) -> Greeting:
-            return greet_dialer(self.identity, "")  # nothing is seen of where the dialer is
+            return greet_dialer(self.identity, "", self.membership)  # nothing is seen of where the dialer is
 
         connection = TCPConnection(engine, greet, self._shared, dialed=False, relayed=True)
         self._admit(connection, relay, accept)

@@ -13,6 +13,7 @@ from swarmcli.errors import ConnectError, HandshakeError, ListenError, WrongPeer
 from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import Limits
+from swarmcli.network.membership import Membership, NotAMember
 from swarmcli.network.transports.base import Accept, Family, Purpose
 from swarmcli.testing.memory_cables import Cables, Latency
 from swarmcli.testing.memory_connection import MemoryConnection
@@ -142,6 +143,7 @@ class MemoryTransport:
         self.network = network
         self.identity = identity
         self.limits = limits
+        self.membership: Membership | None = None
         self.place = place
         self._next_port = _FIRST_PORT
         self._connections: list[MemoryConnection] = []  # those that stand, and some that have ended
@@ -207,7 +209,22 @@ class MemoryTransport:
             raise WrongPeerError(f"{address} is {there.identity.peer_id.short}, not {wanted.short}", address=address)
         if not there.accepts or self._closed:
             raise HandshakeError(f"{address} went away during the handshake", address=address)
+        self.greet(there)
         return self._connect(there, purpose, address, source)
+
+    def greet(self, there: MemoryTransport) -> None:
+        """Both ends show what makes them members, as the greeting over TCP does. Raises HandshakeError."""
+        ids = (self.identity.peer_id, there.identity.peer_id)
+        own = self.membership.proof(ids[1]) if self.membership is not None else b""
+        theirs = binding = b""
+        if there.membership is not None:
+            try:
+                binding = there.membership.check(ids[0], own)
+            except NotAMember as error:
+                raise HandshakeError(f"refused by the other end: {error}") from None
+            theirs = there.membership.proof(ids[0])
+        if self.membership is not None:
+            self.membership.welcomed(ids[1], theirs, binding)
 
     async def shake_hands(self, peer: PeerID) -> None:
         await self._round_trip(self.identity.peer_id, peer)
@@ -253,6 +270,10 @@ class MemoryTransport:
         for end, connection in zip((leader, follower), ends, strict=True):
             end.met.set_result(connection)
         if leader.leads == follower.leads or leader.purpose is not follower.purpose:
+            ends[0].die("no handshake came about")
+        try:
+            leader.transport.greet(follower.transport)
+        except HandshakeError:
             ends[0].die("no handshake came about")
 
     def _seen_at(self, listener: MemoryTransport, source: int | None) -> str:

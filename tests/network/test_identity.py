@@ -155,7 +155,7 @@ def test_garbage_is_refused_and_left_as_it_is(path: Path, content: bytes) -> Non
     path.write_bytes(content)
     path.chmod(0o600)
     for _ in range(2):  # the second time shows that the lock was released
-        with pytest.raises(IdentityError, match=rf"{path} holds no Ed25519 private key.*new identity"):
+        with pytest.raises(IdentityError, match=rf"{path} holds no Ed25519 private key.*a new one is made"):
             Identity.load_or_create(path)
     assert path.read_bytes() == content
 

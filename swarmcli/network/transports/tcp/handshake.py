@@ -9,8 +9,11 @@ I/O:
     dialer                              listener
       HELLO  purpose, peer id  ──────▶
              ◀──────────────────────    CHALLENGE  32 random bytes
-      PROOF  signature         ──────▶
-             ◀──────────────────────    WELCOME  the dialer's address as seen here, or at any time REFUSAL with words
+      PROOF  signature, pass   ──────▶
+             ◀──────────────────────    WELCOME  pass, the dialer's address as seen here; or at any time REFUSAL
+
+In an open run the passes are empty. In a closed one (`network.membership`) the listener refuses a dialer without a good
+one, before it has said more of itself than its certificate did; and the dialer a listener, before any call.
 
 The dialer signs the challenge together with the id of the listener whose certificate it sees. So a recorded proof
 is worthless on another connection, and one that a man in the middle asked for names the man in the middle: to the
@@ -43,17 +46,20 @@ from cryptography.x509.oid import NameOID
 from swarmcli.errors import AddressError, HandshakeError, OwnAddressError, WrongPeerError
 from swarmcli.network.addresses import parse_address, scope_of
 from swarmcli.network.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Identity, PeerID, verify
+from swarmcli.network.membership import MAX_PROOF, Membership, NotAMember
 from swarmcli.network.transports.base import Purpose
 from swarmcli.network.transports.frames import printable
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 ALPN = "swarm"  # tells this protocol from other programs that speak TLS; the version is agreed on later
 
 _PREFIX = struct.Struct("!4sHBH")  # magic, version, kind, length of the body
 _MAGIC = b"SWRM"
-_MAX_BODY = 512
+_MAX_BODY = 1024
 _CHALLENGE_BYTES = 32
 _SIGNED_PURPOSE = "dial"
+_WELCOME = struct.Struct("!HB")  # lengths of the listener's pass, and of the binding of the dialer's invitation
+_MAX_ADDRESS = 512
 
 
 class Kind(IntEnum):
@@ -114,27 +120,55 @@ def take_message(received: bytearray) -> Message | None:
     return message
 
 
-def greet_listener(identity: Identity, listener: PeerID, purpose: Purpose) -> Greeting:
-    """The dialer's side. `listener` is whose certificate the TLS handshake proved."""
+def greet_listener(
+    identity: Identity, listener: PeerID, purpose: Purpose, membership: Membership | None = None
+) -> Greeting:
+    """The dialer's side. `listener` is whose certificate the TLS handshake proved. `membership`: of a closed run."""
     hello = Message(Kind.HELLO, bytes([purpose]) + identity.peer_id).encode()
     challenge = _expect(Kind.CHALLENGE, (yield hello), _CHALLENGE_BYTES)
-    proof = identity.sign(_SIGNED_PURPOSE, challenge, listener, bytes([purpose]))
-    welcome = _expect(Kind.WELCOME, (yield Message(Kind.PROOF, proof).encode()))
-    return Greeted(listener, purpose, observed_address=_observed(welcome))
+    shown = membership.proof(listener) if membership is not None else b""
+    proof = identity.sign(_SIGNED_PURPOSE, challenge, listener, bytes([purpose]), shown)
+    welcome = _expect(Kind.WELCOME, (yield Message(Kind.PROOF, proof + shown).encode()))
+    theirs, binding, seen = _read_welcome(welcome)
+    if membership is not None:  # without words where it fails: to the listener the greeting is over
+        membership.welcomed(listener, theirs, binding)
+    return Greeted(listener, purpose, observed_address=_observed(seen))
 
 
-def greet_dialer(identity: Identity, dialer: str) -> Greeting:
+def greet_dialer(identity: Identity, dialer: str, membership: Membership | None = None) -> Greeting:
     """The listener's side. `dialer` is the address from which the other end has come."""
     hello = _expect(Kind.HELLO, (yield b""), 1 + PEER_ID_BYTES)
     if hello[0] not in tuple(Purpose):
         raise Refused("unknown purpose", f"connections for purpose {hello[0]} are not known here")
     purpose, peer_id = Purpose(hello[0]), PeerID(hello[1:])
     challenge = os.urandom(_CHALLENGE_BYTES)
-    reply = yield Message(Kind.CHALLENGE, challenge).encode()
-    signature = _expect(Kind.PROOF, reply, SIGNATURE_BYTES)
-    if not verify(peer_id, _SIGNED_PURPOSE, signature, challenge, identity.peer_id, bytes([purpose])):
+    proof = _expect(Kind.PROOF, (yield Message(Kind.CHALLENGE, challenge).encode()))
+    signature, shown = proof[:SIGNATURE_BYTES], proof[SIGNATURE_BYTES:]
+    if len(signature) < SIGNATURE_BYTES or len(shown) > MAX_PROOF:
+        raise Refused("malformed hello", f"a proof has {SIGNATURE_BYTES} bytes, and {MAX_PROOF} more at most")
+    if not verify(peer_id, _SIGNED_PURPOSE, signature, challenge, identity.peer_id, bytes([purpose]), shown):
         raise Refused("false proof", "the proof does not belong to this peer id, this listener and this connection")
-    return Greeted(peer_id, purpose, Message(Kind.WELCOME, dialer.encode()[:_MAX_BODY]).encode())
+    own, binding = b"", b""
+    if membership is not None:
+        try:
+            binding = membership.check(peer_id, shown)
+        except NotAMember as error:
+            raise Refused(error.rule, str(error)) from None
+        own = membership.proof(peer_id)
+    seen = dialer.encode()[:_MAX_ADDRESS]
+    welcome = _WELCOME.pack(len(own), len(binding)) + own + binding + seen
+    return Greeted(peer_id, purpose, Message(Kind.WELCOME, welcome).encode())
+
+
+def _read_welcome(body: bytes) -> tuple[bytes, bytes, bytes]:
+    """The listener's pass, the binding of this peer's invitation, and where the listener sees this peer."""
+    if len(body) < _WELCOME.size:
+        raise Refused("malformed hello", "a WELCOME without its lengths")
+    pass_bytes, binding_bytes = _WELCOME.unpack_from(body)
+    end = _WELCOME.size + pass_bytes
+    if end + binding_bytes > len(body):
+        raise Refused("malformed hello", "a WELCOME that ends before what it announces")
+    return body[_WELCOME.size : end], body[end : end + binding_bytes], body[end + binding_bytes :]
 
 
 def check_listener(found: PeerID, expected: PeerID | None, own: PeerID) -> None:

@@ -27,6 +27,7 @@ from swarmcli.errors import (
 from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import DIAL_STAGGER, Limits
+from swarmcli.network.membership import Membership
 from swarmcli.network.transports.base import Accept, Connection, Family, Purpose
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
 from swarmcli.network.transports.tcp.handshake import (
@@ -72,6 +73,7 @@ class TCPTransport:
         self.identity = identity
         self._host, self._port, self._preferred_port = host, port, preferred_port
         self.limits = limits
+        self.membership: Membership | None = None
         self._shared = Shared(limits)
         self._dialer_context = dialer_context()
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
@@ -163,7 +165,7 @@ class TCPTransport:
         """A connection of which this end does not lead the handshake."""
 
         def greet(engine: TLSEngine) -> Greeting:
-            return greet_dialer(self.identity, connection.remote_address)
+            return greet_dialer(self.identity, connection.remote_address, self.membership)
 
         engine = TLSEngine(self._listener_context, server_side=True)
         connection = TCPConnection(engine, greet, self._shared, dialed=False, punched=punched, on_made=on_made)
@@ -227,7 +229,7 @@ class TCPTransport:
         def greet(engine: TLSEngine) -> Greeting:
             listener = certified_peer(engine.peer_certificate)
             check_listener(listener, expected, self.identity.peer_id)
-            return greet_listener(self.identity, listener, purpose)
+            return greet_listener(self.identity, listener, purpose, self.membership)
 
         engine = TLSEngine(self._dialer_context, server_side=False)
         return TCPConnection(engine, greet, self._shared, dialed=True, punched=punched)

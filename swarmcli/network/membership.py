@@ -1,0 +1,295 @@
+"""Closed runs: who is a member, as both ends of a connection prove it in the greeting.
+
+    run key ── signs ──▶ Invitation ── for a peer id, or for the bearer ──▶ Pass ── shown in each greeting
+            └─ signs ──▶ Revocation ── of a peer id, or of an invitation
+
+An invitation holds for one recipe and has an end. One *for a peer* is worth nothing to any other peer, since the
+greeting proves who shows it. One *for the bearer* comes with a key of its own, which stays in the link: with it the
+bearer signs its peer id (the *claim*), so whoever sees a pass can do nothing with it. A link may be passed on, so a
+claim is not enough: the invitation names a *host*, the peer of the link, and that one countersigns the first claim that
+it sees (the *binding*) and no other one. From then on the pass holds everywhere, whether the host runs or not.
+
+No I/O here, and no clock: `Membership` is told both.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Annotated
+
+import msgspec
+
+from swarmcli.errors import HandshakeError
+from swarmcli.network.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Identity, PeerID, verify
+
+logger = logging.getLogger(__name__)
+
+ID_BYTES = 8  # of an invitation: drawn by lot, so that two that its owner has made are two
+_HEAD = struct.Struct(f"!B{ID_BYTES}sQ{PEER_ID_BYTES}s{PEER_ID_BYTES}s")
+_INVITATION_BYTES = _HEAD.size + SIGNATURE_BYTES
+MAX_PROOF = _INVITATION_BYTES + 2 * SIGNATURE_BYTES  # bytes of what is shown
+MAX_REVOCATIONS = 10_000  # that a peer keeps; all of them are the owner's own
+
+MAX_ADMITTED = 4096  # members of which this peer remembers what they have shown, besides those that are connected
+
+CLOSED = "this run is closed: ask its owner for an invitation (`swarm invite`)"
+NO_MEMBER = "the peer there is no member of this closed run"
+
+
+class NotAMember(HandshakeError):
+    """The other end has shown nothing by which it is a member of this run. `rule` is a short name to count by; the
+    words may be told to it."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
+class Kind(IntEnum):
+    PEER = 1  # for one peer id
+    BEARER = 2  # for the first peer that shows it
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRun:
+    """What invitations are for: the public run key, and the recipe by its fingerprint."""
+
+    key: PeerID
+    recipe: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Signed by the run key over all that stands here, and the recipe."""
+
+    kind: Kind
+    id: bytes
+    until: int  # seconds since 1970; from then on it holds no more
+    holder: PeerID  # the peer; or the public key of a bearer's invitation
+    host: PeerID  # who countersigns a bearer's claim; of one for a peer that peer itself
+    signature: bytes = b""
+
+    def head(self) -> bytes:
+        return _HEAD.pack(self.kind, self.id, self.until, self.holder, self.host)
+
+    def encode(self) -> bytes:
+        return self.head() + self.signature
+
+    @classmethod
+    def decode(cls, data: bytes) -> Invitation:
+        """Raises ValueError."""
+        if len(data) != _INVITATION_BYTES:
+            raise ValueError(f"an invitation has {_INVITATION_BYTES} bytes, got {len(data)}")
+        kind, number, until, holder, host = _HEAD.unpack(data[: _HEAD.size])
+        return cls(Kind(kind), number, until, PeerID(holder), PeerID(host), data[_HEAD.size :])
+
+    def is_genuine(self, run: ClosedRun) -> bool:
+        return verify(run.key, "run invitation", self.signature, run.recipe.encode(), self.head())
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a peer shows: an invitation, and for the bearer's what ties it to this peer."""
+
+    invitation: Invitation
+    claim: bytes = b""
+    binding: bytes = b""
+
+    def encode(self) -> bytes:
+        return self.invitation.encode() + self.claim + self.binding
+
+    @classmethod
+    def decode(cls, data: bytes) -> Pass:
+        """Raises ValueError."""
+        head, rest = data[:_INVITATION_BYTES], data[_INVITATION_BYTES:]
+        if len(rest) not in (0, SIGNATURE_BYTES, 2 * SIGNATURE_BYTES):
+            raise ValueError("what is shown ends in the middle of a signature")
+        return cls(Invitation.decode(head), rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:])
+
+
+class Revocation(msgspec.Struct, frozen=True):
+    """The owner's word that a peer (32 bytes), or whoever shows an invitation (8 bytes), is no member any more."""
+
+    subject: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=PEER_ID_BYTES)]
+    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+    def is_genuine(self, run: ClosedRun) -> bool:
+        return verify(run.key, "run revocation", self.signature, run.recipe.encode(), self.subject)
+
+
+def claimed(run: ClosedRun, invitation: Invitation, bearer: Identity, peer: PeerID) -> Pass:
+    """A bearer's invitation as this peer shows it. `bearer` is the key that came with it; the peer that has this very
+    key as its own only looks at what it is invited to, and claims nothing."""
+    if peer == invitation.holder:
+        return Pass(invitation)
+    return Pass(invitation, bearer.sign("invitation claim", run.recipe.encode(), invitation.id, peer))
+
+
+@dataclass(slots=True)
+class Remembered:
+    """What a member must still know after a restart. `save` is called when it has changed, and returns when it lies on
+    the disk: a host that forgot a binding would bind an invitation twice."""
+
+    bound: dict[bytes, PeerID] = field(default_factory=dict)  # invitation → whom this peer, its host, has bound it to
+    revoked: dict[bytes, Revocation] = field(default_factory=dict)  # by subject
+    card: Pass | None = None  # this peer's own
+    save: Callable[[], None] = lambda: None
+
+
+class Membership:
+    """One peer's membership of a closed run: its own pass, and whom it takes for members."""
+
+    def __init__(self, run: ClosedRun, identity: Identity, remembered: Remembered, now: Callable[[], float]) -> None:
+        """`now`: seconds since 1970, by which invitations end."""
+        self.run = run
+        self.remembered = remembered
+        self.admitted: dict[PeerID, Invitation] = {}  # by what those have shown that are connected, or were lately
+        self._identity = identity
+        self._now = now
+
+    def proof(self, for_peer: PeerID) -> bytes:
+        """What this peer shows to another one. Whoever sees it can do nothing with it."""
+        card = self.remembered.card
+        return b"" if card is None else card.encode()
+
+    def check(self, peer: PeerID, proof: bytes) -> bytes:
+        """Raises NotAMember unless this peer, which has proved its id, is a member. Returns what this end has to tell a
+        dialer: the binding of an invitation to it, by its host; or nothing."""
+        card = self._genuine(proof)
+        invitation = card.invitation
+        self._check_standing(peer, invitation)
+        binding = b""
+        if invitation.kind is Kind.PEER:
+            if invitation.holder != peer:
+                raise NotAMember("foreign invitation", "this invitation is another peer's; ask for one of your own")
+        else:
+            binding = self._check_bearer(peer, card)
+        self.admitted.pop(peer, None)  # the newest stand last
+        self.admitted[peer] = invitation
+        return binding
+
+    def welcomed(self, listener: PeerID, proof: bytes, binding: bytes) -> None:
+        """The dialer's side of the greeting: the listener's pass, and this peer's own binding. Raises NotAMember."""
+        try:
+            self.check(listener, proof)
+        except NotAMember as error:
+            raise NotAMember(error.rule, f"{NO_MEMBER}: {error}" if proof else NO_MEMBER) from None
+        card = self.remembered.card
+        if not binding or card is None or card.binding:
+            return
+        bound = replace(card, binding=binding)
+        if listener == card.invitation.host and self._is_bound(self._identity.peer_id, bound):
+            self.remembered.card = bound
+            self.remembered.save()
+
+    def objection(self, peer: PeerID) -> str:
+        """Why a connected peer that was admitted is no member any more; "": it still is."""
+        invitation = self.admitted.get(peer)
+        if invitation is None:
+            return NO_MEMBER
+        try:
+            self._check_standing(peer, invitation)
+        except NotAMember as error:
+            return str(error)
+        if peer == invitation.holder and invitation.kind is Kind.BEARER and invitation.id in self.remembered.bound:
+            return "the invitation has been taken up"  # of who only looked at it
+        return ""
+
+    def forget_all_but(self, connected: Iterable[PeerID]) -> None:
+        """Bounds what is remembered. The oldest go first: who was just admitted may not count as connected yet."""
+        surplus = len(self.admitted) - MAX_ADMITTED
+        if surplus > 0:
+            kept = set(connected)
+            for peer in [peer for peer in self.admitted if peer not in kept][:surplus]:
+                del self.admitted[peer]
+
+    def learn(self, revocations: Iterable[Revocation]) -> list[Revocation]:
+        """Takes up what is new and the owner's; returns that. The first that is not the owner's raises ValueError, so
+        that whoever invents them costs no more than one signature."""
+        new: list[Revocation] = []
+        known = self.remembered.revoked
+        try:
+            for each in revocations:
+                if each.subject in known or len(known) >= MAX_REVOCATIONS:
+                    continue
+                if not each.is_genuine(self.run):
+                    raise ValueError("a revocation that the run's owner has not signed")
+                known[each.subject] = each
+                new.append(each)
+        finally:
+            if new:
+                self.remembered.save()
+        return new
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the owner has revoked this very peer, or its invitation."""
+        card = self.remembered.card
+        revoked = self.remembered.revoked
+        return self._identity.peer_id in revoked or (card is not None and card.invitation.id in revoked)
+
+    def __repr__(self) -> str:
+        return f"<Membership of {self._identity.peer_id.short}>"
+
+    # Inside
+
+    def _genuine(self, proof: bytes) -> Pass:
+        """Who shows nothing of the owner's is told nothing but that the run is closed."""
+        try:
+            card = Pass.decode(proof)
+        except ValueError:
+            raise NotAMember("no invitation", CLOSED) from None
+        if not card.invitation.is_genuine(self.run):
+            raise NotAMember("no invitation", CLOSED)
+        return card
+
+    def _check_standing(self, peer: PeerID, invitation: Invitation) -> None:
+        revoked = self.remembered.revoked
+        if peer in revoked or invitation.id in revoked:
+            raise NotAMember("revoked", "the owner of this run has revoked the invitation; ask the owner")
+        if self._now() >= invitation.until:
+            raise NotAMember(
+                "invitation ended",
+                "the invitation has ended; ask the owner for another one (`swarm invite`), or set the clock of the "
+                "computer that is wrong",
+            )
+
+    def _check_bearer(self, peer: PeerID, card: Pass) -> bytes:
+        """The binding, where this peer is the invitation's host and the other one does not have it yet."""
+        invitation, own = card.invitation, self._identity.peer_id
+        if card.binding:
+            if not self._is_bound(peer, card):
+                raise NotAMember("foreign invitation", "this invitation is bound to another peer; ask for another one")
+            return b""
+        if not (peer == invitation.holder or self._is_claim(peer, card)):
+            raise NotAMember("foreign invitation", "this invitation was claimed by another peer; ask for another one")
+        if own != invitation.host:
+            raise NotAMember("unbound invitation", f"the invitation has to be shown to {invitation.host.short}… first")
+        bound = self.remembered.bound.get(invitation.id)
+        if bound not in (None, peer):
+            raise NotAMember("bound invitation", "this invitation is bound to another peer; ask for another one")
+        if peer == invitation.holder:
+            return b""  # it looks at the recipe, and claims nothing
+        if bound is None:
+            self.remembered.bound[invitation.id] = peer
+            self.remembered.save()
+            logger.info("bound the invitation %s to %s", invitation.id.hex(), peer.short)
+        return self._identity.sign("invitation binding", *self._bound_fields(peer, invitation))
+
+    def _is_claim(self, peer: PeerID, card: Pass) -> bool:
+        invitation = card.invitation
+        fields = (self.run.recipe.encode(), invitation.id, peer)
+        return verify(invitation.holder, "invitation claim", card.claim, *fields)
+
+    def _is_bound(self, peer: PeerID, card: Pass) -> bool:
+        """The host's word alone would let it invite whom it likes, the claim whoever has seen the link."""
+        fields = self._bound_fields(peer, card.invitation)
+        bound = verify(card.invitation.host, "invitation binding", card.binding, *fields)
+        return bound and self._is_claim(peer, card)
+
+    def _bound_fields(self, peer: PeerID, invitation: Invitation) -> tuple[bytes, ...]:
+        return (self.run.recipe.encode(), invitation.id, invitation.holder, peer)

@@ -1,0 +1,102 @@
+"""The run key: by it the owner of a run says who may take part, and which state is the run's.
+
+Its public half stands in the recipe (`run_key`), so it is part of the fingerprint and every peer knows it. The file
+stays with the owner; no peer needs it to run. Each signature is for one purpose and covers the recipe's fingerprint: an
+invitation to one run is none to another with the same key, and what it invites to cannot be exchanged.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmcli.errors import IdentityError
+from swarmcli.network.identity import Identity, PeerID, verify
+from swarmcli.network.key_file import create_key_file, open_key_file, read_key
+from swarmcli.network.membership import ID_BYTES, ClosedRun, Invitation, Kind, Pass, Revocation
+
+_WHAT = "run key"
+
+
+class RunKey:
+    """An Ed25519 key with the purposes for which it signs. `repr` shows the public half only."""
+
+    def __init__(self, private_key: Ed25519PrivateKey) -> None:
+        self._key = Identity(private_key)
+
+    @classmethod
+    def create(cls, path: Path) -> RunKey:
+        """Writes a new key (mode 0600). Raises IdentityError, also when there is such a file: a run whose key is
+        replaced has no owner any more."""
+        try:
+            if path.exists():
+                raise IdentityError(f"the {_WHAT} {path} is there already; use it, or name another file")
+            create_key_file(path)
+        except OSError as error:
+            raise IdentityError(f"the {_WHAT} {path} cannot be written: {error.strerror or error}") from error
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path) -> RunKey:
+        """Raises IdentityError, naming the file and the fix: missing, another user's, readable by others, no key."""
+        try:
+            descriptor = open_key_file(path, _WHAT)
+            try:
+                return cls(read_key(path, descriptor, _WHAT))
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise IdentityError(
+                f"there is no {_WHAT} at {path}; it stays with the run's owner, who made it with `swarm init`: name "
+                "its file with --run-key"
+            ) from None
+        except OSError as error:
+            raise IdentityError(f"the {_WHAT} {path} cannot be read: {error.strerror or error}") from error
+
+    @property
+    def public(self) -> PeerID:
+        """What stands in the recipe, as 52 characters."""
+        return self._key.peer_id
+
+    def run(self, recipe: str) -> ClosedRun:
+        """`recipe`: its fingerprint, as links carry it."""
+        return ClosedRun(self.public, recipe)
+
+    def invite(self, recipe: str, peer: PeerID, until: int) -> Pass:
+        """An invitation for one peer, which can show it as it is. `until`: seconds since 1970."""
+        return Pass(self._invitation(recipe, Kind.PEER, until, peer, peer))
+
+    def invite_bearer(self, recipe: str, host: PeerID, until: int) -> tuple[Invitation, Identity]:
+        """An invitation for the first peer that shows it to `host`, and the key that goes with it: both are what the
+        bearer needs, and a secret."""
+        bearer = Identity.generate()
+        return self._invitation(recipe, Kind.BEARER, until, bearer.peer_id, host), bearer
+
+    def revoke(self, recipe: str, subject: bytes) -> Revocation:
+        """`subject`: a peer id, or the id of an invitation."""
+        return Revocation(bytes(subject), self._key.sign("run revocation", recipe.encode(), subject))
+
+    def sign_position(self, recipe: str, epoch: int, samples: int, lineage: bytes, state: bytes) -> bytes:
+        """The owner's word that the run is at this position, with a state of this hash. See `is_owners_position`."""
+        return self._key.sign("run position", *_position_fields(recipe, epoch, samples, lineage, state))
+
+    def _invitation(self, recipe: str, kind: Kind, until: int, holder: PeerID, host: PeerID) -> Invitation:
+        unsigned = Invitation(kind, os.urandom(ID_BYTES), until, holder, host)
+        signature = self._key.sign("run invitation", recipe.encode(), unsigned.head())
+        return Invitation(kind, unsigned.id, until, holder, host, signature)
+
+    def __repr__(self) -> str:
+        return f"RunKey({self.public.short!r})"
+
+
+def is_owners_position(
+    run_key: PeerID, signature: bytes, recipe: str, epoch: int, samples: int, lineage: bytes, state: bytes
+) -> bool:
+    """Whether the owner has signed exactly this position of the run with this recipe (by its fingerprint)."""
+    return verify(run_key, "run position", signature, *_position_fields(recipe, epoch, samples, lineage, state))
+
+
+def _position_fields(recipe: str, epoch: int, samples: int, lineage: bytes, state: bytes) -> tuple[bytes, ...]:
+    return (recipe.encode(), epoch.to_bytes(8, "big"), samples.to_bytes(16, "big"), lineage, state)

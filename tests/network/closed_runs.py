@@ -1,0 +1,50 @@
+"""A closed run for tests: its key, invitations, and memberships whose clock is turned by hand."""
+
+from __future__ import annotations
+
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.membership import Membership, Pass, Remembered, claimed
+from swarmcli.recipe.run_key import RunKey
+
+RECIPE = "a" * 32
+NOON, TONIGHT = 1_000_000, 1_040_000  # seconds
+
+
+class TurnedClock:
+    def __init__(self) -> None:
+        self.time = float(NOON)
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class ClosedRunWorld:
+    """Whose members have seeds as names."""
+
+    def __init__(self, recipe: str = RECIPE) -> None:
+        self.key = RunKey(Identity.from_seed(b"owner").private_key)
+        self.recipe = recipe
+        self.run = self.key.run(recipe)
+        self.clock = TurnedClock()
+
+    def membership(self, identity: Identity, card: Pass | None = None, **remembered: object) -> Membership:
+        known = Remembered(card=card, **remembered)  # type: ignore[arg-type]
+        return Membership(self.run, identity, known, self.clock)
+
+    def member(self, seed: int, until: int = TONIGHT) -> Membership:
+        """One with an invitation for its own peer id."""
+        identity = Identity.from_seed(seed)
+        return self.membership(identity, self.key.invite(self.recipe, identity.peer_id, until))
+
+    def bearers(self, host: PeerID, *seeds: int, until: int = TONIGHT) -> list[Membership]:
+        """Peers that have the same link for the bearer."""
+        invitation, key = self.key.invite_bearer(self.recipe, host, until)
+        identities = [Identity.from_seed(seed) for seed in seeds]
+        return [self.membership(each, claimed(self.run, invitation, key, each.peer_id)) for each in identities]
+
+
+def meet(dialer: Membership, listener: Membership) -> None:
+    """What the two show each other in a greeting. Raises NotAMember at whichever end refuses."""
+    own, other = dialer._identity.peer_id, listener._identity.peer_id
+    binding = listener.check(own, dialer.proof(other))
+    dialer.welcomed(other, listener.proof(own), binding)

@@ -1,0 +1,213 @@
+"""Who is a member of a closed run: each way to show something that is not one's own, or holds no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.membership import (
+    CLOSED,
+    MAX_PROOF,
+    NO_MEMBER,
+    Kind,
+    Membership,
+    NotAMember,
+    Pass,
+    Remembered,
+    claimed,
+)
+from tests.network.closed_runs import NOON, TONIGHT, ClosedRunWorld, meet
+
+
+def refused(rule: str) -> pytest.RaisesExc[NotAMember]:
+    return pytest.raises(NotAMember, check=lambda error: error.rule == rule)
+
+
+def test_two_members_know_each_other_by_what_they_show() -> None:
+    world = ClosedRunWorld()
+    a, b = world.member(1), world.member(2)
+    meet(a, b)
+    assert [each.holder for each in b.admitted.values()] == [a._identity.peer_id]
+    assert len(a.proof(b._identity.peer_id)) <= MAX_PROOF
+
+
+def test_who_shows_nothing_learns_that_the_run_is_closed_and_no_more() -> None:
+    world, foreign = ClosedRunWorld(), ClosedRunWorld("b" * 32)
+    listener = world.member(1)
+    nobody = Identity.from_seed(9).peer_id
+    for proof in (b"", b"x" * 145, b"x" * 400, foreign.member(9).proof(listener._identity.peer_id)):
+        with refused("no invitation") as caught:
+            listener.check(nobody, proof)
+        assert str(caught.value) == CLOSED
+    assert not listener.admitted
+
+
+def test_a_dialer_refuses_a_listener_that_is_no_member() -> None:
+    world = ClosedRunWorld()
+    with pytest.raises(NotAMember, match=NO_MEMBER):
+        world.member(1).welcomed(Identity.from_seed(2).peer_id, b"", b"")
+
+
+def test_an_invitation_that_another_peer_copied_is_worth_nothing_to_it() -> None:
+    world = ClosedRunWorld()
+    member, listener = world.member(1), world.member(2)
+    thief = Identity.from_seed(3).peer_id
+    with refused("foreign invitation"):
+        listener.check(thief, member.proof(thief))
+    (bearer,) = world.bearers(listener._identity.peer_id, 4)
+    for _ in range(2):  # before it is bound, and when it is
+        with refused("foreign invitation"):
+            listener.check(thief, bearer.proof(thief))
+        meet(bearer, listener)
+
+
+def test_a_bearers_invitation_is_bound_to_whom_its_host_sees_first() -> None:
+    world = ClosedRunWorld()
+    host, other = world.member(1), world.member(2)
+    first, second = world.bearers(host._identity.peer_id, 3, 4)
+    with refused("unbound invitation"):
+        meet(first, other)
+    meet(first, host)
+    meet(first, other)  # which takes the host's word for it
+    meet(other, first)
+    for listener, rule in ((host, "bound invitation"), (other, "unbound invitation")):
+        with refused(rule):
+            meet(second, listener)
+    bound, stolen = first.remembered.card, second.remembered.card
+    assert bound is not None and stolen is not None
+    with refused("foreign invitation"):
+        other.check(second._identity.peer_id, replace(stolen, binding=bound.binding).encode())
+
+
+def test_a_host_that_is_started_anew_still_knows_whom_it_bound() -> None:
+    world = ClosedRunWorld()
+    host = world.member(1)
+    first, second = world.bearers(host._identity.peer_id, 3, 4)
+    saved: list[int] = []
+    host.remembered.save = lambda: saved.append(len(host.remembered.bound))
+    first.remembered.card, unbound = first.remembered.card, first.remembered.card
+    meet(first, host)
+    assert saved == [1], "on the disk before the answer"
+    host = world.membership(host._identity, host.remembered.card, bound=host.remembered.bound)
+    with refused("bound invitation"):
+        meet(second, host)
+    first.remembered.card = unbound  # the answer was lost: it gets it again
+    meet(first, host)
+    assert first.remembered.card is not None and first.remembered.card.binding
+
+
+def test_a_host_cannot_invite_anybody_by_itself() -> None:
+    world = ClosedRunWorld()
+    host, other = world.member(1), world.member(2)
+    (bearer,) = world.bearers(host._identity.peer_id, 3)
+    meet(bearer, host)
+    friend, card = Identity.from_seed(4).peer_id, bearer.remembered.card
+    assert card is not None
+    binding = host._identity.sign("invitation binding", *host._bound_fields(friend, card.invitation))
+    with refused("foreign invitation"):
+        other.check(friend, replace(card, binding=binding).encode())
+
+
+def test_the_key_of_a_link_only_looks_and_only_at_the_host_until_it_is_taken_up() -> None:
+    world = ClosedRunWorld()
+    host, other = world.member(1), world.member(2)
+    invitation, key = world.key.invite_bearer(world.recipe, host._identity.peer_id, TONIGHT)
+    visitor = world.membership(key, claimed(world.run, invitation, key, key.peer_id))
+    meet(visitor, host)
+    assert host.objection(key.peer_id) == "" and not host.remembered.bound
+    with refused("unbound invitation"):
+        meet(visitor, other)
+    taken_up = world.membership(Identity.from_seed(3))
+    taken_up.remembered.card = claimed(world.run, invitation, key, taken_up._identity.peer_id)
+    meet(taken_up, host)
+    assert "taken up" in host.objection(key.peer_id)
+    with refused("bound invitation"):
+        meet(visitor, host)
+
+
+@pytest.mark.parametrize("turned", [NOON, TONIGHT - 1])
+def test_an_invitation_holds_until_its_end(turned: int) -> None:
+    world = ClosedRunWorld()
+    world.clock.time = turned
+    meet(world.member(1), world.member(2))
+
+
+def test_an_ended_invitation_opens_nothing_and_ends_what_it_opened() -> None:
+    world = ClosedRunWorld()
+    member, listener = world.member(1), world.member(2, until=TONIGHT + 9)
+    meet(member, listener)
+    world.clock.time = TONIGHT
+    assert "has ended" in listener.objection(member._identity.peer_id)
+    with pytest.raises(NotAMember, match=r"has ended.*swarm invite.*clock"):
+        meet(member, listener)
+
+
+def test_a_clock_that_is_turned_back_fools_nobody_but_its_owner() -> None:
+    world, behind = ClosedRunWorld(), ClosedRunWorld()
+    member, fooled, listener = world.member(1), behind.member(2), world.member(3, TONIGHT + 9)
+    world.clock.time = TONIGHT
+    shown = member.proof(PeerID(bytes(32)))
+    fooled.check(member._identity.peer_id, shown)
+    with refused("invitation ended"):
+        listener.check(member._identity.peer_id, shown)
+
+
+def test_a_clock_that_is_turned_forward_is_named_as_what_may_be_wrong() -> None:
+    world, ahead = ClosedRunWorld(), ClosedRunWorld()
+    ahead.clock.time = TONIGHT + 1e6
+    with pytest.raises(NotAMember, match=r"no member of this closed run: .* set the clock of the computer"):
+        ahead.member(1, TONIGHT + 10**7).welcomed(*_shown(world.member(2)))
+
+
+def _shown(member: Membership) -> tuple[PeerID, bytes, bytes]:
+    return member._identity.peer_id, member.proof(PeerID(bytes(32))), b""
+
+
+@pytest.mark.parametrize("what", ["the peer", "the invitation"])
+def test_who_is_revoked_is_out_whoever_dials(what: str) -> None:
+    world = ClosedRunWorld()
+    member, listener = world.member(1), world.member(2)
+    meet(member, listener)
+    card, peer = member.remembered.card, member._identity.peer_id
+    assert card is not None
+    revocation = world.key.revoke(world.recipe, peer if what == "the peer" else card.invitation.id)
+    assert listener.learn([revocation]) == [revocation] and listener.learn([revocation]) == []
+    assert "revoked" in listener.objection(peer)
+    for dialer, other in ((member, listener), (listener, member)):
+        with refused("revoked"):
+            meet(dialer, other)
+    member.learn([revocation])
+    assert member.is_revoked and not listener.is_revoked
+
+
+def test_a_revocation_that_the_owner_has_not_signed_stops_the_reading_of_its_message() -> None:
+    world, foreign = ClosedRunWorld(), ClosedRunWorld("b" * 32)
+    listener, good = world.member(1), world.key.revoke(world.recipe, bytes(8))
+    bad = foreign.key.revoke(foreign.recipe, bytes(32))  # the same owner's, of another run
+    with pytest.raises(ValueError, match="has not signed"):
+        listener.learn([good, bad, world.key.revoke(world.recipe, b"8" * 8)])
+    assert list(listener.remembered.revoked) == [good.subject]
+
+
+def test_what_is_signed_for_one_purpose_passes_for_no_other() -> None:
+    world = ClosedRunWorld()
+    card = world.member(1).remembered.card
+    assert card is not None and Pass.decode(card.encode()) == card
+    changed = replace(card.invitation, until=TONIGHT + 1)
+    assert card.invitation.is_genuine(world.run) and not changed.is_genuine(world.run)
+    assert not replace(card.invitation, kind=Kind.BEARER).is_genuine(world.run)
+    assert not card.invitation.is_genuine(world.key.run("b" * 32)), "it invites to one recipe"
+
+
+def test_what_is_remembered_of_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmcli.network.membership.MAX_ADMITTED", 2)
+    world = ClosedRunWorld()
+    listener, members = world.member(0), [world.member(number) for number in range(1, 5)]
+    for member in members:
+        meet(member, listener)
+    ids = [member._identity.peer_id for member in members]
+    listener.forget_all_but([ids[0]])
+    assert set(listener.admitted) == {ids[0], ids[3]}, "those that are connected, and the newest"
+    assert Remembered().card is None
