@@ -14,8 +14,9 @@ import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.consensus.certificate import RoundCertificate
+from swarmcli.averaging.digests import digest_of
 from swarmcli.averaging.round.allreduce import AllreduceResult
-from swarmcli.averaging.round.buffers import Average, Inputs, digest_of, result_digest
+from swarmcli.averaging.round.buffers import Average, Inputs, result_digest
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import NoCompression
 from swarmcli.errors import StateDownloadError

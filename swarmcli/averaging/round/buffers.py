@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -158,18 +157,6 @@ def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor |
     if isinstance(codec, NoCompression):
         return message
     return NoCompression().compress(codec.extract(message) if values is None else values)
-
-
-def digest_of(part: int, senders: tuple[int, ...], weights: tuple[float, ...], message: TensorMessage | None) -> bytes:
-    """SHA-256 over one part's average after decoding (`message` is of NoCompression): so whoever holds it can prove it.
-
-    What a codec sends may have more than one form for the same values, and receivers do not keep it.
-    """
-    digest = hashlib.sha256(b"swarm average" + struct.pack(f">QQ{len(senders)}Q", part, len(senders), *senders))
-    digest.update(struct.pack(f">{len(weights)}d", *weights))
-    for piece in message.payload if message is not None else ():
-        digest.update(piece)
-    return digest.digest()
 
 
 def result_digest(digests: bytes) -> bytes:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import HoldingsAnswer, HoldingsQuestion
 from swarmcli.averaging.consensus.presence import AT_ONCE, Mates
-from swarmcli.averaging.round.buffers import Average, Holdings, Results, digest_at, digest_of, result_digest
+from swarmcli.averaging.digests import digest_of
+from swarmcli.averaging.round.buffers import Average, Holdings, Results, digest_at, result_digest
 from swarmcli.averaging.round.messages import CopyHeader, CopyRequest
 from swarmcli.averaging.round.plan import Part
 from swarmcli.averaging.round.sender import check_senders
