@@ -16,7 +16,7 @@ from swarmcli.dht.messages import FindReply, FindRequest, Question
 from swarmcli.dht.records import Record, id_to_bytes, key_id
 from swarmcli.dht.routing import Contact, Contacts
 from swarmcli.dht.schema import RecordChecker, RecordValidator
-from swarmcli.dht.storage import Storage, Verdict
+from swarmcli.dht.storage import OWN, Storage, Verdict, Writer
 from swarmcli.errors import (
     CallRefused,
     ConnectionLost,
@@ -30,10 +30,12 @@ from swarmcli.events import PeerRefused
 from swarmcli.network.addresses import Scope, is_direct, readable
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 BREATH = 64  # records that are checked before other work on the loop gets its turn
+_GONE = Prefix("name", "gone")  # of a peer whose connection has ended while it was answered
 _JITTER = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
 _MOST_REPORTED = 1024
 _SLOW_LINK = 64 << 10  # bytes per second
@@ -145,14 +147,24 @@ class NodeCore:
 
     # Judging records
 
-    def accept(self, record: Record) -> Verdict:
-        """Stores a record here if it passes every rule."""
+    def writer(self, peer: PeerID) -> Writer:
+        """Who is charged for what this connected peer hands over of its own."""
+        return Writer(peer, self.endpoint.prefix(peer) or _GONE)
+
+    def is_near(self, peer: PeerID, target: int) -> bool:
+        """Whether this node may be a replica of the key, which hands on what others have written. While this one is
+        cut off from all nodes that can be dialed, everybody is."""
+        near = self.contacts.table.nearest(target, self.bucket_size)
+        return self.cut_off or any(contact.peer_id == peer for contact in near)
+
+    def accept(self, record: Record, writer: Writer = OWN) -> Verdict:
+        """Stores a record here if it passes every rule, and if there is room for one more of this writer's."""
         now = self.now()
         try:
             self.checker.check(record, now)
         except ValidationError:
             return Verdict.REFUSED
-        return self.storage.put(record, now)
+        return self.storage.put(record, now, writer)
 
     async def checked(self, records: Sequence[Record], target: int, source: PeerID) -> list[Record]:
         """Those records from a peer that count; of the others the first is reported."""

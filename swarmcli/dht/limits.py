@@ -14,7 +14,19 @@ class DHTLimits:
     max_value: int = 128 << 10
     max_subkeys: int = 4096  # under one key
     max_entry: int = 32 << 20  # of all records under one key
-    max_storage: int = 256 << 20  # of all records that a node keeps for others
+    max_storage: int = 256 << 20  # of all records that a node keeps for others …
+    max_stored: int = 65536  # … and how many
+    max_directory: int = 256  # subkeys under a key that every peer reads: the relays'
+    # Shares of whoever hands records over: one identity, and all of one network prefix unless many honest peers may
+    # well share it. What is full makes room at the cost of the prefix that holds the most.
+    subkeys_per_identity: int = 512  # under one key …
+    subkeys_per_prefix: int = 512
+    subkeys_per_replica: int = 3072  # … and from a node near the key, which hands on what others have written
+    storage_per_identity: int = 16 << 20
+    storage_per_prefix: int = 64 << 20  # also of one node near the key
+    foreign_subkeys: int = 4  # under one key, of other owners, from an identity that is no node near the key
+    crowded_after: int = 1024  # subkeys under a key, from which on …
+    crowded_life: float = 1800.0  # … only records are taken in that end so soon
     max_expiration: float = 86400.0  # records live at most this long
     expiration_slack: float = 900.0  # how much longer than that a record from a wrong clock may live
     max_reply: int = 384 << 10  # of records in one message
@@ -22,6 +34,11 @@ class DHTLimits:
     write_burst: float = 8192.0
     bytes_per_second: float = 4 << 20  # of records from one peer
     bytes_burst: float = 64 << 20
+    # What one peer may have looked up: a question counts 1, a record in the answer and a compared key 0.1; one is 30 to
+    # 100 µs of the loop.
+    work_per_second: float = 500.0
+    work_burst: float = 20000.0
+    prefix_factor: float = 4.0  # what all of one network prefix may do, as a multiple of what one peer may
     call_timeout: float = 4.0  # of one call, dialing included
     slow_after: float = 0.5  # a lookup asks another node too when an answer takes longer
     cache_entries: int = 1024

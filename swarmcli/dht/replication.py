@@ -8,19 +8,22 @@ what a merge of two halves of the network left behind.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
 from swarmcli.dht.core import BREATH, NodeCore
 from swarmcli.dht.messages import MAX_RECORDS
 from swarmcli.dht.records import id_to_bytes
 from swarmcli.dht.routing import Change, Contact
+from swarmcli.dht.storage import Verdict
 from swarmcli.dht.writing import deliver
 from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network.identity import PeerID
 
 Work: TypeAlias = dict[PeerID, tuple[Contact, list[int]]]  # with whom to compare, and under which keys
+
+_MOST_REMEMBERED = 16384
 
 
 class Replicator:
@@ -31,6 +34,8 @@ class Replicator:
         self._appeared: dict[PeerID, Contact] = {}
         self._lost: dict[PeerID, Contact] = {}
         self._news = asyncio.Event()
+        # With whom a key was compared last that had to be sent whole, and as what: not every time anew.
+        self._sent: OrderedDict[tuple[PeerID, int], int] = OrderedDict()
 
     def contact_changed(self, change: Change, contact: Contact) -> None:
         if change != "doubtful":
@@ -53,6 +58,7 @@ class Replicator:
                 self._news.clear()
                 news = self._appeared, self._lost
                 self._appeared, self._lost = {}, {}
+                self._forget(news[0].keys())  # they may have started anew
             if self._core.endpoint.client_mode:
                 continue  # nobody asks this node for what it may still hold
             for rank, work in sorted((await self._plan(news)).items()):
@@ -104,9 +110,23 @@ class Replicator:
                 if (entry := storage.entry(target, self._core.now())) is not None:
                     digests[target] = entry.digest()
             wanted = await self._core.sync(contact, [(id_to_bytes(target), each) for target, each in digests.items()])
-            for target in digests:
-                if id_to_bytes(target) in wanted:
-                    await deliver(self._core, contact, storage.records(target))
+            for target, digest in digests.items():
+                # One that has no room for all of it, or says so every time, is not sent the same again until its key
+                # or its life is another.
+                if id_to_bytes(target) in wanted and self._sent.get((contact.peer_id, target)) != digest:
+                    outcomes, _ = await deliver(self._core, contact, storage.records(target))
+                    if all(outcome.verdict != Verdict.BUSY for outcome in outcomes):
+                        self._remember(contact.peer_id, target, digest)
+
+    def _remember(self, peer: PeerID, target: int, digest: int) -> None:
+        self._sent[peer, target] = digest
+        self._sent.move_to_end((peer, target))
+        if len(self._sent) > _MOST_REMEMBERED:
+            self._sent.popitem(last=False)
+
+    def _forget(self, peers: Collection[PeerID]) -> None:
+        for peer, target in [place for place in self._sent if place[0] in peers]:
+            del self._sent[peer, target]
 
 
 def _lost_a_holder(target: int, holders: Sequence[Contact], lost: Iterable[Contact]) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import BREATH, NodeCore
-from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.messages import Answer, Outcome
+from swarmcli.dht.metering import Meters
 from swarmcli.dht.records import Record, id_from_bytes, is_owned, key_id
 from swarmcli.dht.routing import Contact
-from swarmcli.dht.storage import Verdict
+from swarmcli.dht.storage import Verdict, Writer
+from swarmcli.errors import CallRefused
 from swarmcli.network.identity import PeerID
+
+_RECORD_WORK = 0.1  # of a question's, for one record in an answer and for one key that is compared
 
 
 class DHTService:
@@ -23,7 +24,7 @@ class DHTService:
 
     def __init__(self, core: NodeCore) -> None:
         self._core = core
-        self._meter = WriteMeter(core.limits)
+        self._meters = Meters(core.limits)
         self._serving = False
 
     def start(self) -> None:
@@ -47,45 +48,71 @@ class DHTService:
         return messages.PingReply(self._core.listening)
 
     async def find(self, peer: PeerID, request: messages.FindRequest) -> messages.FindReply:
-        """Neighbours of the targets and, if asked for, the records under them, cut at the size of a reply."""
+        """Neighbours of the targets and, if asked for, the records under them, cut at the size of a reply.
+
+        Refuses ("busy") who has had more looked up than one peer, or one prefix, may.
+        """
+        self._charge(peer, len(request.questions))
         self._core.heard_from(peer, request.listening)
         room, left = self._core.limits.max_reply, messages.MAX_RECORDS
         answers: list[Answer] = []
-        for question in request.questions if request.values else ():
+        for index, question in enumerate(request.questions if request.values else ()):
+            if index % BREATH == BREATH - 1:
+                await asyncio.sleep(0)
             answer = self._answer(question, room, left)
             room -= sum(record.size for record in answer.records)
             left -= len(answer.records)
+            if answer.more:
+                room = 0  # the message is full: of the other questions not even the keys are looked through
             answers.append(answer)
-        targets = [id_from_bytes(question.target) for question in request.questions]
-        neighbours = self._neighbours(peer, targets, request.contacts)
+        self._owe(peer, _RECORD_WORK * (messages.MAX_RECORDS - left))
+        targets = list(dict.fromkeys(id_from_bytes(question.target) for question in request.questions))
+        neighbours = await self._neighbours(peer, targets, request.contacts)
         return messages.FindReply(self._core.instance, neighbours, tuple(answers))
 
     async def store(self, peer: PeerID, request: messages.StoreRequest) -> messages.StoreReply:
         """Judges each record by itself."""
         self._core.heard_from(peer, request.listening)
-        now = self._core.loop_time()
+        now, writer = self._core.loop_time(), self._core.writer(peer)
         outcomes: list[Outcome] = []
         for index, record in enumerate(request.records):
             if index % BREATH == BREATH - 1:
                 await asyncio.sleep(0)
-            allowed = self._meter.allow(peer, record.size, now)
-            outcomes.append(self._judge(peer, record) if allowed else Outcome(Verdict.BUSY))
+            allowed = self._meters.records.take(peer, writer.prefix, 1, now)
+            allowed = allowed and self._meters.bytes.take(peer, writer.prefix, record.size, now)
+            outcomes.append(self._judge(writer, peer, record) if allowed else Outcome(Verdict.BUSY))
         targets = list(dict.fromkeys(key_id(record.key) for record in request.records)) if request.contacts else []
-        return messages.StoreReply(tuple(outcomes), self._neighbours(peer, targets, request.contacts))
+        return messages.StoreReply(tuple(outcomes), await self._neighbours(peer, targets, request.contacts))
 
     async def sync(self, peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
-        """Which of these keys look otherwise here."""
+        """Which of these keys look otherwise here; each once, however often it is named. Refuses like `find`."""
+        self._charge(peer, _RECORD_WORK * len(request.digests))
         self._core.heard_from(peer, request.listening)
         now = self._core.now()
         wanted: list[bytes] = []
-        for number, digest in request.digests:
+        for index, (number, digest) in enumerate(dict(request.digests).items()):
+            if index % BREATH == BREATH - 1:
+                await asyncio.sleep(0)
             entry = self._core.storage.entry(id_from_bytes(number), now)
             if entry is None or entry.digest() != digest:
                 wanted.append(number)
         return messages.SyncReply(tuple(wanted))
 
-    def _judge(self, peer: PeerID, record: Record) -> Outcome:
-        verdict = self._core.accept(record)
+    def _charge(self, peer: PeerID, work: float) -> None:
+        """Before anything is done. Raises CallRefused."""
+        prefix = self._core.writer(peer).prefix
+        if not self._meters.work.take(peer, prefix, work, self._core.loop_time()):
+            raise CallRefused("busy", "this peer has been asked too much")
+
+    def _owe(self, peer: PeerID, work: float) -> None:
+        if work:
+            self._meters.work.owe(peer, self._core.writer(peer).prefix, work, self._core.loop_time())
+
+    def _judge(self, writer: Writer, peer: PeerID, record: Record) -> Outcome:
+        verdict = self._core.accept(record, writer)
+        if verdict is Verdict.FULL and self._core.is_near(peer, key_id(record.key)):
+            # A replica has a larger share, for what others have written.
+            verdict = self._core.accept(record, writer._replace(replica=True))
         if verdict is Verdict.REFUSED:
             self._core.report(peer, "record", "asked to store a record that does not count")
         if verdict is Verdict.STALE and is_owned(record.subkey):
@@ -107,46 +134,15 @@ class DHTService:
             cursor = stored.version
         return Answer(tuple(records), cursor)
 
-    def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Contact, ...]:
+    async def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Contact, ...]:
         """The nearest known nodes of each target, once each, without the asker."""
         count = min(max(0, count), self._core.bucket_size)
         found: dict[PeerID, Contact] = {}
-        for target in targets:
+        for index, target in enumerate(targets):
+            if index % BREATH == BREATH - 1:
+                await asyncio.sleep(0)
             if count == 0 or len(found) + count > messages.MAX_CONTACTS:
                 break
             found.update((near.peer_id, near) for near in self._core.contacts.table.nearest(target, count + 1))
         found.pop(asker, None)
         return tuple(found.values())[: count * len(targets)]
-
-
-@dataclass(slots=True)
-class _Budget:
-    records: float
-    bytes: float
-    updated: float
-
-
-class WriteMeter:
-    """Token buckets per peer. Bounded: the peers that were quiet longest are forgotten first."""
-
-    def __init__(self, limits: DHTLimits, max_peers: int = 4096) -> None:
-        self._limits = limits
-        self._max_peers = max_peers
-        self._budgets: OrderedDict[bytes, _Budget] = OrderedDict()
-
-    def allow(self, peer: bytes, size: int, now: float) -> bool:
-        """Whether `peer` may write one more record of `size` bytes at loop time `now`; counts it if so."""
-        limits = self._limits
-        budget = self._budgets.setdefault(peer, _Budget(limits.write_burst, limits.bytes_burst, now))
-        self._budgets.move_to_end(peer)
-        if len(self._budgets) > self._max_peers:
-            self._budgets.popitem(last=False)
-        passed = max(0.0, now - budget.updated)
-        budget.records = min(limits.write_burst, budget.records + passed * limits.writes_per_second)
-        budget.bytes = min(limits.bytes_burst, budget.bytes + passed * limits.bytes_per_second)
-        budget.updated = now
-        if budget.records < 1 or budget.bytes < size:
-            return False
-        budget.records -= 1
-        budget.bytes -= size
-        return True

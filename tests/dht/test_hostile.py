@@ -361,3 +361,81 @@ async def test_a_stranger_whose_addresses_are_junk_stops_no_restart() -> None:
         assert remembered == [f"{own}/{stranger.peer_id.text}"]
         await swarm.node("again", [address(first), *remembered])
         await stranger.close()
+
+
+@simulated
+async def test_a_comparison_names_each_key_once_and_lets_others_work_meanwhile() -> None:
+    """4,096 times one full key once stalled the loop for seconds: its digest was computed anew each time."""
+    async with Swarm() as swarm:
+        node = await swarm.node("node")
+        names = [f"key {number}" for number in range(1000)]
+        for name in names[:64]:
+            node.core.accept(Record(name, encode_subkey("a"), encode_value(1), soon(node)))
+        stranger = await swarm.endpoint("stranger", client_mode=True)
+        await stranger.connect(address(node), timeout=5.0)
+        one = id_to_bytes(key_id(names[0]))
+        request = messages.SyncRequest(False, ((one, 1),) * messages.MAX_RECORDS)
+        reply = await stranger.call(node.peer_id, messages.SYNC, request, messages.SyncReply, timeout=5.0)
+        assert reply.wanted == (one,)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        task = asyncio.create_task(others())
+        many = tuple((id_to_bytes(key_id(name)), 1) for name in names)
+        reply = await node._service.sync(stranger.peer_id, messages.SyncRequest(False, many))
+        task.cancel()
+        assert len(reply.wanted) == 1000 and turns >= 10
+        await stranger.close()
+
+
+@pytest.mark.parametrize("method", [messages.SYNC, messages.FIND])
+@simulated
+async def test_who_asks_too_much_is_refused_and_nobody_else_is(method: str) -> None:
+    async with Swarm() as swarm:
+        node = await swarm.node("node")
+        many = tuple(id_to_bytes(number) for number in range(messages.MAX_TARGETS))
+        request: Any = FindRequest(False, tuple(map(messages.Question, many)))
+        if method == messages.SYNC:
+            request = messages.SyncRequest(False, tuple((name, 1) for name in many) * 10)
+        reply = FindReply if method == messages.FIND else messages.SyncReply
+        greedy, modest = [await swarm.endpoint(name, client_mode=True) for name in ("greedy", "modest")]
+        for stranger in (greedy, modest):
+            await stranger.connect(address(node), timeout=5.0)
+        with pytest.raises(CallRefused, match="too much"):
+            for _ in range(int(DHTLimits().work_burst)):
+                await greedy.call(node.peer_id, method, request, reply, timeout=5.0)
+        await modest.call(node.peer_id, method, request, reply, timeout=5.0)
+        await asyncio.sleep(10.0)
+        await greedy.call(node.peer_id, method, request, reply, timeout=5.0)
+        for stranger in (greedy, modest):
+            await stranger.close()
+
+
+@simulated
+async def test_who_always_wants_everything_is_sent_it_once() -> None:
+    async with Swarm() as swarm:
+        (node,) = await swarm.grow(1, limits=DHTLimits(sync_interval=10.0))
+        sent: list[int] = []
+
+        def keep(request: messages.StoreRequest) -> StoreReply:
+            sent.append(len(request.records))
+            return StoreReply((Outcome(int(Verdict.FULL)),) * len(request.records), ())
+
+        await node.store("key", 1, soon(node), subkey="a")
+        endpoint = await liar(swarm, nothing, keep)
+
+        async def everything(peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
+            return messages.SyncReply(tuple(number for number, _ in request.digests))
+
+        endpoint.serve(messages.SYNC, messages.SyncRequest, everything)
+        await asyncio.sleep(100.0)
+        assert sent == [1]
+        node.core.accept(Record("key", encode_subkey("b"), encode_value(1), soon(node)))
+        await asyncio.sleep(100.0)
+        assert sent == [1, 2], "once more, since there is something new"
+        await endpoint.close()

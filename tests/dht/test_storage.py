@@ -131,7 +131,7 @@ def test_subkeys_of_a_key_are_bounded_and_owned_ones_come_first() -> None:
     assert storage.put(record(subkey="a", expiration=40.0), now=0.0) is Verdict.STORED, "a newer one needs no room"
     assert storage.put(owned(1), now=0.0) is Verdict.STORED
     entry = storage.entry(key_id("key"), 0.0)
-    assert entry is not None and encode_subkey("b") not in entry.records, "the one that expired first made room"
+    assert entry is not None and encode_subkey("c") not in entry.records, "the one that came last made room"
     for seed in (2, 3):
         assert storage.put(owned(seed), now=0.0) is Verdict.STORED
     assert storage.put(owned(4), now=0.0) is Verdict.FULL, "nobody makes room for those whom somebody owns"

@@ -1,0 +1,173 @@
+"""Who pays for what a node keeps: no identity and no network prefix takes the others' place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.records import OwnedSubkey, Record, Subkey, encode_subkey, encode_value, key_id
+from swarmcli.dht.storage import Storage, Verdict, Writer
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.prefix import prefix_of
+from swarmcli.reach.relay_records import RELAYS_KEY
+
+PEERS = [Identity.from_seed(seed).peer_id for seed in range(64)]
+DAY = 86400.0
+
+
+def peer(number: int) -> PeerID:
+    return PeerID(number.to_bytes(32, "big"))
+
+
+def record(subkey: Subkey, *, key: str = "key", value: object = 1, expiration: float = 60.0, **more: Any) -> Record:
+    return Record(key, encode_subkey(subkey), encode_value(value), expiration, **more)
+
+
+def owned(owner: PeerID, **more: Any) -> Record:
+    return record(OwnedSubkey(owner), **{"sequence": 1, "signature": b"s" * 64} | more)
+
+
+def at(host: str, who: PeerID, *, replica: bool = False) -> Writer:
+    return Writer(who, prefix_of(host), replica)
+
+
+def held(storage: Storage, key: str = "key") -> set[bytes]:
+    return {each.subkey for each in storage.records(key_id(key))}
+
+
+def flood(storage: Storage, host: str, count: int, *, start: int = 1000, replica: bool = False, **more: Any) -> int:
+    """A throwaway key per record; how many were kept."""
+    each = [
+        storage.put(owned(peer(number), **more), 0.0, at(host, PEERS[0] if replica else peer(number), replica=replica))
+        for number in range(start, start + count)
+    ]
+    return each.count(Verdict.STORED)
+
+
+def test_throwaway_keys_of_one_prefix_fill_no_key() -> None:
+    storage = Storage(DHTLimits())
+    assert flood(storage, "198.51.100.1", 4096) == DHTLimits().subkeys_per_prefix
+    assert storage.put(owned(PEERS[0]), 0.0, at("203.0.113.1", PEERS[0])) is Verdict.STORED
+
+
+def test_a_full_key_makes_room_at_the_cost_of_the_fullest_prefix() -> None:
+    """Eight hostile prefixes fill it; then forty honest peers come, one by one, and none of them is lost again."""
+    storage = Storage(DHTLimits())
+    for number in range(8):
+        flood(storage, f"198.51.{number}.1", 512, start=1000 * (number + 1))
+    assert storage.count() == 4096
+    for number, honest in enumerate(PEERS[:40]):
+        assert storage.put(owned(honest), 0.0, at(f"203.0.{number}.1", honest)) is Verdict.STORED
+        flood(storage, "198.51.3.1", 100, start=10_000 + 100 * number)
+    names = held(storage)
+    assert len(names) == 4096 and all(encode_subkey(OwnedSubkey(honest)) in names for honest in PEERS[:40])
+    assert storage.entry(key_id("key"), 0.0).digest() == _digest(storage)  # type: ignore[union-attr]
+
+
+def _digest(storage: Storage) -> int:
+    digest = 0
+    for each in storage.records(key_id("key")):
+        digest ^= each.fingerprint()
+    return digest
+
+
+def test_within_a_prefix_who_has_been_there_for_long_stays() -> None:
+    """Nobody can tell honest peers of the flood's own network from it, but by who came first."""
+    storage = Storage(DHTLimits(max_subkeys=100, crowded_after=1000, subkeys_per_prefix=1000))
+    host = "198.51.100.1"
+    for honest in PEERS[:10]:
+        assert storage.put(owned(honest), 0.0, at(host, honest)) is Verdict.STORED
+    flood(storage, host, 200)
+    for honest in PEERS[:10]:  # an update is no newcomer
+        assert storage.put(owned(honest, sequence=2), 0.0, at(host, honest)) is Verdict.STORED
+    for number in range(20):
+        storage.put(owned(PEERS[20 + number]), 0.0, at(f"203.0.{number}.1", PEERS[20 + number]))
+    assert {encode_subkey(OwnedSubkey(each)) for each in (*PEERS[:10], *PEERS[20:40])} <= held(storage)
+
+
+def test_only_owners_bring_a_record_first_and_replicas_within_a_bound() -> None:
+    limits = DHTLimits()
+    storage = Storage(limits)
+    stranger = at("198.51.100.1", PEERS[1])
+    kept = [storage.put(owned(peer(number)), 0.0, stranger) for number in range(1000, 1010)]
+    assert kept.count(Verdict.STORED) == limits.foreign_subkeys
+    assert flood(storage, "198.51.7.1", 4096, start=2000, replica=True) == limits.subkeys_per_replica
+    assert storage.put(owned(PEERS[5]), 0.0, at("203.0.113.1", PEERS[5])) is Verdict.STORED
+
+
+def test_what_a_replica_handed_over_is_its_owners_as_soon_as_that_one_shows_up() -> None:
+    storage = Storage(DHTLimits())
+    mine, replica = at("203.0.113.1", PEERS[1]), at("198.51.100.1", PEERS[0], replica=True)
+    for said in (owned(PEERS[1]), owned(PEERS[1], sequence=2)):
+        assert storage.put(said, 0.0, replica) is Verdict.STORED
+        (stored,) = storage.entry(key_id("key"), 0.0).records.values()  # type: ignore[union-attr]
+        assert stored.writer == (replica if said.sequence == 1 else mine)
+        storage.put(said, 0.0, mine)
+        assert stored.writer == mine, "and a replica that repeats or renews it changes nothing"
+
+
+def test_four_identities_do_not_fill_a_node() -> None:
+    limits = DHTLimits()
+    storage = Storage(limits)
+    for who in range(4):
+        for number in range(1000):
+            block = record(number, key=f"key {number % 50} of {who}", value=b"x" * 100_000)
+            storage.put(block, 0.0, at(f"198.51.{who}.1", PEERS[who]))
+    assert storage.size <= 4 * limits.storage_per_identity < limits.max_storage // 2
+
+
+def test_a_full_node_makes_room_at_the_cost_of_the_fullest_prefix() -> None:
+    storage = Storage(DHTLimits(max_storage=1 << 20))
+    for number in range(200):
+        storage.put(record(number, value=b"x" * 10_000), 0.0, at("198.51.100.1", PEERS[number % 64]))
+    for number in range(50):
+        said = record(number, key="honest", value=b"x" * 5000)
+        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[0])) is Verdict.STORED
+    assert len(held(storage, "honest")) == 50 and storage.size <= 1 << 20
+    big = record(0, key="hostile", value=b"x" * 100_000)
+    assert storage.put(big, 0.0, at("198.51.100.1", PEERS[0])) is Verdict.FULL
+
+
+def test_many_small_records_fill_it_no_more_than_large_ones() -> None:
+    storage = Storage(DHTLimits(max_stored=100))
+    for number in range(150):
+        storage.put(record(0, key=f"hostile {number}"), 0.0, at("198.51.100.1", PEERS[0]))
+    for number in range(20):
+        said = record(0, key=f"honest {number}")
+        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is Verdict.STORED
+    assert storage.count() == 100 and len(storage.keys(0.0)) == 100
+
+
+def test_a_crowded_key_takes_in_only_what_ends_soon() -> None:
+    storage = Storage(DHTLimits())
+    kept = [flood(storage, f"198.51.{number}.1", 500, start=1000 * (number + 1), expiration=DAY) for number in range(6)]
+    assert sum(kept) == DHTLimits().crowded_after
+    assert flood(storage, "203.0.113.1", 10, start=90_000, expiration=1800.0) == 10
+
+
+def test_the_relays_key_is_small_and_has_room_for_every_prefix() -> None:
+    limits = DHTLimits()
+    storage = Storage(limits)
+    for number in range(64):
+        flood(storage, f"198.51.{number}.1", 64, start=1000 * (number + 1), key=RELAYS_KEY)
+    assert len(held(storage, RELAYS_KEY)) == limits.max_directory
+    honest = owned(PEERS[0], key=RELAYS_KEY)
+    assert storage.put(honest, 0.0, at("203.0.113.1", PEERS[0])) is Verdict.STORED
+
+
+def test_replicas_are_handed_one_record_of_each_prefix_in_turn() -> None:
+    storage = Storage(DHTLimits())
+    flood(storage, "198.51.100.1", 100)
+    for number in range(10):
+        storage.put(owned(PEERS[number]), 0.0, at(f"203.0.{number}.1", PEERS[number]))
+    first = {each.subkey for each in storage.records(key_id("key"))[:11]}
+    assert {encode_subkey(OwnedSubkey(each)) for each in PEERS[:10]} < first
+
+
+def test_accounts_end_with_the_records() -> None:
+    storage = Storage(DHTLimits())
+    flood(storage, "198.51.100.1", 50)
+    storage.put(owned(PEERS[0]), 0.0, at("203.0.113.1", PEERS[0]))
+    storage.put(owned(PEERS[0], sequence=2, value="longer"), 0.0, at("203.0.113.2", PEERS[0]))
+    assert storage.keys(100.0) == [] and storage.size == storage.count() == 0
+    assert not storage._shares and not storage._identities
