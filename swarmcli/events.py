@@ -87,6 +87,14 @@ class PeerRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PeerBanned(Event):
+    """Evidence that anyone can check shows that a peer lied: nobody averages with it in this run any more."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WokeUp(Event):
     """This process did nothing for so many seconds: the machine slept, or the process was stopped. Its connections
     are dead, and what it knew about others is as old."""

@@ -131,6 +131,7 @@ class AveragerConfig:
     prefix: str
     matchmaking: MatchmakingOptions = field(default_factory=MatchmakingOptions)
     allreduce: AllreduceOptions = field(default_factory=AllreduceOptions)
+    run: str = ""  # averagers of one run share what they know of liars; "": this one is alone, and goes by its prefix
     meaning: str = ""  # what the tensors are, if their shapes do not tell: peers that say otherwise are refused
     initial_group_bits: str = ""  # the bucket to begin in; the bits move after every round
     averaging_alpha: float = 1.0  # tensors move by this fraction towards the average
@@ -146,11 +147,12 @@ class AveragerConfig:
     declare_state_period: float = 30.0  # seconds between two repetitions of the offer to share
 
     def __post_init__(self) -> None:
-        check_text(prefix=self.prefix, meaning=self.meaning, initial_group_bits=self.initial_group_bits)
+        check_text(prefix=self.prefix, run=self.run, meaning=self.meaning, initial_group_bits=self.initial_group_bits)
         check_numbers(averaging_alpha=self.averaging_alpha, min_vector_size=self.min_vector_size)
         check_numbers(declare_state_period=self.declare_state_period)
         check_numbers(optional=True, bandwidth=self.bandwidth)
         _check(0 < len(self.prefix) <= MAX_PREFIX, "prefix", self.prefix, f"a text of 1 to {MAX_PREFIX} characters")
+        _check(len(self.run) <= MAX_PREFIX, "run", self.run, f"a text of at most {MAX_PREFIX} characters")
         check_group_bits(self.initial_group_bits)
         _check(0 < self.averaging_alpha <= 1, "averaging_alpha", self.averaging_alpha, "above 0 and at most 1")
         _check(self.min_vector_size >= 0, "min_vector_size", self.min_vector_size, "not negative")

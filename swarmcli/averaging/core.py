@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from swarmcli.averaging.archive.archive import RoundArchive
+from swarmcli.averaging.bans import BanNews
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.control import (
     AveragingStage,
@@ -76,11 +77,19 @@ class AveragerCore:
         self._lock = asyncio.Lock()
         self._layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
         self.archive = RoundArchive(node.endpoint, config.prefix)
-        self._service = AllreduceService(node.endpoint, config.prefix, self.archive.fetch_committed)
+        self._ban_news = BanNews.of(node, config.run or config.prefix)
+        self.bans = self._ban_news.bans
+        self._service = AllreduceService(node.endpoint, config.prefix, self.archive.fetch_committed, self.bans)
         self._program = program
         self._news = PhaseNews(self._service)
         self._finder = GroupFinder(
-            node, config, self._layout.numel, self._own_terms(), untold=self._untold, declined=self._decline
+            node,
+            config,
+            self._layout.numel,
+            self._own_terms(),
+            untold=self._untold,
+            declined=self._decline,
+            ban_news=self._ban_news,
         )
         self._get_state = get_state or self._copy_tensors
         self._sharing = StateSharing(
@@ -97,6 +106,7 @@ class AveragerCore:
     async def start(self) -> None:
         """Begins to answer others. Raises ValueError if the endpoint has an averager of this prefix already."""
         self._finder.start()
+        self._ban_news.start()
         self._service.start()
         self._news.start()
         self.archive.start()
@@ -113,6 +123,7 @@ class AveragerCore:
             await self.archive.close()
             await self._sharing.stop()
             await self._finder.stop()
+            await self._ban_news.stop()
 
     def begin_round(self, request: RoundRequest) -> StepControl:
         """Begins a round in the background. Raises ValueError for gathered data beyond MAX_GATHERED_BYTES."""

@@ -3,13 +3,18 @@ peer."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
+from swarmcli.averaging.config import MAX_PREFIX
 from swarmcli.averaging.consensus.certificate import is_vote
 from swarmcli.averaging.consensus.messages import Ballot, GroupID, Hash, Kind, Signature
-from swarmcli.network.identity import PeerID
+from swarmcli.network.identity import PeerID, verify
+
+AVERAGES = "averages"  # purpose of a reducer's signature over the digests of all its averages
+
+_Prefix = Annotated[str, msgspec.Meta(max_length=MAX_PREFIX)]
 
 
 class DoubleVote(msgspec.Struct, frozen=True, tag=True):
@@ -33,4 +38,35 @@ class DoubleVote(msgspec.Struct, frozen=True, tag=True):
         return f"it voted twice in ballot {self.ballot} of round {self.group_id.hex()[:8]}"
 
 
-Evidence: TypeAlias = DoubleVote  # a tagged union: further kinds join it with |
+class SignedAverages(msgspec.Struct, frozen=True):
+    """What a reducer signed about the averages that it gave: `averages_root` of the digests of all its parts."""
+
+    root: Hash
+    signature: Signature
+
+    def is_by(self, reducer: PeerID, prefix: str, group_id: bytes) -> bool:
+        """Whether this reducer signed it, in this try of this averager. The prefix counts: a leader could give one
+        group to two averagers of a peer."""
+        return verify(reducer, AVERAGES, self.signature, prefix.encode(), group_id, self.root)
+
+
+class UnlikeAverages(msgspec.Struct, frozen=True, tag=True):
+    """A reducer signed two unlike sets of averages in one try at a round. Honest ones form each average once."""
+
+    culprit: PeerID
+    prefix: _Prefix
+    group_id: GroupID
+    first: SignedAverages
+    second: SignedAverages
+
+    def verify(self) -> bool:
+        """Whether it proves what it says; two signatures are checked."""
+        both = self.first, self.second
+        unlike = self.first.root != self.second.root
+        return unlike and all(each.is_by(self.culprit, self.prefix, self.group_id) for each in both)
+
+    def words(self) -> str:
+        return f"it gave members of round {self.group_id.hex()[:8]} unlike averages, and signed both"
+
+
+Evidence: TypeAlias = DoubleVote | UnlikeAverages  # a tagged union: further kinds join it with |

@@ -21,6 +21,7 @@ _FLOODABLE = (
     happened.WayChanged,
     happened.PeerDisconnected,
     happened.PeerRefused,
+    happened.PeerBanned,
     happened.PeerSilent,
 )
 
@@ -117,6 +118,8 @@ def describe(event: happened.Event) -> Line | None:
             return Line("info" if answers else "warning", "silent", peer, f"{_who(event)} {does}")
         case happened.PeerRefused(peer, reason, what):
             return Line("warning", "refused", peer, f"refused {what} of {short(peer)}: {reason}")
+        case happened.PeerBanned(peer, reason):
+            return Line("warning", "banned", peer, f"{short(peer)} is banned from this run: {reason}")
         case happened.WokeUp(seconds):
             return Line("info", "woke up", "", f"this machine slept for {seconds:.0f} s; all connections are made anew")
         case happened.RoundFinished():

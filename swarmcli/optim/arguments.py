@@ -150,6 +150,7 @@ def averager_config(
     defaults = {"sender_timeout": next_chunk_timeout, "compression": compression or NoCompression()}
     return AveragerConfig(
         prefix=f"{config.run_id}_grads",
+        run=config.run_id,
         matchmaking=MatchmakingOptions(min_matchmaking_time=config.matchmaking_time, **matchmaking),
         allreduce=AllreduceOptions(
             allreduce_timeout=config.averaging_timeout if allreduce_timeout is None else allreduce_timeout,

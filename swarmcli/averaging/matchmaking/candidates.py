@@ -35,7 +35,9 @@ class Memory:
     declares searches and still stays away could repeat that for ever, hence MAX_MISSES.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_banned: Callable[[PeerID], bool] = lambda peer: False) -> None:
+        """`is_banned`: whether nobody is to average with a peer."""
+        self.is_banned = is_banned
         self.newcomer = True  # this peer has been in no group yet
         self.mates: frozenset[PeerID] = frozenset()  # who was in its last group, and is expected again for a while
         self.only_mates = False  # of the peers that look for no group now, only mates are waited for
@@ -45,7 +47,8 @@ class Memory:
 
     def read(self, declared: Sequence[Candidate]) -> None:
         """The declarations of the bucket, complete: who is not among them has left."""
-        self.holders = {candidate.peer_id: candidate for candidate in declared[:MAX_CANDIDATES]}
+        welcome = (candidate for candidate in declared if not self.is_banned(candidate.peer_id))
+        self.holders = {candidate.peer_id: candidate for candidate in islice(welcome, MAX_CANDIDATES)}
 
     def finish(self, candidate: Candidate) -> None:
         """This search has ended; what others still say about it is out of date."""
@@ -145,6 +148,8 @@ class Candidates:
         if self._only_one and candidate.tag != self._me.tag and candidate.search > self._me.search:
             self.elsewhere.add(peer)
         if candidate.bucket != self._me.bucket or not candidate.looking or peer == self._me.peer_id:
+            return False
+        if self._memory.is_banned(peer):
             return False
         known = self.entries.get(peer)
         if known is not None and known.candidate.search == candidate.search:

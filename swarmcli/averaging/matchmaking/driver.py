@@ -132,6 +132,13 @@ class SearchDriver:
         self._wake.set()
         return True
 
+    def drop(self, peer: PeerID) -> None:
+        """This peer is not to be in the group, whatever it was to this search."""
+        if self.group is None:
+            self.search.on_lost(peer, self._loop.time())
+            self.search.on_refused(peer)
+            self._wake.set()
+
     # Steering
 
     async def _drive(self, begin: Callable[[], Group]) -> Group:

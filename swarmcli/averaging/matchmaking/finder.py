@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from swarmcli.averaging.bandwidth import LinkGauge, comparable
+from swarmcli.averaging.bans import BanNews
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
 from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
@@ -64,9 +65,11 @@ class GroupFinder:
         *,
         untold: Untold,
         declined: Callable[[Group], None],
+        ban_news: BanNews | None = None,
     ) -> None:
         """`total_size` is in elements; `own_terms` must be equal at all members. `untold` is called when a follower
-        could not be told that its group begins, `declined` with a group that begins though this peer takes no part."""
+        could not be told that its group begins, `declined` with a group that begins though this peer takes no part.
+        `ban_news`: of the run; who owns this finder starts and stops it."""
         self.group_bits = config.initial_group_bits
         self.link = LinkGauge(node.endpoint.passed)
         self.driver: SearchDriver | None = None
@@ -78,7 +81,8 @@ class GroupFinder:
         self._declined = declined
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
-        self._memory = Memory()
+        self._ban_news = ban_news or BanNews.of(node, config.run or config.prefix)
+        self._memory = Memory(self._ban_news.bans.is_banned)
         self._begun: dict[Bucket, Group] = {}  # the last groups that began with this peer, oldest first
         self._declarations = Declarations(node, config.prefix)
         self._last_search, self._last_tag = bytes(SEARCH_BYTES), b""
@@ -103,6 +107,7 @@ class GroupFinder:
             Leave: self._on_sign,
             Begin: self._on_begin,
         }
+        self._unsubscribe = self._ban_news.bans.subscribe(self._on_ban)
         for message, handler in handlers.items():
             self._endpoint.serve(method_name(self._config.prefix, message), message, handler)
         self._declarations.say(self._me(looking=False))
@@ -110,6 +115,7 @@ class GroupFinder:
 
     async def stop(self) -> None:
         """Answers nobody any more and withdraws the declaration."""
+        self._unsubscribe()
         self._endpoint.withdraw(*(method_name(self._config.prefix, message) for message in METHODS))
         try:
             async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
@@ -293,6 +299,7 @@ class GroupFinder:
     async def _on_request(self, peer: PeerID, message: Join | Invitation) -> Answer | Pulse:
         """For the search in the bucket that the message names. Declarations may be out of date, so a peer that has
         moved on is asked for its former bucket."""
+        self._ban_news.bans.check(peer)
         sender = message.candidate if isinstance(message, Join) else message.sender
         bucket = sender.bucket if isinstance(message, Join) else message.to.bucket
         if sender.peer_id != peer:
@@ -304,16 +311,29 @@ class GroupFinder:
         return self.driver.hear(peer, message)
 
     async def _on_sign(self, peer: PeerID, message: Heartbeat | Progress | Leave) -> Answer | Pulse:
+        self._ban_news.bans.check(peer)
         return self.driver.hear(peer, message) if self.driver is not None else Pulse(together=False)
 
     async def _on_begin(self, peer: PeerID, message: Begin) -> Pulse:
         group = message.group
         if group.leader != peer:
             raise CallRefused("identity", "only its leader begins a group")
+        bans = self._ban_news.bans
+        bans.check(peer)
+        if any(bans.is_banned(member.peer_id) for member in group.members):
+            self._ban_news.tell([peer])  # it knows of no ban, or lies: then it leads nobody who knows
+            self._declined(group)
+            raise CallRefused("banned", "a member of that group was banned from the run")
         if self.driver is None or not self.driver.on_begin(group, message):
             self._declined(group)
             raise CallRefused("declined", "this peer is not waiting for that group any more")
         return Pulse(together=True)
+
+    def _on_ban(self, peer: PeerID) -> None:
+        """Who was banned leads nobody, follows nobody and is waited for by nobody."""
+        self._memory.mates -= {peer}
+        if self.driver is not None:
+            self.driver.drop(peer)
 
 
 def _undialable(member: Member) -> Member:

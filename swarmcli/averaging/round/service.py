@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from swarmcli.averaging.bans import Bans
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import ZERO
 from swarmcli.averaging.consensus.leader import Agreement
@@ -79,9 +80,17 @@ def tries(group: Group) -> list[Group]:
 class AllreduceService:
     """Serves the rounds of one averager. All peers that average with each other use the same prefix."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str, fetch_committed: FetchCommitted | None = None) -> None:
-        """`fetch_committed`: from where a member that was late may get what its group committed."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prefix: str,
+        fetch_committed: FetchCommitted | None = None,
+        bans: Bans | None = None,
+    ) -> None:
+        """`fetch_committed`: from where a member that was late may get what its group committed. `bans`: of the run;
+        None: of these rounds alone."""
         self.endpoint = endpoint
+        self.bans = bans if bans is not None else Bans(endpoint.events.emit)
         self.fetch_committed = fetch_committed
         self.memory = ReusableBuffer()
         self._prefix = prefix
@@ -194,11 +203,13 @@ class AllreduceService:
 
     @forgetful
     async def _exchange(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
+        self.bans.check(peer)
         round_, member = await self._running(peer, request.group_id)
         await round_.take_stream(member, request, stream)
 
     @forgetful
     async def _copy(self, peer: PeerID, request: CopyRequest, stream: Stream) -> None:
+        self.bans.check(peer)
         holdings = await self._held_for(peer, request.group_id)
         if holdings is None:
             raise CallRefused("over", "the averages of this round are not here any more")

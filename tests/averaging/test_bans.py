@@ -1,0 +1,102 @@
+"""Evidence bans; without evidence nobody is banned, and nobody fills the memory of the others."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, Heard, Told
+from swarmcli.averaging.evidence import AVERAGES, SignedAverages, UnlikeAverages
+from swarmcli.errors import CallRefused
+from swarmcli.events import PeerBanned
+from swarmcli.network import wire
+from swarmcli.network.identity import Identity
+from swarmcli.testing.virtual_time import run
+from tests.averaging.averagers import Averagers, all_results, assert_one_group
+
+GROUP_ID = bytes(32)
+
+
+def signed(liar: Identity, root: bytes, prefix: str = "test") -> SignedAverages:
+    return SignedAverages(root, liar.sign(AVERAGES, prefix.encode(), GROUP_ID, root))
+
+
+def evidence_against(liar: Identity) -> UnlikeAverages:
+    first, second = signed(liar, b"a" * 32), signed(liar, b"b" * 32)
+    return UnlikeAverages(liar.peer_id, "test", GROUP_ID, first, second)
+
+
+def test_two_signatures_under_unlike_averages_are_evidence_and_everything_else_is_none() -> None:
+    liar, other = Identity.from_seed(1), Identity.from_seed(2)
+    a, b = signed(liar, b"a" * 32), signed(liar, b"b" * 32)
+    assert UnlikeAverages(liar.peer_id, "test", GROUP_ID, a, b).verify()
+    assert not UnlikeAverages(liar.peer_id, "test", GROUP_ID, a, a).verify()
+    assert not UnlikeAverages(other.peer_id, "test", GROUP_ID, a, b).verify()
+    assert not UnlikeAverages(liar.peer_id, "test", b"1" * 32, a, b).verify()
+    # An honest reducer may have both in two averagers to which a liar gave one group.
+    assert not UnlikeAverages(liar.peer_id, "test", GROUP_ID, a, signed(liar, b"b" * 32, "another")).verify()
+
+
+def test_a_ban_is_told_once_and_only_of_what_is_proved() -> None:
+    events = list[object]()
+    bans, liar = Bans(events.append), Identity.from_seed(1)
+    right = evidence_against(liar)
+    assert not bans.add(UnlikeAverages(liar.peer_id, "test", GROUP_ID, right.first, right.first))
+    assert not bans.is_banned(liar.peer_id)
+    assert bans.add(right) and bans.add(right)
+    assert bans.is_banned(liar.peer_id)
+    assert events == [PeerBanned(liar.peer_id.text, right.words())]
+
+
+def test_a_peer_that_tells_of_endless_throwaway_identities_drives_nobody_elses_word_out() -> None:
+    bans, honest, liar = Bans(), Identity.from_seed("honest").peer_id, Identity.from_seed("liar").peer_id
+    culprits = [Identity.from_seed(number).peer_id for number in range(MAX_TOLD_BY_ONE + 10)]
+    told = evidence_against(Identity.from_seed("x"))
+
+    def against(culprit: bytes) -> UnlikeAverages:
+        return UnlikeAverages(culprit, "test", GROUP_ID, told.first, told.second)  # type: ignore[arg-type]
+
+    bans.take(against(culprits[0]), honest)
+    for culprit in culprits[1:]:
+        bans.take(against(culprit), liar)
+    assert bans.is_banned(culprits[0]) and len(bans) == 1 + MAX_TOLD_BY_ONE <= MAX_BANS
+
+
+def test_peers_that_are_connected_and_those_that_come_later_learn_of_a_ban_and_form_groups_without_it() -> None:
+    async def story() -> None:
+        async with Averagers(3) as swarm:
+            peers = await swarm.add(4)
+            liar = peers[3]
+            assert peers[0].core.bans.add(evidence_against(Identity.from_seed(b"3/3")))
+            await asyncio.sleep(5)
+            assert all(peer.core.bans.is_banned(liar.peer_id) for peer in peers[:3])
+            late = await swarm.add_one()
+            await asyncio.sleep(5)
+            assert late.core.bans.is_banned(liar.peer_id)  # from the hash table
+            honest = [*peers[:3], late]
+            controls = [peer.begin(timeout=30.0) for peer in honest]
+            lonely = liar.begin(timeout=20.0, allow_retries=False)
+            assert_one_group(await all_results(controls), honest)
+            assert (await asyncio.gather(lonely, return_exceptions=True))[0] is not None
+            assert liar.peer_id not in {member.peer_id for control in controls for member in control.group.members}
+
+    run(story())
+
+
+def test_an_accusation_without_proof_is_refused_and_its_teller_not_heard_again() -> None:
+    async def story() -> None:
+        async with Averagers(4) as swarm:
+            honest, liar, victim = await swarm.add(3)
+            good = evidence_against(Identity.from_seed(b"someone"))
+            false = UnlikeAverages(victim.peer_id, "test", GROUP_ID, good.first, good.second)
+            for told in (false, good):
+                method = BanNews.of(honest.node, "test").method
+                try:
+                    await liar.endpoint.connect(honest.endpoint.addresses[0], timeout=5)
+                    await liar.endpoint.call(honest.peer_id, method, Told((wire.encode(told),)), Heard, timeout=5)
+                except CallRefused as error:
+                    assert error.code in ("false evidence", "not believed")
+                else:
+                    raise AssertionError("it was believed")
+            assert len(honest.core.bans) == 0
+
+    run(story())
