@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, Any, cast
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -245,7 +245,7 @@ class BanNews:
         so it can make this peer verify no more than one message in vain."""
         for piece in message.evidence:
             try:
-                evidence = wire.decode(Evidence, piece)
+                evidence: Evidence = wire.decode(cast(Any, Evidence), piece)
             except msgspec.DecodeError:
                 continue  # of a later version of this program, perhaps
             if self.bans.is_banned(evidence.culprit):
