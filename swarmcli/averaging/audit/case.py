@@ -1,0 +1,198 @@
+"""A case: all that is needed to tell whether one average comes of its inputs, as its reducer has signed it.
+
+    the average is false   FalseAverage: the reducer is banned
+    it is true             FalseAccusation: whoever said otherwise, with its signature, is banned
+    neither                the case is not what the reducer signed: nobody learns anything from it
+
+Everyone who judges computes the average again; nobody's word counts. The work is that of reducing one part.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from swarmcli.averaging.audit.signed import HASH_BYTES, Exchange, Input, inputs_hash, why_unsound
+from swarmcli.averaging.audit.verdict import (
+    ACCUSED_BEYOND,
+    FALSE_BEYOND,
+    TRUE_WITHIN,
+    NoInput,
+    Redone,
+    Terms,
+    is_within,
+    redo,
+)
+from swarmcli.averaging.digests import averages_root, digest_of
+from swarmcli.averaging.evidence import SignedAverages
+from swarmcli.compression import NoCompression, TensorMessage
+from swarmcli.errors import CompressionError
+from swarmcli.network.identity import Identity, PeerID, verify
+
+_PURPOSE = "accusation"
+
+
+class Verdict(Enum):
+    TRUE = "the average comes of its inputs"
+    UNCLEAR = "what is shown proves nothing"
+    FALSE = "the average does not come of its inputs"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a reducer signed about all its averages in one try.
+
+    parts            their numbers, in its order
+    digests, inputs  32 bytes for each part, one behind the other
+    """
+
+    parts: tuple[int, ...]
+    digests: bytes
+    inputs: bytes
+    signed: SignedAverages
+
+    def is_by(self, reducer: PeerID, where: Exchange) -> bool:
+        whole = len(self.parts) * HASH_BYTES == len(self.digests) == len(self.inputs)
+        same = whole and self.signed.root == averages_root(self.digests, self.inputs)
+        return same and self.signed.is_by(reducer, where.prefix, where.group_id)
+
+    def about(self, part: int) -> tuple[bytes, bytes] | None:
+        """The digest of a part's average, and the hash of its inputs."""
+        if part not in self.parts:
+            return None
+        place = self.parts.index(part) * HASH_BYTES
+        return self.digests[place : place + HASH_BYTES], self.inputs[place : place + HASH_BYTES]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One part of one reducer.
+
+    members            of the group
+    senders, weights   whose inputs are in the average, as the reducer named them
+    average            as it is after decoding (of NoCompression); None without senders
+    inputs, messages   that the reducer signed for, and what they were. Where one of the inputs is unsound by itself,
+                       messages prove nothing more and may be missing
+    """
+
+    where: Exchange
+    members: tuple[PeerID, ...]
+    terms: Terms
+    statement: Statement
+    senders: tuple[int, ...]
+    weights: tuple[float, ...]
+    average: TensorMessage | None
+    inputs: tuple[Input, ...]
+    messages: tuple[TensorMessage, ...]
+
+    @property
+    def reducer(self) -> PeerID:
+        return self.members[self.terms.reducer]
+
+    def verdict(self) -> Verdict:
+        """Never raises, whatever is in it."""
+        return self._verdict(FALSE_BEYOND)
+
+    def deserves_accusation(self) -> bool:
+        """Whether it is false beyond what another computer could forgive."""
+        return self._verdict(ACCUSED_BEYOND) is Verdict.FALSE
+
+    def why_unsound(self) -> str:
+        return why_unsound(self.inputs, self.terms.part, self.members, self.where)
+
+    def shows_what_was_signed(self) -> bool:
+        """Whether the reducer has signed for these inputs and this average."""
+        about = self.statement.about(self.terms.part)
+        if about is None or not self.statement.is_by(self.reducer, self.where):
+            return False
+        return about == (self._digest(self.senders, self.weights), inputs_hash(self.inputs))
+
+    def _verdict(self, tolerances: float) -> Verdict:
+        if not self.shows_what_was_signed():
+            return Verdict.UNCLEAR
+        if self.why_unsound():
+            return Verdict.FALSE
+        if len(self.messages) != len(self.inputs):
+            return Verdict.UNCLEAR
+        pairs = zip(self.inputs, self.messages, strict=True)
+        if not all(each.fits(self.terms.part, message) for each, message in pairs):
+            return Verdict.UNCLEAR
+        try:
+            redone = redo(self.terms, self.inputs, self.messages)
+        except NoInput:
+            return Verdict.FALSE
+        return self._compare(redone, tolerances)
+
+    def _compare(self, redone: Redone, tolerances: float) -> Verdict:
+        if (self.senders, self.weights) != (redone.senders, redone.weights):
+            return Verdict.FALSE
+        if redone.values is None or self.average is None:
+            return Verdict.TRUE if redone.values is None and self.average is None else Verdict.FALSE
+        try:
+            claimed = NoCompression().extract(self.average)
+        except CompressionError:
+            return Verdict.FALSE  # it has signed the digest of something that is no average
+        if claimed.dtype is not self.terms.descriptor.dtype or claimed.numel() != self.terms.descriptor.numel:
+            return Verdict.FALSE
+        if is_within(self.terms, redone, claimed.reshape(-1), TRUE_WITHIN):
+            return Verdict.TRUE
+        if is_within(self.terms, redone, claimed.reshape(-1), tolerances):
+            return Verdict.UNCLEAR
+        return Verdict.FALSE
+
+    def _digest(self, senders: Sequence[int], weights: Sequence[float]) -> bytes:
+        return digest_of(self.terms.part, senders, weights, self.average)
+
+
+@dataclass(frozen=True)
+class FalseAverage:
+    """A reducer signed for an average that does not come of the inputs that it signed for."""
+
+    case: Case
+
+    @property
+    def culprit(self) -> PeerID:
+        return self.case.reducer
+
+    def verify(self) -> bool:
+        """Computes the average of one part again."""
+        return self.case.verdict() is Verdict.FALSE
+
+    def words(self) -> str:
+        return f"its average of part {self.case.terms.part} does not come of the inputs that it signed for"
+
+
+class Accusation:
+    """That a reducer's average of a part is false, signed by whoever says so."""
+
+    @staticmethod
+    def sign(identity: Identity, where: Exchange, reducer: PeerID, root: bytes, part: int) -> bytes:
+        return identity.sign(_PURPOSE, *_fields(where, reducer, root, part))
+
+    @staticmethod
+    def is_by(accuser: PeerID, signature: bytes, case: Case) -> bool:
+        fields = _fields(case.where, case.reducer, case.statement.signed.root, case.terms.part)
+        return verify(accuser, _PURPOSE, signature, *fields)
+
+
+@dataclass(frozen=True)
+class FalseAccusation:
+    """A peer signed that an average is false, and it is true."""
+
+    culprit: PeerID
+    signature: bytes
+    case: Case
+
+    def verify(self) -> bool:
+        """Computes the average of one part again."""
+        accused = Accusation.is_by(self.culprit, self.signature, self.case)
+        return accused and self.case.verdict() is Verdict.TRUE
+
+    def words(self) -> str:
+        return f"it accused {self.case.reducer.short} of a false average that is true"
+
+
+def _fields(where: Exchange, reducer: PeerID, root: bytes, part: int) -> tuple[bytes, ...]:
+    return where.prefix.encode(), where.group_id, reducer, root, struct.pack(">Q", part)

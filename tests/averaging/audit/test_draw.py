@@ -1,0 +1,59 @@
+"""Who looks at what: nobody knows before, everyone could tell after, and the table in the docs is the formula."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from swarmcli.averaging.audit.draw import (
+    chance_for,
+    chance_to_be_found,
+    commitment,
+    drawn,
+    rounds_until_found,
+)
+
+
+def test_the_draw_follows_from_the_secret_and_the_signature_together() -> None:
+    parts = range(1000)
+    first = drawn(b"s" * 32, b"r" * 64, parts, 0.1)
+    assert first == drawn(b"s" * 32, b"r" * 64, parts, 0.1)
+    assert first != drawn(b"t" * 32, b"r" * 64, parts, 0.1)
+    assert first != drawn(b"s" * 32, b"q" * 64, parts, 0.1)
+    assert commitment(b"s" * 32) != commitment(b"t" * 32)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 1.0])
+def test_so_many_parts_are_drawn_as_were_asked_for(share: float) -> None:
+    chance = chance_for(share, 4)
+    seen = sum(len(drawn(bytes([member]) * 32, b"r" * 64, range(5000), chance)) for member in range(4))
+    assert seen == pytest.approx(share * 5000, rel=0.1, abs=1)
+
+
+def test_one_auditor_with_the_share_of_all_looks_at_everything() -> None:
+    assert drawn(b"s" * 32, b"r" * 64, range(10), chance_for(1.0, 1)) == list(range(10))
+    assert chance_for(1.0, 0) == 0.0
+
+
+def test_rounds_until_found_is_what_a_simulation_gives() -> None:
+    found = chance_to_be_found(0.1, 7, 5, 3)
+    rounds, hits = rounds_until_found(found, 0.95), 0
+    for trial in range(400):
+        hits += any(
+            drawn(member.to_bytes(32, "big"), trial.to_bytes(32, "big") + round_.to_bytes(32, "big"), range(3), 0.1 / 7)
+            for round_ in range(rounds)
+            for member in range(5)
+        )
+    assert hits / 400 == pytest.approx(0.95, abs=0.04)
+
+
+def test_the_table_in_the_docs_is_the_formula() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| (\d+) of (\d+) \| ([\d.]+) % \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert len(rows) >= 6
+    for hostile, members, share, false_parts, half, most in rows:
+        honest, auditors = int(members) - int(hostile), int(members) - 1
+        found = chance_to_be_found(float(share) / 100, auditors, honest, int(false_parts))
+        assert (rounds_until_found(found, 0.5), rounds_until_found(found, 0.95)) == (int(half), int(most))
