@@ -8,6 +8,7 @@ SwarmError
 │   ├── ConnectError              a connection could not be made; `.step` says how far it came
 │   │   ├── HandshakeError        the other end is no swarm peer, or speaks another version
 │   │   ├── WrongPeerError        the other end proved to be somebody else
+│   │   ├── NotAMember            the run is closed, and one end has shown no invitation that holds
 │   │   └── OwnAddressError       the address leads back to this very peer
 │   ├── ConnectionLost            a connection that stood has ended; `.reason` says why
 │   │   └── ProtocolViolation     … because the other end broke a bound or sent what cannot be read
@@ -36,6 +37,7 @@ SwarmError
 ├── ShardingError                a sharded optimizer was asked for what it has not, or its state could not be sent
 ├── SiteError                     the processes of a site have lost each other, or one of them has failed
 ├── FingerprintError              the run refused this peer: its recipe differs; `.keys` says where
+├── MembershipError               a closed run, and this peer has no invitation to it, or none that holds
 ├── UsageError                   a command lacks a word that it needs; the message says which
 ├── RecipeError                   a recipe that cannot be read; carries file, line and fix
 ├── DataError                     training data that is missing or cannot be read
@@ -92,6 +94,10 @@ class HandshakeError(ConnectError):
 
 class WrongPeerError(HandshakeError):
     """The other end holds another key than the one that was asked for."""
+
+
+class NotAMember(HandshakeError):
+    """The run is closed, and one of the two ends has shown no invitation that holds. The words may be told to it."""
 
 
 class OwnAddressError(HandshakeError):
@@ -240,6 +246,10 @@ class FingerprintError(SwarmError):
     def __init__(self, message: str, keys: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.keys = tuple(keys)
+
+
+class MembershipError(SwarmError):
+    """The run is closed, and this peer has no invitation that holds; the message says whom to ask."""
 
 
 class UsageError(SwarmError):

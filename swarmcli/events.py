@@ -95,6 +95,13 @@ class PeerBanned(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MembershipEnded(Event):
+    """This peer is no member of its closed run any more: the others have ended their connections with it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WokeUp(Event):
     """This process did nothing for so many seconds: the machine slept, or the process was stopped. Its connections
     are dead, and what it knew about others is as old."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -21,10 +22,12 @@ from swarmcli.optim.config import Role
 from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe
 from swarmcli.recipe.offered import web_host
+from swarmcli.recipe.ticket import Ticket
 from swarmcli.training.demand import Demand
 from swarmcli.training.memory import format_bytes
 
 QUESTIONS = {"trainer": "Train along?", "auxiliary": "Help this run?", "monitor": "Follow this run?"}
+MAX_MOMENT = 250_000_000_000  # the year 9892: a calendar ends, and an invitation's end is a number of eight bytes
 WHAT = {
     "trainer": "a trainer: computes what the model should learn from the data, and averages that with the others",
     "auxiliary": "an auxiliary: adds up what trainers have computed; reads no data and computes nothing of its own",
@@ -48,6 +51,18 @@ def sheet(recipe: Recipe, role: Role, demand: Demand, memory: str, files: Path) 
         ("files", f"all of this peer's own: {files}"),
         ("leaving", "Ctrl-C, whenever you like; the others go on, and the same command takes you back in"),
     ]
+
+
+def invitation_in_words(ticket: Ticket) -> str:
+    """What an invitation to a closed run is worth."""
+    whom = "whoever takes it up first, and for that peer alone" if ticket.secret else "this computer's peer alone"
+    until = moment(ticket.invitation.until)
+    return f"a closed run, in which all are invited by its owner; this invitation is for {whom}, until {until}"
+
+
+def moment(seconds: int) -> str:
+    """By this computer's calendar."""
+    return datetime.fromtimestamp(min(seconds, MAX_MOMENT)).strftime("%Y-%m-%d %H:%M")
 
 
 def _model(recipe: Recipe, demand: Demand) -> str:

@@ -10,7 +10,16 @@ from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 
-from swarmcli.errors import AddressError, BootstrapError, FingerprintError, RecipeError, SwarmError, UsageError
+from swarmcli.errors import (
+    AddressError,
+    BootstrapError,
+    FingerprintError,
+    MembershipError,
+    NotAMember,
+    RecipeError,
+    SwarmError,
+    UsageError,
+)
 from swarmcli.journal import printable
 from swarmcli.network.addresses import Scope, parse_address, scope_of
 
@@ -35,8 +44,8 @@ def exit_code(error: BaseException) -> ExitCode:
         case RecipeError() | AddressError() | UsageError():
             return ExitCode.USAGE
         case BootstrapError():
-            return ExitCode.NO_CONTACT
-        case FingerprintError():
+            return ExitCode.REFUSED if _no_member(error) else ExitCode.NO_CONTACT
+        case FingerprintError() | MembershipError():
             return ExitCode.REFUSED
         case _:
             return ExitCode.FAILURE
@@ -49,6 +58,8 @@ def words(error: SwarmError) -> str:
     lines = [
         printable(f"{address}: {str(why).removeprefix(f'{address}: ')}") for address, why in error.attempts.items()
     ]
+    if _no_member(error):
+        return "\n  ".join(["no first contact takes this peer for a member", *lines])
     said = "\n  ".join(["no first contact could be reached", *lines])
     if all(_is_private(address) for address in error.attempts):
         return said + (
@@ -56,6 +67,11 @@ def words(error: SwarmError) -> str:
             "the link of a peer that others can dial (`swarm netcheck` tells)"
         )
     return said + "\nif they have gone, anybody in the run has another link: `swarm link` prints it there"
+
+
+def _no_member(error: BootstrapError) -> bool:
+    """Whether contacts answer, and another link would not help."""
+    return any(isinstance(why, NotAMember) for why in error.attempts.values())
 
 
 def _is_private(address: str) -> bool:

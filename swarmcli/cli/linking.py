@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ import typer
 from swarmcli.cli import consent
 from swarmcli.cli.console import err
 from swarmcli.cli.ending import ExitCode
-from swarmcli.errors import RecipeError
+from swarmcli.errors import MembershipError, RecipeError
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe, differing_keys, digest_of, fingerprint_of, is_link, parse_link, parse_recipe
+from swarmcli.recipe.ticket import Ticket
 from swarmcli.roles.linked import LinkedRun
 
 
@@ -47,12 +49,16 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
             err.print("not joined; nothing was written or downloaded")
             raise typer.Exit(ExitCode.FAILURE)
         run.keep(role, text)
+    if link.ticket is not None:
+        run.keep_invitation(link.ticket)
     return Named(run.recipe, link.addresses)
 
 
 def recipe_of(run: LinkedRun) -> tuple[str, float]:
     """The recipe as this computer keeps it, from there or from the contact, and how many seconds an epoch takes there
     (0: not known)."""
+    if run.link.ticket is not None:
+        check_not_ended(run.link.ticket)
     text = run.kept()
     if text is not None:
         return text, 0.0
@@ -61,6 +67,15 @@ def recipe_of(run: LinkedRun) -> tuple[str, float]:
     err.print(f"asking {run.link.peer_id.short} for the recipe of {run.link.run_id}")
     recipe, answer = fetch_recipe(run.link, run.path)
     return run.text_of(recipe), answer.epoch_seconds
+
+
+def check_not_ended(ticket: Ticket) -> None:
+    """Raises MembershipError: here, and not after a minute, by a refusal."""
+    if ticket.invitation.until <= time.time():
+        raise MembershipError(
+            f"the invitation of this link held until {consent.moment(ticket.invitation.until)}; ask the owner of the "
+            "run for another link (`swarm invite`)"
+        )
 
 
 def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], pace: float) -> Recipe:
@@ -76,6 +91,8 @@ def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], p
     outline = outline_in_process(recipe)
     memory = check_memory(recipe, outline, role, compute, now=False)
     lines = consent.sheet(recipe, role, demand_of(recipe, outline, role, compute, pace=pace), memory, run.path)
+    if run.link.ticket is not None:
+        lines.insert(1, ("access", consent.invitation_in_words(run.link.ticket)))
     consent.show(recipe, run.link.peer_id.short, lines)
     return recipe
 

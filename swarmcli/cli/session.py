@@ -19,9 +19,10 @@ from swarmcli.cli.console import err, out, setup_logging
 from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
-from swarmcli.errors import ListenError, NoDonorReachable
+from swarmcli.errors import ListenError, MembershipError, NoDonorReachable
 from swarmcli.events import (
     Event,
+    MembershipEnded,
     Noticed,
     OwnAddressesChanged,
     PeerConnected,
@@ -82,6 +83,7 @@ class Session:
         self._web: socket.socket | None = None
         self._process = process
         self._interrupted = False
+        self._expelled = ""  # why this peer is no member of its closed run any more
         self._watch: RunWatch | None = None
         self._exit = ExitStack()
         self.stop = threading.Event()
@@ -99,7 +101,7 @@ class Session:
                 soft_wrap=True,
             )
             self.peer = RunPeer(
-                recipe, self._role, home, contacts=self._contacts, port=self._port, listener=self._say_at_start
+                recipe, self._role, home, contacts=self._contacts, port=self._port, listener=self._heard
             )
             undo.push(self._discard_unused)
             with _naming("--port"):
@@ -138,10 +140,13 @@ class Session:
     def _as_what(self, recipe: Recipe) -> str:
         return f"a site of {recipe.local.site.processes} processes" if self._process else self._role
 
-    def _say_at_start(self, event: Event) -> None:
-        """What people should know before there is a view that shows it."""
+    def _heard(self, event: Event) -> None:
+        """What people should know before there is a view that shows it, and what ends this peer's part."""
         if isinstance(event, Noticed) and self._watch is None:
             err.print(printable(event.text), soft_wrap=True)
+        if isinstance(event, MembershipEnded):  # the others have hung up: what it computes is nobody's any more
+            self._expelled = event.reason
+            self.stop.set()
 
     def _first_signal(self, number: signal.Signals) -> None:
         self._interrupted = number in INTERRUPTS
@@ -205,5 +210,7 @@ class Session:
             err.print(self._farewell(), soft_wrap=True)
             if self.peer.saved:
                 err.print(printable(self.peer.saved, 2000), soft_wrap=True)
+            if self._expelled:
+                raise MembershipError(self._expelled)
             if self._interrupted and not finished:
                 raise typer.Exit(ExitCode.INTERRUPTED)

@@ -22,6 +22,7 @@ from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread, SwarmFuture
+from swarmcli.network.membership import Membership
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.reach import Reach, ReachOptions
@@ -87,6 +88,7 @@ class DHT:
             "startup_timeout": float(startup_timeout),
         }
         self._identity = Identity.generate() if identity_path is None else Identity.load_or_create(Path(identity_path))
+        self.membership: Membership | None = None  # of a closed run; said before the peer starts
         self._thread: LoopThread | None = None
         self._opening: SwarmFuture[DHTNode] | None = None
         self._opener: asyncio.Task[Any] | None = None
@@ -129,6 +131,11 @@ class DHT:
     def peer_id(self) -> PeerID:
         """Who this peer is."""
         return self._identity.peer_id
+
+    @property
+    def identity(self) -> Identity:
+        """The key by which it proves that. The DHT closes it."""
+        return self._identity
 
     @property
     def node(self) -> DHTNode:
@@ -267,6 +274,7 @@ class DHT:
             client_mode=self.stays_hidden,
             announce=self._announce,
             events=self.events,
+            membership=self.membership,
         )
         async with AsyncExitStack() as undo:
             undo.push_async_callback(endpoint.close)

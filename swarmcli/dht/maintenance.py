@@ -18,6 +18,7 @@ from swarmcli.errors import (
     CallTimeout,
     DHTError,
     NetworkError,
+    NotAMember,
     OwnAddressError,
     SwarmError,
     WrongPeerError,
@@ -56,7 +57,7 @@ async def find_first_contact(core: NodeCore, addresses: Sequence[str], timeout: 
                 failures[address] = error
                 found[address] = core.peer_id
                 return all(peer == core.peer_id for peer in found.values())  # the only first contact there is
-            except WrongPeerError as error:
+            except (WrongPeerError, NotAMember) as error:
                 failures[address] = error
                 return False
             except SwarmError as error:

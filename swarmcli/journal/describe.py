@@ -120,6 +120,8 @@ def describe(event: happened.Event) -> Line | None:
             return Line("warning", "refused", peer, f"refused {what} of {short(peer)}: {reason}")
         case happened.PeerBanned(peer, reason):
             return Line("warning", "banned", peer, f"{short(peer)} is banned from this run: {reason}")
+        case happened.MembershipEnded(reason):
+            return Line("error", "no member", "", reason)
         case happened.WokeUp(seconds):
             return Line("info", "woke up", "", f"this machine slept for {seconds:.0f} s; all connections are made anew")
         case happened.RoundFinished():

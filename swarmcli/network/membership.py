@@ -23,30 +23,21 @@ from typing import Annotated
 
 import msgspec
 
-from swarmcli.errors import HandshakeError
+from swarmcli.errors import NotAMember
 from swarmcli.network.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Identity, PeerID, verify
 
 logger = logging.getLogger(__name__)
 
 ID_BYTES = 8  # of an invitation: drawn by lot, so that two that its owner has made are two
 _HEAD = struct.Struct(f"!B{ID_BYTES}sQ{PEER_ID_BYTES}s{PEER_ID_BYTES}s")
-_INVITATION_BYTES = _HEAD.size + SIGNATURE_BYTES
-MAX_PROOF = _INVITATION_BYTES + 2 * SIGNATURE_BYTES  # bytes of what is shown
+INVITATION_BYTES = _HEAD.size + SIGNATURE_BYTES
+MAX_PROOF = INVITATION_BYTES + 2 * SIGNATURE_BYTES  # bytes of what is shown
 MAX_REVOCATIONS = 10_000  # that a peer keeps; all of them are the owner's own
 
 MAX_ADMITTED = 4096  # members of which this peer remembers what they have shown, besides those that are connected
 
 CLOSED = "this run is closed: ask its owner for an invitation (`swarm invite`)"
 NO_MEMBER = "the peer there is no member of this closed run"
-
-
-class NotAMember(HandshakeError):
-    """The other end has shown nothing by which it is a member of this run. `rule` is a short name to count by; the
-    words may be told to it."""
-
-    def __init__(self, rule: str, message: str) -> None:
-        super().__init__(message)
-        self.rule = rule
 
 
 class Kind(IntEnum):
@@ -82,8 +73,8 @@ class Invitation:
     @classmethod
     def decode(cls, data: bytes) -> Invitation:
         """Raises ValueError."""
-        if len(data) != _INVITATION_BYTES:
-            raise ValueError(f"an invitation has {_INVITATION_BYTES} bytes, got {len(data)}")
+        if len(data) != INVITATION_BYTES:
+            raise ValueError(f"an invitation has {INVITATION_BYTES} bytes, got {len(data)}")
         kind, number, until, holder, host = _HEAD.unpack(data[: _HEAD.size])
         return cls(Kind(kind), number, until, PeerID(holder), PeerID(host), data[_HEAD.size :])
 
@@ -105,10 +96,15 @@ class Pass:
     @classmethod
     def decode(cls, data: bytes) -> Pass:
         """Raises ValueError."""
-        head, rest = data[:_INVITATION_BYTES], data[_INVITATION_BYTES:]
+        head, rest = data[:INVITATION_BYTES], data[INVITATION_BYTES:]
         if len(rest) not in (0, SIGNATURE_BYTES, 2 * SIGNATURE_BYTES):
             raise ValueError("what is shown ends in the middle of a signature")
         return cls(Invitation.decode(head), rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:])
+
+    def is_claimed_by(self, peer: PeerID, run: ClosedRun) -> bool:
+        """Whether somebody who has the key of this bearer's invitation has claimed it for this peer."""
+        invitation = self.invitation
+        return verify(invitation.holder, "invitation claim", self.claim, run.recipe.encode(), invitation.id, peer)
 
 
 class Revocation(msgspec.Struct, frozen=True):
@@ -165,7 +161,7 @@ class Membership:
         binding = b""
         if invitation.kind is Kind.PEER:
             if invitation.holder != peer:
-                raise NotAMember("foreign invitation", "this invitation is another peer's; ask for one of your own")
+                raise NotAMember("this invitation is another peer's; ask for one of your own")
         else:
             binding = self._check_bearer(peer, card)
         self.admitted.pop(peer, None)  # the newest stand last
@@ -177,7 +173,7 @@ class Membership:
         try:
             self.check(listener, proof)
         except NotAMember as error:
-            raise NotAMember(error.rule, f"{NO_MEMBER}: {error}" if proof else NO_MEMBER) from None
+            raise NotAMember(f"{NO_MEMBER}: {error}" if proof else NO_MEMBER) from None
         card = self.remembered.card
         if not binding or card is None or card.binding:
             return
@@ -232,6 +228,12 @@ class Membership:
         revoked = self.remembered.revoked
         return self._identity.peer_id in revoked or (card is not None and card.invitation.id in revoked)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether this peer's own invitation has come to its end."""
+        card = self.remembered.card
+        return card is None or self._now() >= card.invitation.until
+
     def __repr__(self) -> str:
         return f"<Membership of {self._identity.peer_id.short}>"
 
@@ -242,18 +244,17 @@ class Membership:
         try:
             card = Pass.decode(proof)
         except ValueError:
-            raise NotAMember("no invitation", CLOSED) from None
+            raise NotAMember(CLOSED) from None
         if not card.invitation.is_genuine(self.run):
-            raise NotAMember("no invitation", CLOSED)
+            raise NotAMember(CLOSED)
         return card
 
     def _check_standing(self, peer: PeerID, invitation: Invitation) -> None:
         revoked = self.remembered.revoked
         if peer in revoked or invitation.id in revoked:
-            raise NotAMember("revoked", "the owner of this run has revoked the invitation; ask the owner")
+            raise NotAMember("the owner of this run has revoked the invitation; ask the owner")
         if self._now() >= invitation.until:
             raise NotAMember(
-                "invitation ended",
                 "the invitation has ended; ask the owner for another one (`swarm invite`), or set the clock of the "
                 "computer that is wrong",
             )
@@ -263,15 +264,15 @@ class Membership:
         invitation, own = card.invitation, self._identity.peer_id
         if card.binding:
             if not self._is_bound(peer, card):
-                raise NotAMember("foreign invitation", "this invitation is bound to another peer; ask for another one")
+                raise NotAMember("this invitation is bound to another peer; ask for another one")
             return b""
-        if not (peer == invitation.holder or self._is_claim(peer, card)):
-            raise NotAMember("foreign invitation", "this invitation was claimed by another peer; ask for another one")
+        if not (peer == invitation.holder or card.is_claimed_by(peer, self.run)):
+            raise NotAMember("this invitation was claimed by another peer; ask for another one")
         if own != invitation.host:
-            raise NotAMember("unbound invitation", f"the invitation has to be shown to {invitation.host.short}… first")
+            raise NotAMember(f"the invitation has to be shown to {invitation.host.short}… first")
         bound = self.remembered.bound.get(invitation.id)
         if bound not in (None, peer):
-            raise NotAMember("bound invitation", "this invitation is bound to another peer; ask for another one")
+            raise NotAMember("this invitation is bound to another peer; ask for another one")
         if peer == invitation.holder:
             return b""  # it looks at the recipe, and claims nothing
         if bound is None:
@@ -280,16 +281,11 @@ class Membership:
             logger.info("bound the invitation %s to %s", invitation.id.hex(), peer.short)
         return self._identity.sign("invitation binding", *self._bound_fields(peer, invitation))
 
-    def _is_claim(self, peer: PeerID, card: Pass) -> bool:
-        invitation = card.invitation
-        fields = (self.run.recipe.encode(), invitation.id, peer)
-        return verify(invitation.holder, "invitation claim", card.claim, *fields)
-
     def _is_bound(self, peer: PeerID, card: Pass) -> bool:
         """The host's word alone would let it invite whom it likes, the claim whoever has seen the link."""
         fields = self._bound_fields(peer, card.invitation)
         bound = verify(card.invitation.host, "invitation binding", card.binding, *fields)
-        return bound and self._is_claim(peer, card)
+        return bound and card.is_claimed_by(peer, self.run)
 
     def _bound_fields(self, peer: PeerID, invitation: Invitation) -> tuple[bytes, ...]:
         return (self.run.recipe.encode(), invitation.id, invitation.holder, peer)

@@ -25,6 +25,7 @@ from swarmcli.errors import (
     EndOfStream,
     HandshakeError,
     NetworkError,
+    NotAMember,
     OwnAddressError,
     WrongPeerError,
 )
@@ -312,7 +313,7 @@ class RelayTransport:
         except (HandshakeError, ConnectionLost) as error:
             if isinstance(socket.failure, CallError):  # by the relay, or on the way to it
                 raise ConnectError(f"{address}: {socket.failure}", address=address) from error
-            kind = type(error) if isinstance(error, WrongPeerError | OwnAddressError) else HandshakeError
+            kind = type(error) if isinstance(error, WrongPeerError | OwnAddressError | NotAMember) else HandshakeError
             raise kind(f"{address}: {error}", address=address) from error
         finally:
             if not connection.is_open:  # cancelled or failed; nothing of it may be left

@@ -1,11 +1,11 @@
 """The link by which a stranger joins a run:
 
-    swarm://<peer id>@host:port[,host:port…]/<run id>?fingerprint=<32 characters>
+    swarm://<peer id>@host:port[,host:port…]/<run id>?fingerprint=<32 characters>[&invite=<invitation>]
 
 It names one peer of the run, where that peer can be dialed (IPv6 in brackets), and what its recipe must hash to. A link
 is text that somebody was sent: it is bounded and read strictly, and believing it means no more than dialing that peer.
-Parameters that this version does not know are refused: they may say what joining needs (an invitation, for one), and
-the run's refusal later would be harder to understand.
+Parameters that this version does not know are refused: they may say what joining needs, and the run's refusal later
+would be harder to understand. A link with an invitation is a secret until somebody has taken it up.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from swarmcli.network.addresses import Scope, format_address, parse_address, sco
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe.fingerprint import DIGEST_LENGTH
 from swarmcli.recipe.schema import RUN_ID
+from swarmcli.recipe.ticket import Ticket
 
 SCHEME = "swarm://"
 MAX_LINK = 2048  # characters; one with all places and the longest run id has about 900, and QR codes end at 2,953
 MAX_PLACES = 8  # host:port pairs, as many as a peer may announce
 MAX_OWN_PLACES = 4  # that a peer writes into its own link: a QR code is read from across a room if it is small
 MAX_PARAMETERS = 8
-PARAMETER = "fingerprint"
+FINGERPRINT = "fingerprint"
+INVITE = "invite"
 
 _EXPECTED = "expected swarm://<peer id>@host:port/<run id>?fingerprint=…"
 _DIGEST = re.compile(rf"[a-z2-7]{{{DIGEST_LENGTH}}}")
@@ -40,6 +42,7 @@ class Link:
     places: tuple[str, ...]
     run_id: str
     fingerprint: str  # `digest_of` the recipe
+    ticket: Ticket | None = None  # to a closed run
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -48,8 +51,11 @@ class Link:
 
     def __str__(self) -> str:
         """The text that `parse_link` reads."""
+        parameters = {FINGERPRINT: self.fingerprint}
+        if self.ticket is not None:
+            parameters[INVITE] = self.ticket.encode()
         places = ",".join(self.places)
-        return f"{SCHEME}{self.peer_id.text}@{places}/{self.run_id}?{urlencode({PARAMETER: self.fingerprint})}"
+        return f"{SCHEME}{self.peer_id.text}@{places}/{self.run_id}?{urlencode(parameters)}"
 
 
 def scope_of_places(places: Iterable[str]) -> Scope:
@@ -96,7 +102,7 @@ def parse_link(text: str) -> Link:
     if not slash or not RUN_ID.fullmatch(run_id):
         raise AddressError(f"the link names no run behind its addresses: {_shown(run_id)}; {_EXPECTED}")
     peer_id = PeerID.parse(peer_text)
-    return Link(peer_id, _places(places), run_id, _fingerprint(query))
+    return Link(peer_id, _places(places), run_id, *_parameters(query))
 
 
 def _bare(text: str) -> str:
@@ -115,18 +121,21 @@ def _places(text: str) -> tuple[str, ...]:
     return found
 
 
-def _fingerprint(query: str) -> str:
+def _parameters(query: str) -> tuple[str, Ticket | None]:
     try:
         parameters = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MAX_PARAMETERS)
     except ValueError:
-        raise AddressError(f"what stands behind the ? of the link cannot be read: {_shown(query)}") from None
+        raise AddressError("what stands behind the ? of the link cannot be read; copy all of the link") from None
     for name, _ in parameters:
-        if name != PARAMETER:
+        if name not in (FINGERPRINT, INVITE):
             raise AddressError(
                 f"the link has a parameter {_shown(name)} that this version of swarm does not know; install a newer "
                 "one, or ask for a link without it"
             )
-    values = {value for _, value in parameters}
+    invites = {value for name, value in parameters if name == INVITE}
+    if len(invites) > 1:
+        raise AddressError("a link carries one invitation; copy the link again")
+    values = {value for name, value in parameters if name == FINGERPRINT}
     if not values:
         raise AddressError("the link lacks its fingerprint, by which the recipe is checked; copy all of the link")
     if len(values) > 1 or not _DIGEST.fullmatch(value := values.pop()):
@@ -134,7 +143,7 @@ def _fingerprint(query: str) -> str:
             f"the fingerprint of a link has {DIGEST_LENGTH} characters of a–z and 2–7, and comes once; copy the "
             "link again"
         )
-    return value
+    return value, Ticket.parse(invites.pop()) if invites else None
 
 
 def _shown(text: str) -> str:

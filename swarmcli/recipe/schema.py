@@ -19,6 +19,7 @@ from swarmcli.recipe.settings import (
     Dataset,
     DelaySettings,
     GradientAveragingSettings,
+    KeyText,
     LocalSettings,
     LocalUpdateSettings,
     NetworkSettings,
@@ -43,6 +44,13 @@ class Recipe(Section):
         REQUIRED,
         "the name of the run: up to 64 letters, digits, dots, dashes, underscores",
         pattern=f"^{RUN_ID.pattern}$",
+    )
+    access: Literal["open", "invite"] = shared(
+        "open", "open: whoever has a link takes part; invite: whom the run's owner has invited"
+    )
+    run_key: KeyText | None = shared(
+        None,
+        "the public half of the owner's key, which signs invitations and positions of the run; `swarm init` makes it",
     )
     task: Literal["causal_lm"] = shared("causal_lm", "what is learned: causal_lm predicts the next token")
     base_model: Mapping[str, Any] | str = shared(
@@ -89,6 +97,10 @@ class Recipe(Section):
     def _consistent(self) -> Recipe:
         if isinstance(self.base_model, Mapping) and not isinstance(self.base_model.get("model_type"), str):
             raise Conflict("base_model", "base_model lacks model_type; add for example `model_type: gpt2`")
+        if self.access == "invite" and self.run_key is None:
+            raise Conflict(
+                "access", "invitations are signed by a key of the run; add the run_key that `swarm init --invite` makes"
+            )
         _check_schedule(self.lr_scheduler, self.max_epochs)
         _check_batches(self)
         _check_statistics(self)
@@ -130,6 +142,11 @@ class Recipe(Section):
                 break
             here = below
         return here.origin
+
+    @property
+    def trust(self) -> Literal["strangers", "members"]:
+        """What the members of a group may do to each other: lie, or only fail."""
+        return self.averaging.trust or ("members" if self.access == "invite" else "strangers")
 
     @property
     def micro_batch(self) -> int:

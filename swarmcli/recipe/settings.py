@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import parse_address
+from swarmcli.network.identity import PeerID
 
 REQUIRED: Any = ...
 
@@ -86,6 +87,17 @@ def _check_address(text: str) -> str:
     return text
 
 
+def _check_key(text: str) -> str:
+    try:
+        PeerID.parse(text)
+    except AddressError:
+        raise ValueError(
+            f"{text[:80]!r} is no run key: expected the 52 characters that `swarm init` wrote; it is the public half"
+        ) from None
+    return text
+
+
+KeyText = Annotated[str, AfterValidator(_check_key)]
 OwnPath = Annotated[Path, AfterValidator(_resolve)]
 AddressText = Annotated[str, AfterValidator(_check_address)]
 
@@ -179,8 +191,10 @@ class AveragingSettings(Section):
         None, "peers that average together; more than that are several groups, side by side; null: all together", ge=2
     )
     part_size_bytes: int = shared(524288, "size of the parts that gradients are cut into", ge=1024, le=8 << 20)
-    trust: Literal["strangers", "members"] = shared(
-        "strangers", "strangers: a third of a group may lie about a round; members: they may only fail"
+    trust: Literal["strangers", "members"] | None = shared(
+        None,
+        "strangers: a third of a group may lie about a round; members: they may only fail; null: members in a run with "
+        "access: invite, else strangers",
     )
     average_state_every: int | None = shared(
         None, "epochs between averages of the parameters; null: every epoch with local updates, else on drift", ge=1

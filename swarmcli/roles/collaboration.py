@@ -171,7 +171,7 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
     options: dict[str, Any] = {
         "part_size_bytes": averaging.part_size_bytes,
         "proceed_alone": averaging.proceed_alone,
-        "trust": averaging.trust,
+        "trust": recipe.trust,
     }
     if recipe.local.bandwidth is not None:
         options["bandwidth"] = recipe.local.bandwidth

@@ -3,6 +3,7 @@
     <data directory>/<run id>-<beginning of the fingerprint>/
         recipe.yaml     what the contact handed out, checked, with what is this computer's own beside it
         agreed.json     role → hash of the recipe that somebody agreed to in that role
+        invitation      to a closed run, from the link; readable by this user alone
         data/, models/  for what a recipe reads and no link brings
         <run id>/       the peers: trainer-1, monitor-1, …
 
@@ -23,6 +24,8 @@ from swarmcli.errors import RecipeError, SwarmError
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Link, Recipe, digest_of, load_recipe
 from swarmcli.recipe.offered import DATA, MODELS
+from swarmcli.recipe.ticket import Ticket
+from swarmcli.roles.invitations import keep_ticket
 
 VARIABLE = "SWARM_DATA_DIR"
 RECIPE = "recipe.yaml"
@@ -83,6 +86,13 @@ class LinkedRun:
             raise SwarmError(
                 f"{self.path} cannot be written ({error.strerror}); set {VARIABLE} to another directory"
             ) from error
+
+    def keep_invitation(self, ticket: Ticket) -> None:
+        """Writes down what the link brings for a closed run, for the peers that begin here. Raises SwarmError."""
+        try:
+            keep_ticket(self.path, ticket)
+        except OSError as error:
+            raise SwarmError(f"{self.path} cannot be written ({error.strerror}); make room there") from error
 
     def _agreements(self) -> dict[str, str]:
         try:

@@ -19,6 +19,7 @@ from swarmcli.errors import (
     CallRefused,
     FingerprintError,
     NetworkError,
+    RecipeError,
     SwarmError,
     UnknownMethod,
 )
@@ -26,9 +27,11 @@ from swarmcli.events import EpochAdvanced, Event
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread
+from swarmcli.network.membership import Membership
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.recipe import Link, Recipe, read_offered
 from swarmcli.recipe.offered import MAX_OFFERED
+from swarmcli.roles.invitations import visiting
 
 METHOD = "run.recipe"
 FETCH_SECONDS = 15.0  # for the dial and the answer
@@ -75,20 +78,28 @@ def fetch_recipe(link: Link, directory: Path, *, timeout: float = FETCH_SECONDS)
     """The recipe that a link speaks of, from the peer that it names, checked by `read_offered`.
 
     For a thread without a loop. Raises BootstrapError when that peer does not answer at any of the link's addresses,
-    FingerprintError when it is in no run or in another one, and RecipeError as `read_offered` does.
+    FingerprintError when it is in no run or in another one, MembershipError for an invitation that is not for this
+    computer, and RecipeError as `read_offered` does, or where the recipe has another owner than the invitation.
     """
+    visitor = visiting(link.ticket, link.fingerprint, directory / link.run_id) if link.ticket is not None else None
     thread = LoopThread.acquire()
     try:
-        answer = thread.run(ask_for_recipe(link, timeout=timeout))
+        answer = thread.run(ask_for_recipe(link, visitor, timeout=timeout))
     finally:
         thread.release()
-    return read_offered(answer.recipe.encode(errors="replace"), link, directory), answer
+    recipe = read_offered(answer.recipe.encode(errors="replace"), link, directory)
+    if link.ticket is not None and (recipe.access, recipe.run_key) != ("invite", link.ticket.run_key.text):
+        raise RecipeError(f"{recipe.origin('run_key')}: the invitation of the link is not of this run's owner")
+    return recipe, answer
 
 
-async def ask_for_recipe(link: Link, *, timeout: float = FETCH_SECONDS) -> RecipeOffered:
-    """The same, unread. The asker is nobody: an identity of its own for this one question."""
-    identity = Identity.generate()
-    endpoint = Endpoint(TCPTransport(identity), client_mode=True)
+async def ask_for_recipe(
+    link: Link, visitor: tuple[Identity, Membership | None] | None = None, *, timeout: float = FETCH_SECONDS
+) -> RecipeOffered:
+    """The same, unread. The asker is nobody: an identity of its own for this one question, unless it is a visitor of a
+    closed run."""
+    identity, membership = visitor or (Identity.generate(), None)
+    endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership)
     try:
         await endpoint.start()
         await _dial(endpoint, link.addresses, timeout)

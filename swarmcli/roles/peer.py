@@ -28,14 +28,17 @@ from swarmcli.events import (
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
+from swarmcli.network.membership import Membership
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.link import places_of, scope_of_places
 from swarmcli.roles.admission import Admission
 from swarmcli.roles.home import Home
+from swarmcli.roles.invitations import membership_of
 from swarmcli.roles.offering import RecipeService
 from swarmcli.roles.processors import sharing_processors
+from swarmcli.roles.revocations import Revocations
 
 MAX_FAILURES = 20
 
@@ -137,8 +140,9 @@ class RunPeer:
     """One process's membership of a run, as a context manager.
 
     Entering it makes the peer known to others of this machine, opens the journal, joins the DHT and shows the
-    fingerprint to the first contacts; it raises BootstrapError when none of them answers and FingerprintError when they
-    refuse. Leaving it says goodbye and gives everything back, whatever happened inside.
+    fingerprint to the first contacts. It raises MembershipError when the run is closed and this peer has no invitation,
+    BootstrapError when no contact answers or takes it in, and FingerprintError when they refuse. Leaving it says
+    goodbye and gives everything back, whatever happened inside.
     """
 
     def __init__(
@@ -210,6 +214,7 @@ class RunPeer:
             startup_timeout=CONTACT_SECONDS,
         )
         undo.callback(self.dht.shutdown)
+        self.dht.membership = membership_of(recipe, self.home.path, self.dht.identity, self.dht.clock.now)
         name = local.name or self.peer_id.short
         self.description = PeerDescription(role=self.role, name=name, device=local.device)
         self.summary = Summary(recipe.run_id, self.role, name, self.peer_id.text)
@@ -224,9 +229,21 @@ class RunPeer:
             undo.callback(self.events.subscribe(self._listener))
         undo.callback(self.events.subscribe(self.summary.note))
         self.dht.run_in_background(await_ready=True)
+        if self.dht.membership is not None:
+            self._follow_revocations(self.dht.membership, undo)
         if self.port:
             self._leave(PORT, str(self.port))
         self.dht.run_coroutine(self._ask_for_admission())
+
+    def _follow_revocations(self, membership: Membership, undo: ExitStack) -> None:
+        async def begin(dht: DHT, node: DHTNode) -> Revocations:
+            revocations = Revocations(node, self.recipe.run_id, membership)
+            revocations.start()
+            return revocations
+
+        revocations = self.dht.run_coroutine(begin)
+        assert isinstance(revocations, Revocations)
+        undo.callback(lambda: self.dht.run_coroutine(revocations.close()) if self.dht.is_alive() else None)
 
     async def _ask_for_admission(self) -> None:
         endpoint = self.dht.endpoint

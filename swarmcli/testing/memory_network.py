@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Literal, NamedTuple
 
-from swarmcli.errors import ConnectError, HandshakeError, ListenError, WrongPeerError
+from swarmcli.errors import ConnectError, HandshakeError, ListenError, NotAMember, WrongPeerError
 from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import Limits
-from swarmcli.network.membership import Membership, NotAMember
+from swarmcli.network.membership import Membership
 from swarmcli.network.transports.base import Accept, Family, Purpose
 from swarmcli.testing.memory_cables import Cables, Latency
 from swarmcli.testing.memory_connection import MemoryConnection
@@ -221,7 +221,7 @@ class MemoryTransport:
             try:
                 binding = there.membership.check(ids[0], own)
             except NotAMember as error:
-                raise HandshakeError(f"refused by the other end: {error}") from None
+                raise NotAMember(f"refused by the other end: {error}") from None
             theirs = there.membership.proof(ids[0])
         if self.membership is not None:
             self.membership.welcomed(ids[1], theirs, binding)

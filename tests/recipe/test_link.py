@@ -6,11 +6,16 @@ from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import Identity
 from swarmcli.recipe import Link, is_link, parse_link
-from swarmcli.recipe.link import places_of, scope_of_places
+from swarmcli.recipe.link import MAX_LINK, places_of, scope_of_places
+from swarmcli.recipe.run_key import RunKey
+from swarmcli.recipe.ticket import Ticket
 
 PEER = Identity.from_seed(1).peer_id
 DIGEST = "abcdefghijklmnopqrstuvwxyz234567"
 TEXT = f"swarm://{PEER.text}@203.0.113.7:31330,[2001:db8::7]:31330,example.org:4/my-run.2?fingerprint={DIGEST}"
+KEY = RunKey(Identity.from_seed(2).private_key)
+TICKET = Ticket.for_bearer(KEY.public, *KEY.invite_bearer(DIGEST, PEER, 2_000_000_000))
+FOR_ONE = Ticket(KEY.public, KEY.invite(DIGEST, PEER, 2_000_000_000).invitation)
 PLACES = ("203.0.113.7:31330", "[2001:db8::7]:31330", "example.org:4")
 
 
@@ -19,6 +24,16 @@ def test_a_link_is_read_and_written_as_it_was() -> None:
     assert link == Link(PEER, PLACES, "my-run.2", DIGEST)
     assert str(link) == TEXT
     assert link.addresses[1] == f"tcp://[2001:db8::7]:31330/{PEER.text}"
+
+
+@pytest.mark.parametrize("kind", ["bearer", "one peer"])
+def test_a_link_carries_an_invitation_and_shows_no_secret_by_accident(kind: str) -> None:
+    ticket = TICKET if kind == "bearer" else FOR_ONE
+    link = Link(PEER, PLACES, "my-run.2", DIGEST, ticket)
+    assert parse_link(str(link)) == link and len(str(link)) < MAX_LINK / 3
+    assert not ticket.secret or repr(ticket.secret)[2:10] not in repr(link)
+    card = ticket.card(DIGEST, PEER)
+    assert card.invitation.is_genuine(ticket.run(DIGEST)) and bool(card.claim) == (kind == "bearer")
 
 
 @pytest.mark.parametrize("around", ["{} \n", "'{}'", '"{}"', "<{}>", "`{}`"])
@@ -50,7 +65,10 @@ def test_a_recipe_is_no_link() -> None:
         (TEXT.partition("?")[0], "lacks its fingerprint"),
         (TEXT[:-1], "has 32 characters"),
         (TEXT + "&fingerprint=" + DIGEST[::-1], "comes once"),
-        (TEXT + "&invite=abc", "parameter 'invite' that this version"),
+        (TEXT + "&invitation=abc", "parameter 'invitation' that this version"),
+        (TEXT + "&invite=abc", "invitation of the link cannot be read"),
+        (TEXT + f"&invite={TICKET.encode()[:-4]}", "invitation of the link cannot be read"),
+        (TEXT + f"&invite={TICKET.encode()}&invite={FOR_ONE.encode()}", "carries one invitation"),
         (TEXT + "&\x1b[31m", "characters that no link has"),
         (TEXT + "&a=1" * 20, "cannot be read"),
         (TEXT + "&=" + "x" * 3000, "at most 2048 characters"),

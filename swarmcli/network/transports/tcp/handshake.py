@@ -43,10 +43,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from swarmcli.errors import AddressError, HandshakeError, OwnAddressError, WrongPeerError
+from swarmcli.errors import AddressError, HandshakeError, NotAMember, OwnAddressError, WrongPeerError
 from swarmcli.network.addresses import parse_address, scope_of
 from swarmcli.network.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Identity, PeerID, verify
-from swarmcli.network.membership import MAX_PROOF, Membership, NotAMember
+from swarmcli.network.membership import MAX_PROOF, Membership
 from swarmcli.network.transports.base import Purpose
 from swarmcli.network.transports.frames import printable
 
@@ -68,6 +68,7 @@ class Kind(IntEnum):
     PROOF = 3
     WELCOME = 4
     REFUSAL = 5
+    NO_MEMBER = 6  # a refusal as well: the run is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,10 @@ class Greeted:
 class Refused(HandshakeError):
     """This end says no. `rule` is a short name to count by; `last_words` are sent before the connection closes."""
 
-    def __init__(self, rule: str, message: str) -> None:
+    def __init__(self, rule: str, message: str, kind: Kind = Kind.REFUSAL) -> None:
         super().__init__(message)
         self.rule = rule
-        self.last_words = Message(Kind.REFUSAL, message.encode()[:_MAX_BODY]).encode()
+        self.last_words = Message(kind, message.encode()[:_MAX_BODY]).encode()
 
 
 Greeting: TypeAlias = Generator[bytes, Message, Greeted]
@@ -153,7 +154,7 @@ def greet_dialer(identity: Identity, dialer: str, membership: Membership | None 
         try:
             binding = membership.check(peer_id, shown)
         except NotAMember as error:
-            raise Refused(error.rule, str(error)) from None
+            raise Refused("no member", str(error), Kind.NO_MEMBER) from None
         own = membership.proof(peer_id)
     seen = dialer.encode()[:_MAX_ADDRESS]
     welcome = _WELCOME.pack(len(own), len(binding)) + own + binding + seen
@@ -195,8 +196,9 @@ def _expect(kind: Kind, message: Message, length: int | None = None) -> bytes:
             f"protocol versions differ: this end speaks {PROTOCOL_VERSION}, the other {message.version}; "
             "update the older one",
         )
-    if message.kind == Kind.REFUSAL:
-        raise HandshakeError(f"refused by the other end: {printable(message.body)}")
+    if message.kind in (Kind.REFUSAL, Kind.NO_MEMBER):
+        error = NotAMember if message.kind == Kind.NO_MEMBER else HandshakeError
+        raise error(f"refused by the other end: {printable(message.body)}")
     if message.kind != kind or (length is not None and len(message.body) != length):
         what = kind.name if length is None else f"{kind.name} of {length} bytes"
         raise Refused("malformed hello", f"expected {what}, got kind {message.kind}")

@@ -21,6 +21,7 @@ from swarmcli.errors import (
     ConnectStep,
     HandshakeError,
     ListenError,
+    NotAMember,
     OwnAddressError,
     WrongPeerError,
 )
@@ -203,7 +204,7 @@ class TCPTransport:
             async with asyncio.timeout(timeout):
                 return await self._dial(place, expected or place.peer_id, purpose, steps)
         except (HandshakeError, ConnectionLost) as error:
-            kind = type(error) if isinstance(error, WrongPeerError | OwnAddressError) else HandshakeError
+            kind = type(error) if isinstance(error, WrongPeerError | OwnAddressError | NotAMember) else HandshakeError
             raise kind(f"{address}: {error}", address=address) from error
         except OSError as error:
             message = f"{address}: {steps[-1]} failed: {_why(error, steps[-1], timeout)}"

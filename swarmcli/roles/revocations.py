@@ -1,0 +1,178 @@
+"""How the owner's revocations reach every member of a closed run, and what becomes of them there.
+
+Whoever learns of one tells all peers that it is connected with, so a revocation that reaches one member is with all
+connected ones after a few round trips. What that misses (a peer that was away) is made good in two ways: two peers that
+connect tell each other what they know, and each writes it under a key of the run, `{run}_revoked`, and reads what the
+others wrote. Nobody's word counts here but the owner's signature, and a home keeps what its peer has learned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from swarmcli.dht import DHTNode
+from swarmcli.dht.records import Subkey
+from swarmcli.errors import CallRefused, NetworkError, SwarmError
+from swarmcli.events import Event, MembershipEnded, PeerConnected, PeerRefused
+from swarmcli.network.identity import PeerID
+from swarmcli.network.membership import Membership, Revocation
+from swarmcli.network.task_owner import TaskOwner
+
+logger = logging.getLogger(__name__)
+
+METHOD = "run.revoked"
+MOST_TOLD = 256  # in one call, and in one record: about 27 KiB. Two peers that connect tell each other all of them
+LOOK_SECONDS = 20.0  # between two looks at the run's key: a peer that nobody told knows within a minute
+LAST_SECONDS = 600.0  # for which a record stands …
+WRITE_SECONDS = 240.0  # … and after which it is written again
+TELL_SECONDS = 5.0
+FAREWELL_SECONDS = 1.0  # that a revoked peer has to hear of it, before its connections end
+
+
+class Revoked(msgspec.Struct, frozen=True):
+    """What the owner has revoked, as far as the sender knows."""
+
+    revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MOST_TOLD)]
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """The answer: how many of them were new."""
+
+    new: int
+
+
+def key_of(run_id: str) -> str:
+    return f"{run_id}_revoked"
+
+
+class Revocations:
+    """Tells and learns revocations, on one node, until `close`."""
+
+    def __init__(self, node: DHTNode, run_id: str, membership: Membership) -> None:
+        self._node = node
+        self._endpoint = node.endpoint
+        self._membership = membership
+        self._key = key_of(run_id)
+        self._follower = node.follow(self._key)
+        self._subkey = node.own_subkey()
+        self._read: dict[Subkey, object] = {}  # records as they were at the last look
+        self._ended = False  # whether the end of this peer's membership was told
+        self._written: tuple[int, float] = (0, float("-inf"))  # how many, and when by the loop's clock
+        self._tasks = TaskOwner()
+        self._unsubscribe = self._endpoint.events.subscribe(self._note)
+
+    def start(self) -> None:
+        self._endpoint.serve(METHOD, Revoked, self._answer)
+        for peer in self._endpoint.connected():  # from before
+            self._tell_all([peer], self._known)
+        self._tasks.spawn(self._keep_looking())
+
+    async def close(self) -> None:
+        self._unsubscribe()
+        self._endpoint.withdraw(METHOD)
+        await self._tasks.close()
+
+    async def tell(self, peers: Iterable[PeerID], revocations: Iterable[Revocation]) -> list[PeerID]:
+        """Tells these peers and waits until they know; returns those that do."""
+        told = list(revocations)
+
+        async def tell_one(peer: PeerID) -> PeerID | None:
+            try:
+                for first in range(0, len(told), MOST_TOLD):
+                    some = Revoked(tuple(told[first : first + MOST_TOLD]))
+                    await self._endpoint.call(peer, METHOD, some, Taken, timeout=TELL_SECONDS)
+            except NetworkError as error:
+                logger.debug("%s was not told of revocations: %s", peer.short, error)
+                return None
+            return peer
+
+        return [peer for peer in await asyncio.gather(*map(tell_one, peers)) if peer is not None]
+
+    async def take_up(self, revocations: Iterable[Revocation], source: PeerID | None = None) -> int:
+        """Learns what is new, passes it on, and ends the connections that it ends. Returns how many were new. Raises
+        ValueError for one that is not the owner's, after what came before it."""
+        new: list[Revocation] = []
+        try:
+            new += self._membership.learn(revocations)
+        finally:
+            if new:
+                self._tasks.spawn(self._enforce(new, source))
+        return len(new)
+
+    # Inside
+
+    @property
+    def _known(self) -> list[Revocation]:
+        return list(self._membership.remembered.revoked.values())
+
+    async def _answer(self, peer: PeerID, told: Revoked) -> Taken:
+        try:
+            return Taken(await self.take_up(told.revocations, peer))
+        except ValueError as error:
+            raise CallRefused("unsigned", str(error)) from None
+
+    async def _enforce(self, new: list[Revocation], source: PeerID | None) -> None:
+        connected = self._endpoint.connected()
+        leaving = [peer for peer in connected if self._membership.objection(peer)]
+        self._tell_all([peer for peer in connected if peer not in (source, *leaving)], new)
+        try:  # whoever has to go hears why, so that it ends instead of looking for the others
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self.tell(leaving, new)
+        except TimeoutError:
+            pass
+        for peer, why in self._endpoint.expel().items():
+            self._endpoint.events.emit(PeerRefused(peer.text, why, what="membership"))
+        if self._membership.is_revoked:
+            self._end("the owner of this run has revoked this peer's invitation")
+
+    def _end(self, why: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._endpoint.events.emit(MembershipEnded(why))
+
+    def _tell_all(self, peers: Iterable[PeerID], revocations: list[Revocation]) -> None:
+        async def tell() -> None:
+            await self.tell(peers, revocations)
+
+        if revocations:
+            self._tasks.spawn(tell())
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, PeerConnected) and self._known:
+            self._tell_all([PeerID.parse(event.peer)], self._known)
+
+    async def _keep_looking(self) -> None:
+        # At random phases, so that a run's peers do not all ask the same nodes at one moment.
+        await asyncio.sleep(LOOK_SECONDS * self._endpoint.random.random())
+        while True:
+            try:
+                await self._look()
+                await self._write()
+            except SwarmError as error:
+                logger.debug("the run's revocations could not be looked up: %s", error)
+            if self._membership.has_ended:
+                self._end("this peer's invitation to this run has ended; ask the owner for another one")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        found = await self._follower.refresh()
+        changed = [entry.value for subkey, entry in found.items() if self._read.get(subkey) != entry.value]
+        self._read = {subkey: entry.value for subkey, entry in found.items()}
+        for value in changed:  # a false signature is looked at once
+            try:
+                await self.take_up(msgspec.msgpack.decode(value, type=Revoked).revocations)
+            except (ValueError, TypeError, msgspec.MsgspecError) as error:
+                logger.debug("dropped a record under %s: %s", self._key, error)
+
+    async def _write(self) -> None:
+        known, now = self._known[-MOST_TOLD:], asyncio.get_running_loop().time()
+        count, at = self._written
+        if known and (len(self._known) != count or now - at >= WRITE_SECONDS):
+            value = msgspec.msgpack.encode(Revoked(tuple(known)))
+            await self._node.store(self._key, value, self._endpoint.clock.now() + LAST_SECONDS, self._subkey)
+            self._written = len(self._known), now
