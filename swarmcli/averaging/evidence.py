@@ -9,10 +9,8 @@ import msgspec
 
 from swarmcli.averaging.config import MAX_PREFIX
 from swarmcli.averaging.consensus.certificate import is_vote
-from swarmcli.averaging.consensus.messages import Ballot, GroupID, Hash, Kind, Signature
-from swarmcli.network.identity import PeerID, verify
-
-AVERAGES = "averages"  # purpose of a reducer's signature over the digests of all its averages
+from swarmcli.averaging.consensus.messages import Ballot, GroupID, Hash, Kind, Signature, SignedAverages
+from swarmcli.network.identity import PeerID
 
 _Prefix = Annotated[str, msgspec.Meta(max_length=MAX_PREFIX)]
 
@@ -36,18 +34,6 @@ class DoubleVote(msgspec.Struct, frozen=True, tag=True):
 
     def words(self) -> str:
         return f"it voted twice in ballot {self.ballot} of round {self.group_id.hex()[:8]}"
-
-
-class SignedAverages(msgspec.Struct, frozen=True):
-    """What a reducer signed about the averages that it gave: `averages_root` of the digests of all its parts."""
-
-    root: Hash
-    signature: Signature
-
-    def is_by(self, reducer: PeerID, prefix: str, group_id: bytes) -> bool:
-        """Whether this reducer signed it, in this try of this averager. The prefix counts: a leader could give one
-        group to two averagers of a peer."""
-        return verify(reducer, AVERAGES, self.signature, prefix.encode(), group_id, self.root)
 
 
 class UnlikeAverages(msgspec.Struct, frozen=True, tag=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, Heard, Told
-from swarmcli.averaging.evidence import AVERAGES, SignedAverages, UnlikeAverages
+from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
+from swarmcli.averaging.evidence import UnlikeAverages
 from swarmcli.errors import CallRefused
 from swarmcli.events import PeerBanned
 from swarmcli.network import wire

@@ -8,8 +8,10 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from swarmcli.averaging.group import GROUP_ID_BYTES, MAX_MEMBERS
-from swarmcli.network.identity import SIGNATURE_BYTES
+from swarmcli.network.identity import SIGNATURE_BYTES, PeerID, verify
 
+AVERAGES = "averages"  # purpose of a reducer's signature over the digests of all its averages
+MAX_SIGNED = 1024  # reducers whose signatures one message carries
 MAX_WORDS = 500
 DIGEST_BYTES = 32
 MAX_PARTS = 24_576  # of a plan of which averages are copied: so many digests fit into one message
@@ -136,6 +138,21 @@ class PresenceAnswer(msgspec.Struct, frozen=True):
     decision: Decision | None = None  # if it knows the outcome
 
 
+class SignedAverages(msgspec.Struct, frozen=True):
+    """What a reducer signed about the averages that it gave: `averages_root` of the digests of all its parts."""
+
+    root: Hash
+    signature: Signature
+
+    def is_by(self, reducer: PeerID, prefix: str, group_id: bytes) -> bool:
+        """Whether this reducer signed it, in this try of this averager. The prefix counts: a leader could give one
+        group to two averagers of a peer."""
+        return verify(reducer, AVERAGES, self.signature, prefix.encode(), group_id, self.root)
+
+
+SignedByReducer = Annotated[dict[Index, SignedAverages], msgspec.Meta(max_length=MAX_SIGNED)]
+
+
 class Report(msgspec.Struct, frozen=True):
     """What a member has of the averages, and could bring to another try.
 
@@ -144,6 +161,7 @@ class Report(msgspec.Struct, frozen=True):
     digests    of the averages that are here, 32 bytes for each part, zeros for one that is not
     reason     why averages are missing
     failed     the reducers whose averages are missing, and those who gave false copies
+    signed     what the reducers of this try have signed to this member: two unlike ones of a reducer prove that it lied
     """
 
     digest: Hash | None
@@ -151,6 +169,7 @@ class Report(msgspec.Struct, frozen=True):
     digests: Digests = b""
     reason: Words = ""
     failed: Indices = ()
+    signed: SignedByReducer = {}
 
 
 class Prepare(msgspec.Struct, frozen=True):
@@ -200,6 +219,7 @@ class HoldingsQuestion(msgspec.Struct, frozen=True):
 
 class HoldingsAnswer(msgspec.Struct, frozen=True):
     digests: Digests = b""  # as in Report
+    signed: SignedByReducer = {}
 
 
 class AbsenceNotice(msgspec.Struct, frozen=True):

@@ -21,13 +21,22 @@ from swarmcli.averaging.consensus.messages import Again, Committed, Decision, Re
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.consensus.quorum import majority
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.buffers import NOTHING, Holdings, Inputs, common_digests, digest_at, unless_missing
+from swarmcli.averaging.round.buffers import (
+    NOTHING,
+    Holdings,
+    Inputs,
+    common_digests,
+    digest_at,
+    unless_missing,
+    without,
+)
 from swarmcli.averaging.round.copying import Copier
 from swarmcli.averaging.round.messages import OpenExchange
 from swarmcli.averaging.round.receiver import PartReceiver
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.sender import Gathered, PartSender
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.shares import reducers_among
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
@@ -73,8 +82,10 @@ class Attempt:
         if mine is not None:
             self._reducer.begin(mates.me, mine.weight)
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []
-        self._receiver = PartReceiver(mates, plan, self._reducer, others, options, last=last)
-        self._sender = PartSender(mates, plan, senders, mine, results, options)
+        self._plan = plan
+        self._signed = holdings.signed = SignedLists(group, service.prefix, service.bans)
+        self._receiver = PartReceiver(mates, plan, self._reducer, others, self._signed, options, last=last)
+        self._sender = PartSender(mates, plan, senders, mine, results, self._signed, options)
         self.copier = None if results is None else Copier(mates, holdings, results, options, failed_holders)
         self.trouble = Gathered()  # its failures: why averages are missing here
         self._one_copies = asyncio.Lock()
@@ -124,7 +135,8 @@ class Attempt:
     def report(self) -> Report:
         held, trouble = self.holdings, self.trouble
         digest = None if self.mates.auxiliary else held.digest
-        return Report(digest, held.plan.fingerprint, held.digests, trouble.reason, tuple(sorted(trouble.failures)))
+        failed = tuple(sorted(trouble.failures))
+        return Report(digest, held.plan.fingerprint, held.digests, trouble.reason, failed, self._signed.told)
 
     def holds(self, digest: bytes) -> bool:
         return self.holdings.digest == digest
@@ -144,7 +156,14 @@ class Attempt:
 
     def again(self, reports: Mapping[int, Report]) -> Again | None:
         mates, plan = self.mates, self.holdings.plan
-        reports = {member: report for member, report in reports.items() if report.plan == plan.fingerprint}
+        for report in reports.values():
+            self._signed.compare(report.signed)
+        banned = self._signed.banned()
+        reports = {
+            member: report
+            for member, report in reports.items()
+            if report.plan == plan.fingerprint and member not in banned
+        }
         failed = {member for report in reports.values() for member in report.failed}
         # Of two that cannot reach each other both are named, and others reduce. If all are named, all may be right.
         able = sorted(reports.keys() - failed) or sorted(reports)
@@ -152,6 +171,7 @@ class Attempt:
         held = common_digests([report.digests for report in reports.values()], len(plan.parts))
         if self._again is not None:  # what somebody could not copy in this try is held by nobody, whoever claims it
             held = unless_missing(held, self._again.held, [reports[member].digests for member in senders])
+        held = without(held, [part.index for member in banned for part in self._plan.by_reducer.get(member, ())])
         reducers = reducers_among(mates.group.members, able, senders)
         if self._last or not senders or not reducers or len(reports) < majority(len(mates)):
             return None

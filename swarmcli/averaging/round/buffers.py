@@ -13,6 +13,7 @@ import torch
 
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS
 from swarmcli.averaging.round.plan import Layout, Part, Plan
+from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
 
 NOTHING = bytes(DIGEST_BYTES)  # stands for the digest of a part that is not there
@@ -97,6 +98,7 @@ class Holdings:
     def __init__(self, plan: Plan, results: Results | None) -> None:
         """`results` is where the averages lie; None: an auxiliary."""
         self.plan, self.results = plan, results
+        self.signed: SignedLists | None = None  # of the try under way, or the last one
         self._averages: dict[int, Average] = {}
 
     def put(self, averages: Iterable[Average]) -> None:
@@ -189,10 +191,25 @@ def common_digests(tables: Sequence[bytes], parts: int) -> bytes:
 
 
 def unless_missing(held: bytes, before: bytes, tables: Sequence[bytes]) -> bytes:
-    """`held` with zeros for parts that were to be copied `before` and are not in all tables."""
-    kept = bytearray(held)
+    """`held` with zeros for parts that were to be copied `before` and that more than a third of the tables still lack.
+
+    So few may lie. Of what all others hold somebody honest could have given a copy, and will: one false digest does not
+    have everything sent and added again.
+    """
+    few = (len(tables) - 1) // 3
+    missing = list[int]()
     for part in range(len(held) // DIGEST_BYTES):
         digest = digest_at(held, part)
-        if digest == digest_at(before, part) and any(digest_at(table, part) != digest for table in tables):
+        lacking = sum(digest_at(table, part) != digest for table in tables)
+        if digest == digest_at(before, part) and lacking > few:
+            missing.append(part)
+    return without(held, missing)
+
+
+def without(held: bytes, parts: Iterable[int]) -> bytes:
+    """`held` with zeros for these parts."""
+    kept = bytearray(held)
+    for part in parts:
+        if (part + 1) * DIGEST_BYTES <= len(kept):
             kept[part * DIGEST_BYTES : (part + 1) * DIGEST_BYTES] = NOTHING
     return bytes(kept)

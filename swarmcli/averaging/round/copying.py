@@ -88,9 +88,12 @@ class Copier:
         """The digests of what a member holds; none of an auxiliary, which holds no result."""
         question = HoldingsQuestion(self._mates.group.group_id, self._holdings.plan.fingerprint)
         try:
-            return (await self._mates.ask(member, "holdings", question, HoldingsAnswer, AT_ONCE)).digests
+            answer = await self._mates.ask(member, "holdings", question, HoldingsAnswer, AT_ONCE)
         except NetworkError:
             return b""
+        if self._holdings.signed is not None:
+            self._holdings.signed.compare(answer.signed)  # of the same try, as the group id says
+        return answer.digests
 
     @forgetful
     async def fetch(self, source: int, wanted: Mapping[Part, bytes], got: list[Average]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from swarmcli.averaging.consensus.messages import MAX_PARTS, GroupID, Hash, Index, Indices, Words
+from swarmcli.averaging.consensus.messages import MAX_PARTS, GroupID, Hash, Index, Indices, SignedAverages, Words
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.compression import TensorHeader
 
@@ -44,19 +44,19 @@ class AverageHeader(msgspec.Struct, frozen=True):
 
     tensor             None if the weights of all senders are zero; there is no payload then
     senders, weights   whose tensors are in it
-    digest             over the part's number, senders, weights and the average as it is after decoding
     """
 
     tensor: TensorHeader | None
     senders: Indices
     weights: Weights
-    digest: Hash
 
 
 class Farewell(msgspec.Struct, frozen=True):
-    """Last message of a reducer: whom it left out, and why."""
+    """Last message of a reducer: whom it left out, and why; and its signature over the digests of all its averages,
+    which the receiver has computed from what came."""
 
     left_out: Annotated[dict[Index, Words], msgspec.Meta(max_length=MAX_MEMBERS)]
+    averages: SignedAverages
 
 
 class CopyRequest(msgspec.Struct, frozen=True):

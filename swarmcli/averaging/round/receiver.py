@@ -12,6 +12,7 @@ from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
 from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.reducer import Reducer
+from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
@@ -23,12 +24,21 @@ class PartReceiver:
     """Serves the members of one round, each on its own stream."""
 
     def __init__(
-        self, mates: Mates, plan: Plan, reducer: Reducer, members: list[int], options: AllreduceOptions, *, last: bool
+        self,
+        mates: Mates,
+        plan: Plan,
+        reducer: Reducer,
+        members: list[int],
+        signed: SignedLists,
+        options: AllreduceOptions,
+        *,
+        last: bool,
     ) -> None:
         """`members`: indices of those who send and receive, without this one. `last`: no other try may follow."""
         self.streams: list[Stream] = []
         self.refused: dict[int, str] = {}  # who sent what cannot be averaged
         self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
+        self._signed = signed
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
         self._notes: dict[int, str] = {}
         self._last = last
@@ -191,15 +201,18 @@ class PartReceiver:
         return self._reducer.parts[position].payload_bound
 
     async def _distribute(self, stream: Stream) -> None:
+        digests = list[bytes]()
         for position in range(len(self._reducer.parts)):
             average = await self._reducer.average(position)
+            digests.append(average.digest)
             message = average.message
             tensor = None if message is None else message.header
-            header = AverageHeader(tensor, average.senders, average.weights, average.digest)
+            header = AverageHeader(tensor, average.senders, average.weights)
             async with asyncio.timeout(self._options.for_reducer):
                 await stream.send(header, () if message is None else message.payload)
+        signed = self._signed.sign(self._mates.me, self._mates.endpoint.identity, digests)
         async with asyncio.timeout(self._options.for_reducer):
-            await stream.send(Farewell(self.left_out))
+            await stream.send(Farewell(self.left_out, signed))
 
 
 def _one_part_too_many(header: PartHeader, size: int) -> memoryview:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS
 from swarmcli.averaging.consensus.presence import Mates
-from swarmcli.averaging.round.buffers import Average, Inputs, Results
+from swarmcli.averaging.digests import digest_of
+from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.round.reducer import Reducer
+from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.compression.base import all_finite, tensor_memory
@@ -58,6 +60,7 @@ class PartSender:
         senders: Sequence[int],
         mine: Inputs | None,
         results: Results | None,
+        signed: SignedLists,
         options: AllreduceOptions,
     ) -> None:
         """`senders`: indices of all members whose tensors may be in an average. `mine` or `results` None: this member
@@ -65,7 +68,7 @@ class PartSender:
         self.streams: list[Stream] = []
         self.left_out: dict[int, str] = {}  # whose tensors are missing somewhere, as the reducers told it
         self._mates, self._plan, self._options = mates, plan, options
-        self._inputs, self._results = mine, results
+        self._inputs, self._results, self._signed = mine, results, signed
         self._senders = frozenset(senders)
         members = mates.group.members
         active = mine is not None and results is not None
@@ -170,7 +173,7 @@ class PartSender:
         assert self._inputs is not None and self._results is not None
         parts = self._plan.by_reducer[reducer]
         async with beside(self._send(parts, self._inputs, stream)):
-            await self._receive(parts, self._results, stream, averages)
+            await self._receive(reducer, self._results, stream, averages)
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
@@ -182,20 +185,20 @@ class PartSender:
         except NetworkError:
             return  # what it means for the round shows in what comes back: a reducer may also just want no more
 
-    async def _receive(self, parts: Sequence[Part], results: Results, stream: Stream, averages: list[Average]) -> None:
+    async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> None:
         patience = self._options.for_reducer
-        for part in parts:
+        for part in self._plan.by_reducer[reducer]:
             async with unless_silent(stream, patience):
                 header, payload = await stream.receive(AverageHeader, _memory_for(part, results))
             check_senders(header.senders, header.weights, self._senders)
             if (header.tensor is None) != (not header.senders):
                 raise ProtocolViolation("an average that does not fit the senders it names")
-            if header.tensor is not None:
-                message = TensorMessage(header.tensor, (payload,))
-                await on_executor(part.descriptor.nbytes, _decode, part, results, message)
-            averages.append(Average(part, header.senders, header.weights, None, header.digest))
+            averages.append(await on_executor(part.descriptor.nbytes, _decode, part, results, header, payload))
         async with unless_silent(stream, patience):
             farewell, _ = await stream.receive(Farewell)
+        if not self._signed.take(reducer, farewell.averages, [average.digest for average in averages]):
+            averages.clear()  # nothing stands behind them
+            raise ProtocolViolation("it has not signed the averages that it gave")
         # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
         self.left_out = farewell.left_out | self.left_out
 
@@ -227,10 +230,19 @@ def _memory_for(part: Part, results: Results) -> Callable[[AverageHeader, int], 
     return into
 
 
-def _decode(part: Part, results: Results, message: TensorMessage) -> None:
+def _decode(part: Part, results: Results, header: AverageHeader, payload: memoryview) -> Average:
+    """An average with its digest, which is computed here: now, while the values lie in the processor's cache."""
+    if header.tensor is None:
+        digest = digest_of(part.index, header.senders, header.weights, None)
+        return Average(part, header.senders, header.weights, None, digest)
+    message = TensorMessage(header.tensor, (payload,))
     try:
         values = part.codec.extract(message, out=results.part(part))
     except CompressionError as error:
         raise ProtocolViolation(f"the average of part {part.index} cannot be decoded: {error}") from error
-    if not all_finite(values):  # now, while it lies in the processor's cache
+    if not all_finite(values):
         raise ProtocolViolation(f"the average of part {part.index} holds NaN or infinity")
+    content = plain(part.codec, message, values)
+    return Average(
+        part, header.senders, header.weights, None, digest_of(part.index, header.senders, header.weights, content)
+    )

@@ -93,7 +93,7 @@ class AllreduceService:
         self.bans = bans if bans is not None else Bans(endpoint.events.emit)
         self.fetch_committed = fetch_committed
         self.memory = ReusableBuffer()
-        self._prefix = prefix
+        self.prefix = prefix
         self._rounds: dict[bytes, Round] = {}
         self._expected: dict[bytes, Group] = {}
         self._votes: OrderedDict[bytes, RoundVotes] = OrderedDict()  # of rounds that are or were here
@@ -126,7 +126,7 @@ class AllreduceService:
 
     def method(self, name: str) -> str:
         """The full name of a method on the wire."""
-        return f"allreduce.{name}.{self._prefix}"
+        return f"allreduce.{name}.{self.prefix}"
 
     # Rounds that come and go
 
@@ -265,7 +265,9 @@ class AllreduceService:
     async def _holdings(self, peer: PeerID, question: HoldingsQuestion) -> HoldingsAnswer:
         holdings = await self._held_for(peer, question.group_id)
         same = holdings is not None and holdings.plan.fingerprint == question.plan
-        return HoldingsAnswer(holdings.digests if holdings is not None and same else b"")
+        if holdings is None or not same:
+            return HoldingsAnswer()
+        return HoldingsAnswer(holdings.digests, {} if holdings.signed is None else holdings.signed.told)
 
     # Finding the round
 

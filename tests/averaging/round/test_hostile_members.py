@@ -13,6 +13,7 @@ import torch
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import (
+    AVERAGES,
     AbsenceNotice,
     Committed,
     Noted,
@@ -20,8 +21,10 @@ from swarmcli.averaging.consensus.messages import (
     OutcomeQuestion,
     PresenceAnswer,
     PresenceQuestion,
+    SignedAverages,
     VoteMessage,
 )
+from swarmcli.averaging.digests import averages_root, digest_of
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.messages import (
@@ -32,15 +35,17 @@ from swarmcli.averaging.round.messages import (
     SenderTerms,
 )
 from swarmcli.averaging.round.plan import Layout, Plan
-from swarmcli.compression import TensorHeader
+from swarmcli.compression import NoCompression, TensorHeader
 from swarmcli.compression.base import tensor_memory
-from swarmcli.errors import CallRefused, NetworkError, RoundUndecided
-from swarmcli.events import PeerRefused
+from swarmcli.errors import CallRefused, NetworkError
+from swarmcli.events import PeerBanned, PeerRefused
 from swarmcli.network import Endpoint, Identity, PeerID, Stream
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Peer, Swarm
 
 Script = Callable[[Stream, Plan], Awaitable[None]]
+Bye = Callable[[list[bytes]], Farewell]  # signs digests of averages
+ReducerScript = Callable[[Stream, Plan, Bye], Awaitable[None]]
 
 
 def plan_of(swarm: Swarm, group: Group) -> Plan:
@@ -218,7 +223,7 @@ def test_who_would_overflow_the_sum_of_others_stays_out_of_it_and_reducers_stand
     virtual_time.run(main())
 
 
-def hostile_reducer(swarm: Swarm, script: Script) -> Callable[[Peer, Group], Awaitable[None]]:
+def hostile_reducer(swarm: Swarm, script: ReducerScript) -> Callable[[Peer, Group], Awaitable[None]]:
     """A member that answers the senders' streams with `script` and does nothing else."""
 
     async def take_part(peer: Peer, group: Group) -> None:
@@ -226,7 +231,13 @@ def hostile_reducer(swarm: Swarm, script: Script) -> Callable[[Peer, Group], Awa
 
         async def exchange(sender: PeerID, request: OpenExchange, stream: Stream) -> None:
             await stream.receive(SenderTerms)
-            await script(stream, plan)
+            await script(stream, plan, bye)
+
+        def bye(digests: list[bytes]) -> Farewell:
+            root = averages_root(b"".join(digests), b"")
+            return Farewell(
+                {}, SignedAverages(root, peer.endpoint.identity.sign(AVERAGES, b"test", group.group_id, root))
+            )
 
         peer.service.close()
         peer.endpoint.serve_stream(peer.service.method("exchange"), OpenExchange, exchange)
@@ -242,13 +253,12 @@ def average(plan: Plan, value: float = 1.0, **changes: Any) -> tuple[AverageHead
         "tensor": TensorHeader.of("none", tensor),
         "senders": (0, 1),
         "weights": (1.0, 1.0),
-        "digest": bytes(32),
     }
     return AverageHeader(**{**fields, **changes}), tensor_memory(tensor)
 
 
-def sends(*messages: Callable[[Plan], tuple[Any, Any]]) -> Script:
-    async def script(stream: Stream, plan: Plan) -> None:
+def sends(*messages: Callable[[Plan], tuple[Any, Any]]) -> ReducerScript:
+    async def script(stream: Stream, plan: Plan, bye: Bye) -> None:
         for message in messages:
             await stream.send(*message(plan))
         await stream.finish()
@@ -256,21 +266,41 @@ def sends(*messages: Callable[[Plan], tuple[Any, Any]]) -> Script:
     return script
 
 
-async def nan_averages(stream: Stream, plan: Plan) -> None:
+async def nan_averages(stream: Stream, plan: Plan, bye: Bye) -> None:
     for part in plan.by_reducer[2]:
         tensor = torch.full((part.descriptor.numel,), math.nan)
-        header = AverageHeader(TensorHeader.of("none", tensor), (0, 1), (1.0, 1.0), bytes(32))
+        header = AverageHeader(TensorHeader.of("none", tensor), (0, 1), (1.0, 1.0))
         await stream.send(header, tensor_memory(tensor))
-    await stream.send(Farewell({}))
+    await stream.send(bye([]))
 
 
-async def nothing_arrived(stream: Stream, plan: Plan) -> None:
+async def nothing_arrived(stream: Stream, plan: Plan, bye: Bye) -> None:
     for _ in plan.by_reducer[2]:
-        await stream.send(AverageHeader(None, (), (), bytes(32)))
-    await stream.send(Farewell({}))
+        await stream.send(AverageHeader(None, (), ()))
+    await stream.send(bye([digest_of(part.index, (), (), None) for part in plan.by_reducer[2]]))
 
 
-async def silence(stream: Stream, plan: Plan) -> None:
+async def one_face_signed_and_another_shown(stream: Stream, plan: Plan, bye: Bye) -> None:
+    await stream.send(bye(await send_averages(stream, plan, 1.0, signed=2.0)))
+
+
+async def unsigned(stream: Stream, plan: Plan, bye: Bye) -> None:
+    await send_averages(stream, plan, 1.0)
+    await stream.send(Farewell({}, SignedAverages(bytes(32), bytes(64))))
+
+
+async def send_averages(stream: Stream, plan: Plan, value: float, signed: float | None = None) -> list[bytes]:
+    """Averages full of a value; returns digests of such averages, or of those full of `signed`."""
+    digests = []
+    for part in plan.by_reducer[2]:
+        tensor = torch.full((part.descriptor.numel,), value)
+        await stream.send(AverageHeader(TensorHeader.of("none", tensor), (0, 1), (1.0, 1.0)), tensor_memory(tensor))
+        tensor = torch.full((part.descriptor.numel,), value if signed is None else signed)
+        digests.append(digest_of(part.index, (0, 1), (1.0, 1.0), NoCompression().compress(tensor)))
+    return digests
+
+
+async def silence(stream: Stream, plan: Plan, bye: Bye) -> None:
     await asyncio.sleep(1000)
 
 
@@ -287,13 +317,15 @@ REDUCERS = {
     "no payload": (sends(lambda plan: (average(plan)[0], b"")), "cannot be decoded"),
     "too much": (sends(lambda plan: (average(plan)[0], bytes(1 << 20))), "bytes"),
     "an early end": (sends(), "was lost"),
+    "one face signed and another one shown": (one_face_signed_and_another_shown, "not signed the averages"),
+    "unsigned": (unsigned, "not signed the averages"),
     "nobody's tensors": (nothing_arrived, "nobody's tensors arrived"),
     "silence": (silence, "fell silent|out of reach"),
 }
 
 
 @pytest.mark.parametrize(("script", "words"), REDUCERS.values(), ids=REDUCERS.keys())
-def test_a_hostile_reducer_is_named_and_done_without(script: Script, words: str) -> None:
+def test_a_hostile_reducer_is_named_and_done_without(script: ReducerScript, words: str) -> None:
     async def main() -> None:
         options = AllreduceOptions(part_size_bytes=1024, reducer_timeout=30)
         async with Swarm([Kind(), Kind(), Kind(weight=0), Kind(auxiliary=True)], options=options) as swarm:
@@ -314,14 +346,8 @@ def test_unlike_results_are_never_both_applied() -> None:
         async with Swarm([Kind(), Kind(), Kind(weight=0)], options=options) as swarm:
             served = iter([1.0, 2.0])
 
-            async def two_faces(stream: Stream, plan: Plan) -> None:
-                value = next(served)
-                for part in plan.by_reducer[2]:
-                    tensor = torch.full((part.descriptor.numel,), value)
-                    digest = bytes([int(value)]) * 32
-                    header = AverageHeader(TensorHeader.of("none", tensor), (0, 1), (1.0, 1.0), digest)
-                    await stream.send(header, tensor_memory(tensor))
-                await stream.send(Farewell({}))
+            async def two_faces(stream: Stream, plan: Plan, bye: Bye) -> None:
+                await stream.send(bye(await send_averages(stream, plan, next(served))))
 
             async def take_part(peer: Peer, group: Group) -> None:
                 # It accepts whatever the leader got, so that there is a majority for one of the two.
@@ -341,8 +367,13 @@ def test_unlike_results_are_never_both_applied() -> None:
                     reducing.cancel()
 
             outcomes = await swarm.round(scripts={2: take_part})
-            assert isinstance(outcomes[0], AllreduceResult)
-            assert isinstance(outcomes[1], RoundUndecided) and "not all here" in str(outcomes[1])
+            first, second = outcomes[:2]  # the second has copied what was committed, and seen both signatures
+            assert isinstance(first, AllreduceResult) and isinstance(second, AllreduceResult)
+            assert first.digest == second.digest and second.late
+            assert all(map(torch.equal, first.averages, second.averages))
+            assert {event.peer for event in swarm.events if isinstance(event, PeerBanned)} == {
+                swarm.peers[2].peer_id.text
+            }
 
     virtual_time.run(main())
 
@@ -407,5 +438,24 @@ def test_a_slow_link_is_not_silence_and_a_silent_member_is_left_out() -> None:
             holders = swarm.check(outcomes)
             assert len(holders) == 2
             assert holders[0].left_out == {slow: "it fell silent"}
+
+    virtual_time.run(main())
+
+
+def test_a_reducer_with_two_faces_is_banned_and_the_round_repeated_without_it() -> None:
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=1024, sender_timeout=5, trust="members")
+        async with Swarm([Kind(), Kind(), Kind(weight=0), Kind(), Kind()], options=options) as swarm:
+            served = iter([1.0, 2.0, 1.0, 2.0])
+
+            async def two_faces(stream: Stream, plan: Plan, bye: Bye) -> None:
+                await stream.send(bye(await send_averages(stream, plan, next(served))))
+
+            outcomes = await swarm.round(scripts={2: hostile_reducer(swarm, two_faces)})
+            holders = swarm.check(outcomes)
+            assert len(holders) == 4 and all(result.tries > 1 for result in holders)
+            assert all(2 not in {average.part.reducer for average in result.parts} for result in holders)
+            banned = [event.peer for event in swarm.events if isinstance(event, PeerBanned)]
+            assert set(banned) == {swarm.peers[2].peer_id.text}
 
     virtual_time.run(main())
