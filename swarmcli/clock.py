@@ -2,7 +2,9 @@
 
 Each peer's offset is measured as NTP does it (RFC 5905, section 8) on calls that carry *raw* clocks, so corrections
 cannot feed on each other. The correction is the median over the peers and oneself, which a minority of wrong or
-lying clocks cannot move beyond the right ones. The local wall clock is read once and then carried on by a clock
+lying clocks cannot move beyond the right ones. Identities cost nothing, so a minority is counted by what an attacker
+does not choose: few peers of one network count, and of those who came to us hardly more than of those whom we dialed.
+The local wall clock is read once and then carried on by a clock
 that nobody can set, so that setting the machine's time in the middle of a run moves nothing.
 """
 
@@ -11,13 +13,16 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 MAX_PEERS = 64  # whose offsets are kept; the least recently measured goes first
-MAX_OFFSET = 86400.0  # seconds; a clock further off than a day is taken for broken and ignored
+MAX_PER_NETWORK = 4  # of these, in one network
+CAME_AT_LEAST = 8  # of those who came to us, each of another network, may vote however few we have dialed
+MAX_OFFSET = 3600.0  # seconds; a clock further off than that is taken for broken and ignored: no correction is larger
 MAX_DELAY = 10.0  # seconds; a slower round trip says too little
 SAMPLE_LIFE = 60.0  # seconds for which a sample with a short delay is preferred to newer ones
 SETTLING = 30.0  # seconds after the first measurement in which corrections step; later ones slew
@@ -35,6 +40,9 @@ class _Sample:
     offset: float
     delay: float
     taken: float
+    since: float  # when this peer was measured for the first time
+    network: Hashable
+    dialed: bool  # by us, at some time
 
 
 class Clock:
@@ -54,32 +62,51 @@ class Clock:
         self._asked = -math.inf  # when somebody last looked at the time
         self._looked = -math.inf  # when the median was last taken
         self._latest = -math.inf
+        # Users read the time in their own threads, while the loop's thread takes samples in.
+        self._lock = threading.RLock()
 
     def raw(self) -> float:
         """Seconds since the epoch by this machine alone, uncorrected; what goes on the wire."""
-        if self._anchor is None:
-            self._anchor = self._wall() - self._monotonic()
-        return self._monotonic() + self._anchor
+        anchor = self._anchor
+        if anchor is None:
+            with self._lock:
+                if self._anchor is None:
+                    self._anchor = self._wall() - self._monotonic()
+                anchor = self._anchor
+        return self._monotonic() + anchor
 
     def now(self) -> float:
         """Swarm time, seconds since the epoch. Never runs backwards, except for a correction while settling."""
-        self._latest = max(self._latest, self.raw() + self.offset)
-        return self._latest
+        with self._lock:
+            self._latest = max(self._latest, self.raw() + self.offset)
+            return self._latest
 
     @property
     def offset(self) -> float:
         """Seconds that are added to the raw clock now."""
-        monotonic = self._monotonic()
-        if self._offset != self._target or self._changed:
-            self._look(monotonic)
-            self._slew(monotonic - self._asked)
-        self._asked = monotonic
-        return self._offset
+        with self._lock:
+            monotonic = self._monotonic()
+            if self._offset != self._target or self._changed:
+                self._look(monotonic)
+                self._slew(monotonic - self._asked)
+            self._asked = monotonic
+            return self._offset
 
-    def observe(self, peer: bytes, sent: float, received: float, replied: float, returned: float) -> None:
+    def observe(
+        self,
+        peer: bytes,
+        sent: float,
+        received: float,
+        replied: float,
+        returned: float,
+        *,
+        network: Hashable = None,
+        dialed: bool = True,
+    ) -> None:
         """Takes in NTP's four timestamps: when a call left here, arrived there, was answered there, came back here.
 
-        The middle two are the peer's raw clock, the outer two this one's. Impossible ones are ignored.
+        The middle two are the peer's raw clock, the outer two this one's. Impossible ones are ignored. `network`: whom
+        the peer is counted with; None: with nobody. `dialed`: we chose this peer; it did not come to us by itself.
         """
         delay = (returned - sent) - (replied - received)
         offset = ((received - sent) + (replied - returned)) / 2
@@ -87,22 +114,46 @@ class Clock:
         if not (-0.001 <= delay <= MAX_DELAY and abs(offset) <= MAX_OFFSET):
             return
         now = self._monotonic()
-        known = self._samples.get(peer)
-        if known is not None and delay >= known.delay and now - known.taken < SAMPLE_LIFE:
-            return
-        self._samples[peer] = _Sample(offset, delay, now)
+        with self._lock:
+            known = self._samples.get(peer)
+            if known is not None and delay >= known.delay and now - known.taken < SAMPLE_LIFE:
+                return
+            since = known.since if known is not None else now
+            self._keep(peer, _Sample(offset, delay, now, since, network, dialed))
+            self._changed = True
+            self._first_sample = min(self._first_sample, now)
+            if now - self._first_sample <= SETTLING:
+                self._step(now)
+
+    def _keep(self, peer: bytes, sample: _Sample) -> None:
+        """Where there are too many, of its network or in all, the least recently measured one goes, and whoever came to
+        us before those whom we dialed."""
+        self._samples[peer] = sample
         self._samples.move_to_end(peer)
+        neighbours = [each for each, other in self._samples.items() if other.network == sample.network]
+        if sample.network is not None and len(neighbours) > MAX_PER_NETWORK:
+            self._forget_one(neighbours)
         if len(self._samples) > MAX_PEERS:
-            self._samples.popitem(last=False)
-        self._changed = True
-        self._first_sample = min(self._first_sample, now)
-        if now - self._first_sample <= SETTLING:
-            self._step(now)
+            self._forget_one(self._samples)
+
+    def _forget_one(self, peers: Iterable[bytes]) -> None:
+        del self._samples[min(peers, key=lambda peer: self._samples[peer].dialed)]  # of equals the first, so the oldest
 
     def _look(self, monotonic: float, period: float = UPDATE_PERIOD) -> None:
         if self._changed and monotonic - self._looked >= period:
-            self._target = statistics.median([0.0, *(sample.offset for sample in self._samples.values())])
+            self._target = statistics.median([0.0, *self._counted()])
             self._looked, self._changed = monotonic, False
+
+    def _counted(self) -> list[float]:
+        """The offsets that have a vote. Who came to us never outvotes those whom we dialed, once these are some: of
+        those who came, the one of each network that has been here for longest votes, at most as many as were dialed.
+        Where nearly nobody was dialed a few of them vote all the same: in a small swarm one end has dialed them all,
+        and the other has to agree."""
+        dialed = [sample.offset for sample in self._samples.values() if sample.dialed]
+        came = sorted((s for s in self._samples.values() if not s.dialed), key=lambda sample: sample.since)
+        firsts = {sample.network or number: sample for number, sample in reversed([*enumerate(came)])}
+        few = [sample.offset for sample in reversed(firsts.values())][: max(CAME_AT_LEAST, len(dialed))]
+        return dialed + few
 
     def _step(self, monotonic: float) -> None:
         self._look(monotonic, period=0)

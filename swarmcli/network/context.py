@@ -16,6 +16,7 @@ from swarmcli.events import Events, PeerRefused
 from swarmcli.network.address_book import AddressBook
 from swarmcli.network.dialer import Dialer
 from swarmcli.network.identity import PeerID
+from swarmcli.network.ledger import Ledgers
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Transport
@@ -61,6 +62,7 @@ class EndpointContext:
         self.stream_handlers: dict[str, Handler] = {}
         self.punch_bulk: PunchBulk | None = None  # see Endpoint.punch_bulk
         self.tasks = TaskOwner()
+        self.ledgers = Ledgers.of(self.limits.budgets)
         self.book = AddressBook(self.limits.max_known_peers, _loop_time)
         self.dialer = Dialer(transport, self.book, self.limits, _loop_time)
         self.ended_traffic = Traffic()  # on connections that have ended, without those that others relayed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarmcli.network.budgets import BUDGETS, Budgets
+
 MAX_ADDRESSES = 8  # that a peer may name for itself
 MAX_ADDRESS = 512  # characters
 MAX_TAG_BYTES = 256  # of what a group or a state says about itself
@@ -20,14 +22,9 @@ class Limits:
     max_message: int = 1 << 20  # one message with its envelope: the header of a frame
     max_payload: int = 16 << 20  # the raw bytes behind one message of a stream
     max_calls_per_peer: int = 1024  # unanswered ones; own calls beyond it wait, a peer's are a violation
-    max_requests_per_peer: int = 32 << 20  # bytes of a peer's unanswered calls; beyond it they are refused as "busy"
-    max_replies_per_peer: int = 32 << 20  # bytes of answers that a peer does not read; beyond it they become "busy"
     max_streams_per_peer: int = 64  # that this endpoint opens to one peer at a time; further ones wait
-    max_bulk_connections_per_peer: int = 160  # in both directions, idle ones too; beyond it new ones are refused
-    max_handshakes: int = 256  # of strangers at the same time; further ones wait in the system's queue
     handshake_grace: float = 2.0  # after which a stranger may be dropped to make room for another
     handshake_timeout: float = 10.0  # after which a stranger is dropped in any case
-    max_connections: int = 4096  # control connections; beyond it the least used are given up
     max_idle_bulk_per_peer: int = 4  # kept for the next stream …
     bulk_idle_timeout: float = 60.0  # … for this long
     stream_window: int = 4 << 20  # received and not yet read by the stream's owner; beyond it the sender waits
@@ -42,3 +39,4 @@ class Limits:
     failed_dials_per_second: float = 8.0  # … and in the long run …
     failed_dials_burst_per_host: float = 64.0  # … and at one host: many honest peers may share it
     failed_dials_per_second_per_host: float = 1.0
+    budgets: Budgets = BUDGETS  # of memory and connections, for identities, prefixes and everyone

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from swarmcli.errors import ConnectionLost, HandshakeError, ProtocolViolation, WrongPeerError
+from swarmcli.network.budgets import Budget, Budgets
 from swarmcli.network.identity import Identity
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Purpose
@@ -294,7 +295,7 @@ def test_a_handshake_that_does_not_go_on_is_ended(tls: bool) -> None:
 
 def test_a_thousand_silent_strangers_do_not_keep_others_out() -> None:
     async def main() -> None:
-        async with peer(limits=Limits(max_handshakes=16, handshake_grace=0)) as listener:
+        async with peer(limits=Limits(budgets=Budgets(handshakes=Budget(*[16] * 4)), handshake_grace=0)) as listener:
             place = host_and_port(listener.address)
             strangers = [socket.socket() for _ in range(1000)]
             try:
@@ -314,7 +315,7 @@ def test_a_thousand_silent_strangers_do_not_keep_others_out() -> None:
 def test_handshakes_within_their_grace_are_not_dropped_for_others() -> None:
     async def main() -> None:
         async with (
-            peer(limits=Limits(max_handshakes=2, handshake_grace=WAIT)) as listener,
+            peer(limits=Limits(budgets=Budgets(handshakes=Budget(*[2] * 4)), handshake_grace=WAIT)) as listener,
             dialing() as transport,
             raw_peer(listener.address, tls=False),
             raw_peer(listener.address, tls=False) as second,

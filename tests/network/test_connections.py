@@ -9,6 +9,7 @@ import pytest
 from swarmcli.errors import ConnectionLost, PeerUnreachable
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, Limits, PeerID
+from swarmcli.network.budgets import Budget, Budgets
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
 
@@ -197,7 +198,8 @@ async def test_the_address_book_is_bounded() -> None:
 
 @simulated
 async def test_the_least_used_connection_makes_room_for_new_ones() -> None:
-    async with endpoints(MemoryNetwork(), 8, limits=Limits(max_connections=4)) as [a, *others]:
+    limits = Limits(budgets=Budgets(connections=Budget(*[4] * 4)))
+    async with endpoints(MemoryNetwork(), 8, limits=limits) as [a, *others]:
         for other in others:
             await reaches(other, a)
             await asyncio.sleep(1)

@@ -12,6 +12,7 @@ import pytest
 from swarmcli.errors import ConnectionLost
 from swarmcli.events import Event, PeerRefused
 from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, wire
+from swarmcli.network.budgets import Budget, Budgets
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.messages import (
     AddressesChanged,
@@ -200,7 +201,7 @@ async def test_who_asks_for_much_and_does_not_read_it_gets_refusals_instead() ->
     async def give(peer: PeerID, request: Number) -> bytes:
         return bytes(100_000)
 
-    async with scene(Limits(max_replies_per_peer=1_000_000)) as play:
+    async with scene(Limits(budgets=Budgets(replies=Budget(*[1_000_000] * 4)))) as play:
         play.victim.serve("give", Number, give)
         play.connection.pause_reading()
         await play.send(*[Request(number, "give", Number(0)) for number in range(200)])
@@ -258,7 +259,7 @@ async def test_the_words_of_a_goodbye_do_nothing_to_a_terminal() -> None:
 
 @simulated
 async def test_who_takes_every_dial_that_it_asks_for_is_dialed_up_to_the_bound() -> None:
-    async with scene(Limits(max_bulk_connections_per_peer=10)) as play:
+    async with scene(Limits(budgets=Budgets(bulk=Budget(10, 512, 2048, 4096)))) as play:
         came: list[Connection] = []
         await play.send(AddressesChanged(await play.attacker.transport.listen(came.append)))
         for token in range(100):

@@ -22,6 +22,7 @@ from swarmcli.errors import (
 )
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, Limits, PeerID
+from swarmcli.network.budgets import FREE_BYTES, Budget, Budgets
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import now, simulated
 
@@ -230,7 +231,7 @@ async def test_refusals_and_failures_of_handlers_have_names() -> None:
 
 @simulated
 async def test_requests_that_take_too_much_memory_are_refused() -> None:
-    limits = Limits(max_requests_per_peer=250_000)
+    limits = Limits(budgets=Budgets(requests=Budget(*[250_000 - FREE_BYTES] * 4)))
     async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
 
         async def hold(peer: PeerID, request: bytes) -> Number:
@@ -244,8 +245,8 @@ async def test_requests_that_take_too_much_memory_are_refused() -> None:
             assert outcomes[:2] == [Number(100_000)] * 2
             for refusal in outcomes[2:]:
                 assert isinstance(refusal, CallRefused) and refusal.code == "busy"
-        big = a.call(b.peer_id, "hold", bytes(500_000), Number, timeout=60)
-        assert await big == Number(500_000)  # one at a time always passes
+        with pytest.raises(CallRefused, match="bytes"):
+            await a.call(b.peer_id, "hold", bytes(500_000), Number, timeout=60)
 
 
 @simulated

@@ -144,7 +144,7 @@ async def test_a_thousand_streams_are_refused_for_the_one_who_opens_them() -> No
         open_ignored = Open("ignore", Number(0))
         ends = await asyncio.gather(*[play.send_on_new(open_ignored) for _ in range(1000)])
         await asyncio.sleep(1)
-        limit = play.victim.limits.max_bulk_connections_per_peer
+        limit = play.victim.limits.budgets.bulk.identity
         assert play.victim.statistics().bulk_connections == limit
         assert play.victim.statistics().violations == {"too many bulk connections": 1000 - limit}
         assert sum(not heard.ends for heard in ends) == limit

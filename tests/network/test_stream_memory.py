@@ -9,6 +9,9 @@ import pytest
 
 from swarmcli.errors import ProtocolViolation
 from swarmcli.network import Identity, Limits, Stream, wire
+from swarmcli.network.budgets import BUDGETS, Budget
+from swarmcli.network.ledger import Account, Ledger
+from swarmcli.network.prefix import prefix_of
 from swarmcli.network.wire.messages import IncomingPiece, Piece
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
@@ -33,10 +36,12 @@ class FakeConnection:
 class FakeChannel:
     """Stands where the stream's channel stands."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, budget: Budget = BUDGETS.payloads) -> None:
         self.connection = FakeConnection()
         self.resets: list[str] = []
-        self.stream = Stream(self.connection, limits or Limits(), "test", self.reset)  # type: ignore[arg-type]
+        self.ledger = Ledger(budget)
+        self.account = Account(self.ledger, b"somebody", prefix_of("192.0.2.1"))
+        self.stream = Stream(self.connection, limits or Limits(), "test", self.reset, self.account)  # type: ignore[arg-type]
 
     def reset(self, reason: str, violation: Exception | None = None) -> None:
         self.resets.append(reason)

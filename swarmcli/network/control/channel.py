@@ -18,6 +18,7 @@ from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.liveness import Liveness
 from swarmcli.network.control.serving import IncomingCalls
+from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.transports.frames import printable
 from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body
@@ -62,12 +63,15 @@ class ControlChannel:
         self,
         connection: Connection,
         context: EndpointContext,
+        prefix: Prefix,
         reactions: Mapping[type, Reaction],
         lost: Callable[[ControlChannel, ConnectionLost], None],
     ) -> None:
         """`reactions` are to messages that concern more than this channel; `lost` is called once, at the end."""
         self.connection = connection
         self.peer_id = connection.peer_id
+        self.prefix = prefix
+        self.ending = False  # it has been given up, and may still be there for a moment
         self.boot_id: bytes | None = None  # of the other end, once it has greeted
         self.error: ConnectionLost | None = None
         self.round_trip: float | None = None  # smoothed, in seconds, less what the other end says that it took
@@ -81,7 +85,7 @@ class ControlChannel:
         self._calls: dict[int, _Call] = {}  # by number
         self._abandoned: set[int] = set()  # given up here, to be acknowledged there
         self._next = 0  # number of a call
-        self._serving = IncomingCalls(connection, context)
+        self._serving = IncomingCalls(connection, context, prefix)
         # Under way, by number: what goes over the wire in its place, raw and loop time of the sending.
         self._pings: dict[int, tuple[int, float, float]] = {}
         self._pong_due = False
@@ -245,7 +249,8 @@ class ControlChannel:
 
     def _measured(self, sent_raw: float, sent_at: float, received: float, replied: float) -> None:
         clock = self._context.clock
-        clock.observe(self.peer_id, sent_raw, received, replied, clock.raw())
+        dialed = self.connection.dialed or bool(self._context.book.first_hand(self.peer_id))
+        clock.observe(self.peer_id, sent_raw, received, replied, clock.raw(), network=self.prefix, dialed=dialed)
         elapsed = self._loop.time() - sent_at
         if 0 <= replied - received <= elapsed:  # what the handler took, as the other end says
             self.round_trip = _smoothed(self.round_trip, elapsed - (replied - received))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from swarmcli.errors import AddressError, ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
 from swarmcli.events import PeerConnected, PeerDisconnected, WayChanged
 from swarmcli.network.addresses import Scope, parse_address, scope_of
+from swarmcli.network.budgets import STANDING
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel, Reaction
 from swarmcli.network.identity import PeerID
@@ -25,7 +26,6 @@ from swarmcli.network.wire.messages import AddressesChanged, Goodbye, Hello
 
 logger = logging.getLogger(__name__)
 
-_MOST_PER_PEER = 8  # honest ends that both dial directly, over a relay and by punching have about five for a moment
 _SURPLUS_LIFE = 5.0  # seconds without a call, after which both ends are sure to use the better connection
 
 
@@ -90,7 +90,7 @@ class ControlPool:
     def prefix(self, peer: PeerID) -> Prefix | None:
         """See Endpoint.prefix."""
         channel = self.current(peer)
-        return self.prefix_of(channel.connection) if channel is not None else None
+        return channel.prefix if channel is not None else None
 
     def prefix_of(self, connection: Connection) -> Prefix:
         """The same for one connection."""
@@ -140,7 +140,8 @@ class ControlPool:
 
     async def establish(self, connection: Connection) -> None:
         """Greets on a new connection and takes it up. Raises ConnectionLost."""
-        channel = ControlChannel(connection, self._context, self.reactions, self._channel_lost)
+        prefix = self.prefix_of(connection)
+        channel = ControlChannel(connection, self._context, prefix, self.reactions, self._channel_lost)
         try:
             await connection.send(encode(Hello(self._context.boot_id, self._context.addresses)))
         except asyncio.CancelledError:
@@ -177,6 +178,9 @@ class ControlPool:
         now = asyncio.get_running_loop().time()
         for channel in self.channels():
             better = self.current(channel.peer_id)
+            if channel.boot_id is None and now - channel.opened_at >= self._context.limits.handshake_timeout:
+                channel.connection.abort("it never greeted")
+                continue
             if channel is better or better is None or better.boot_id is None or channel.unfinished:
                 continue
             # Of several connections that one end dialed at once, the ends may have seen different ones come last. Were
@@ -206,11 +210,13 @@ class ControlPool:
         pair.channels.append(channel)
         self._farthest = max(self._farthest, _horizon(channel.connection))
         self._prefer(pair)
-        if len(pair.channels) > _MOST_PER_PEER:
+        ledger = self._context.ledgers.connections
+        ledger.charge_anyway(channel.peer_id, channel.prefix, 1)
+        if len(pair.channels) > ledger.budget.identity:
             _end_one(pair)
         if first:
             self._emit_connected(channel)
-            self._make_room()
+        self._make_room(channel.prefix)
         if pair.opening is not None:
             opening, pair.opening = pair.opening, None
             if not opening.done():
@@ -237,6 +243,7 @@ class ControlPool:
     def _channel_lost(self, channel: ControlChannel, error: ConnectionLost) -> None:
         pair = self._pairs[channel.peer_id]
         pair.channels.remove(channel)
+        self._context.ledgers.connections.give_back(channel.peer_id, channel.prefix, 1)
         self._context.connection_ended(channel.connection, error)
         self._prefer(pair)
         if pair.current is None:
@@ -267,13 +274,33 @@ class ControlPool:
                 opening.set_exception(failure)
                 opening.exception()  # the caller may be gone
 
-    def _make_room(self) -> None:
-        """Gives up the least used connection when there are too many."""
-        if len(self._pairs) > self._context.limits.max_connections:
-            idle = [c for c in self.channels() if not c.unfinished and not self.watched(c.peer_id)]
-            if idle:
-                victim = min(idle, key=lambda channel: channel.used_at)
-                self._context.tasks.spawn(_say_goodbye(victim, "too many connections"))
+    def _make_room(self, prefix: Prefix) -> None:
+        """Gives up a connection when there are too many: in this prefix, or in the one that uses the most."""
+        crowded = self._context.ledgers.connections.crowded(prefix, 0)
+        candidates = [c for c in self.channels() if c.prefix == crowded and not c.ending]
+        if candidates:
+            victim = min(candidates, key=self._standing)
+            victim.ending = True
+            self._context.tasks.spawn(self._part(victim, "too many connections"))
+
+    def _standing(self, channel: ControlChannel) -> tuple[bool, bool, bool, float]:
+        """What speaks for keeping a connection: that this peer wants it, that it has stood for long, that it is used.
+
+        Calls of the other end come last, since it can always have some under way.
+        """
+        ours = channel.connection.dialed or channel.calls_waiting > 0 or self.watched(channel.peer_id)
+        lasting = asyncio.get_running_loop().time() - channel.opened_at >= STANDING
+        return ours, lasting, channel.unfinished, channel.used_at
+
+    async def _part(self, channel: ControlChannel, reason: str) -> None:
+        """An orderly end, within a bound: who does not read would hold the connection for as long as it likes."""
+        try:
+            async with asyncio.timeout(self._context.limits.goodbye_timeout):
+                await _say_goodbye(channel, reason)
+        except TimeoutError:
+            logger.debug("%s did not read the goodbye", channel.peer_id.short)
+        finally:
+            channel.connection.abort(reason)
 
     def _prefer(self, pair: _Pair) -> None:
         """Chooses the current channel anew, and tells when that is another way to the peer."""
@@ -310,11 +337,13 @@ def _horizon(connection: Connection) -> Scope:
 
 
 def _end_one(pair: _Pair) -> None:
-    """Of a peer that dials on and on: the oldest connection, one without calls before others. They hold files of
-    this process, and `max_connections` counts peers."""
-    others = [channel for channel in pair.channels if channel is not pair.current]
-    oldest = min(others, key=lambda channel: channel.unfinished)
-    oldest.connection.abort("too many connections to one peer")
+    """Of a peer that dials on and on: the oldest connection, one without calls before others."""
+    # One that has been ended is in the list until the loop says so: several may come before that.
+    others = [channel for channel in pair.channels if channel is not pair.current and not channel.ending]
+    if others:
+        oldest = min(others, key=lambda channel: channel.unfinished)
+        oldest.ending = True
+        oldest.connection.abort("too many connections to one peer")
 
 
 async def _say_goodbye_to_all(channels: list[ControlChannel], reason: str, timeout: float) -> None:

@@ -7,26 +7,31 @@ import contextlib
 from typing import Any
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
+from swarmcli.network.budgets import FREE_BYTES
 from swarmcli.network.context import EndpointContext, Handler
+from swarmcli.network.ledger import Account
+from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, encode, encode_body
 from swarmcli.network.wire.messages import Answer, BulkDenied, Cancel, Failed, Failure, IncomingRequest, failed
+
+_UNREAD = "too many bytes of answers that were not read"
 
 
 class IncomingCalls:
     """What the other end asks for on one connection."""
 
-    def __init__(self, connection: Connection, context: EndpointContext) -> None:
+    def __init__(self, connection: Connection, context: EndpointContext, prefix: Prefix) -> None:
         self._connection = connection
         self._peer = connection.peer_id
         self._context = context
         self._limits = context.limits
         self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes of its request
-        self._held = 0  # bytes of all these requests
+        self._requests = Account(context.ledgers.requests, self._peer, prefix, FREE_BYTES)  # bytes of all these …
+        self._replies = Account(context.ledgers.replies, self._peer, prefix, FREE_BYTES)  # … and of unsent replies
         self._next = 0  # all numbers below have been used …
         self._skipped: dict[int, None] = {}  # … but for these, of which nothing was heard so far
-        self._replying = 0  # replies that the connection has not taken yet …
-        self._unsent = 0  # … and their bytes
+        self._replying = 0  # replies that the connection has not taken yet
 
     @property
     def count(self) -> int:
@@ -48,13 +53,12 @@ class IncomingCalls:
         size = memoryview(request.body).nbytes
         if handler is None:
             self.reply(Failure(request.id, Failed("unknown method", "", request.method)))
-        elif self._held and self._held + size > limits.max_requests_per_peer:
+        elif not self._requests.charge(size):
             self.reply(Failure(request.id, Failed("refused", "busy", "too many bytes of unanswered requests")))
         else:
-            body = decode_body(handler.request_type, request.body, request.method)
+            body = decode_body(handler.request_type, request.body, request.method)  # else the connection ends
             work = self._serve(request.id, request.method, handler, body, self._context.clock.raw())
             self._tasks[request.id] = self._context.tasks.spawn(work), size
-            self._held += size
 
     def cancel_received(self, cancel: Cancel) -> None:
         """Every call is acknowledged once. A request that was cancelled while it waited for its turn to be written
@@ -79,6 +83,8 @@ class IncomingCalls:
         tasks, self._tasks = self._tasks, {}
         for task, _ in tasks.values():
             task.cancel()
+        self._requests.close()
+        self._replies.close()
 
     def _advance(self, number: int) -> None:
         """Uses a number that has not been used. Raises ProtocolViolation for more gaps than calls can be under way."""
@@ -106,18 +112,19 @@ class IncomingCalls:
 
     def _take(self, number: int) -> asyncio.Task[None] | None:
         task, size = self._tasks.pop(number, (None, 0))
-        self._held -= size
+        self._requests.give_back(size)
         return task
 
     def _begin_reply(self, reply: Answer | Failure | BulkDenied) -> bytes:
         """What to send. A peer that asks and does not read the answers is not read either, and large answers become
         refusals."""
-        limits, data = self._limits, encode(reply)
-        if isinstance(reply, Answer) and self._unsent and self._unsent + len(data) > limits.max_replies_per_peer:
-            data = encode(Failure(reply.id, Failed("refused", "busy", "too many bytes of answers that were not read")))
+        data = encode(reply)
+        if not self._replies.charge(len(data)):
+            if isinstance(reply, Answer):
+                data = encode(Failure(reply.id, Failed("refused", "busy", _UNREAD)))
+            self._replies.charge_anyway(len(data))
         self._replying += 1
-        self._unsent += len(data)
-        if self._replying > limits.max_calls_per_peer:
+        if self._replying > self._limits.max_calls_per_peer:
             self._connection.pause_reading()
         return data
 
@@ -127,7 +134,7 @@ class IncomingCalls:
                 await self._connection.send(data)
         finally:
             self._replying -= 1
-            self._unsent -= len(data)
+            self._replies.give_back(len(data))
             # Exactly at the bound, not below it: resuming is wanted once, when the last one too many has gone.
             if self._replying == self._limits.max_calls_per_peer:
                 self._connection.resume_reading()

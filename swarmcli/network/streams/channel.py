@@ -9,6 +9,8 @@ from typing import Any
 
 from swarmcli.errors import ConnectionLost, EndOfStream, ProtocolViolation
 from swarmcli.network.context import EndpointContext, Handler
+from swarmcli.network.ledger import Account
+from swarmcli.network.prefix import Prefix
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, decode_header, encode
@@ -40,6 +42,7 @@ class StreamChannel:
         connection: Connection,
         context: EndpointContext,
         role: Role,
+        prefix: Prefix,
         *,
         offered: Callable[[StreamChannel, int], bool],
         idle: Callable[[StreamChannel], None],
@@ -50,12 +53,17 @@ class StreamChannel:
         self.connection = connection
         self.peer_id = connection.peer_id
         self.role = role
+        self.prefix = prefix
+        self.account = Account(context.ledgers.payloads, connection.peer_id, prefix)  # of what has come and is not read
         self.stream: Stream | None = None
         self.holds_slot = False  # one of the streams that may be open to this peer
         self.error: ConnectionLost | None = None
         self._context = context
         self._offered, self._idle, self._lost = offered, idle, lost
-        self._quiet_ticks = 0  # keepalive intervals without a byte
+        self.quiet_ticks = 0  # keepalive intervals without a byte
+        self.unread_ticks = 0  # … in which something lay here, and nobody received anything
+        self._received = 0  # messages that were received up to the last tick
+        self._ending = False
         self._bytes_seen = 0
         self._left = False  # this end reads nothing more of the current stream
         self._said_last = False  # this end has sent its last word on the current stream …
@@ -69,6 +77,11 @@ class StreamChannel:
     def lingering(self) -> bool:
         """At the serving end: between two streams, or waiting for an opener who sends no last word."""
         return self.role is Role.SERVER and (self.stream is None or self._left)
+
+    @property
+    def spare(self) -> bool:
+        """Accepted, and nothing is under way on it."""
+        return not self._ending and (self.role is Role.UNKNOWN or self.lingering)
 
     async def open(self, method: str, request: Any) -> Stream:
         """Begins a stream on an idle channel. Raises ConnectionLost."""
@@ -90,23 +103,29 @@ class StreamChannel:
     def reset(self, reason: str, violation: ProtocolViolation | None = None) -> None:
         """Ends stream and connection at once; the handler at the other end, or here, is cancelled."""
         self._violation = self._violation or violation
+        self._ending = True
         self.connection.abort(reason)
 
     def tick(self) -> int:
         """Called at each keepalive interval; for how many of them nothing has moved."""
         moved = self.connection.bytes_received + self.connection.bytes_sent
-        self._quiet_ticks = self._quiet_ticks + 1 if moved == self._bytes_seen else 0
+        self.quiet_ticks = self.quiet_ticks + 1 if moved == self._bytes_seen else 0
         self._bytes_seen = moved
-        return self._quiet_ticks
+        received = self.stream.received if self.stream is not None else 0
+        self.unread_ticks = self.unread_ticks + 1 if self.account.held and received == self._received else 0
+        self._received = received
+        if self.stream is not None:
+            self.stream.try_again()
+        return self.quiet_ticks
 
     # Receiver
 
-    def payload_buffer(self, header: bytes, size: int) -> memoryview:
+    def payload_buffer(self, header: bytes, size: int) -> memoryview | None:
         self._message = message = decode_header(BulkMessage, header)
         if not isinstance(message, IncomingPiece):
             raise ProtocolViolation(f"unexpected message: a payload behind {type(message).__name__}")
         stream = self._receiving()
-        return stream.payload_buffer(message, size) if not self._left else memoryview(bytearray(size))
+        return _nowhere(size) if self._left else stream.payload_buffer(message, size)
 
     def frame_received(self, header: bytes, payload: memoryview) -> None:
         message, self._message = self._message, None
@@ -128,13 +147,14 @@ class StreamChannel:
             self.stream.ended(self.error, reads_on=False)
         if self._task is not None:
             self._task.cancel()
+        self.account.close()
         self._lost(self, self.error)
 
     # Inside
 
     def _begin(self, method: str) -> Stream:
         self._left = self._said_last = self._heard_last = self._heard_finish = False
-        self.stream = Stream(self.connection, self._context.limits, method, self.reset)
+        self.stream = Stream(self.connection, self._context.limits, method, self.reset, self.account)
         return self.stream
 
     def _receiving(self) -> Stream:
@@ -146,7 +166,9 @@ class StreamChannel:
         stream = self._receiving()
         if not self._left:
             stream.piece_received(piece, header_size)
-        elif self.role is Role.OPENER:
+            return
+        stream.drop_arriving()
+        if self.role is Role.OPENER:
             self.reset("nobody reads this stream any more")
 
     def _open_received(self, message: IncomingOpen) -> None:
@@ -214,5 +236,15 @@ class StreamChannel:
     def _settle(self) -> None:
         if self._said_last and self._heard_last:
             self.stream = None
-            self._quiet_ticks = 0
+            self.quiet_ticks = 0
             self._idle(self)
+
+
+_scratch = bytearray()  # where payloads go that nobody reads any more, of all connections: it is never read
+
+
+def _nowhere(size: int) -> memoryview:
+    global _scratch
+    if len(_scratch) < size:
+        _scratch = bytearray(size)
+    return memoryview(_scratch)[:size]

@@ -10,11 +10,13 @@ from typing import Any
 
 from swarmcli.errors import ConnectError, ConnectionLost, NetworkError, PeerUnreachable, ProtocolViolation
 from swarmcli.network.addresses import is_direct, parse_address
+from swarmcli.network.budgets import PATIENCE
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES, Limits
+from swarmcli.network.prefix import Prefix
 from swarmcli.network.streams.channel import Role, StreamChannel
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, Purpose
@@ -85,13 +87,17 @@ class StreamPool:
             self._drop_if_empty(peer)
 
     def accepted(self, connection: Connection) -> None:
-        limit = self._limits.max_bulk_connections_per_peer
-        if len(self._streams(connection.peer_id).channels) >= limit:
-            violation = ProtocolViolation(f"too many bulk connections: more than {limit}")
+        ledger, peer = self._context.ledgers.bulk, connection.peer_id
+        if ledger.of_identity(peer) >= ledger.budget.identity:
+            violation = ProtocolViolation(f"too many bulk connections: more than {ledger.budget.identity}")
             connection.abort(violation.reason)
             self._context.connection_ended(connection, violation)
-        else:
+            return
+        crowded = ledger.crowded(self._control.prefix_of(connection))
+        if crowded is None or self._give_up_one_of(crowded):
             self._take_up(connection, Role.UNKNOWN)
+        else:
+            connection.abort("too many bulk connections from this network")
 
     def made(self, connection: Connection) -> None:
         """Keeps a connection that this end has dialed by other means for the next stream."""
@@ -111,6 +117,19 @@ class StreamPool:
                 self._retire(channel)
             elif channel.lingering and quiet >= 2 * self._limits.bulk_idle_timeout:
                 channel.reset("idle for too long")
+        self._feed_the_starved()
+
+    def _feed_the_starved(self) -> None:
+        """Where payloads wait for memory, the connection gives way that has held most of it for long, in the prefix
+        that is full or, where everyone's memory is taken, in the one that uses the most."""
+        starved = [c for c in self.channels() if c.stream is not None and c.stream.starved]
+        ledger = self._context.ledgers.payloads
+        for crowded in {ledger.crowded(each.prefix, self._limits.max_payload) for each in starved}:
+            patient = PATIENCE / self._limits.keepalive_interval
+            holders = [c for c in self.channels() if c.prefix == crowded and c.unread_ticks >= patient]
+            if holders:
+                most = max(holders, key=lambda c: (ledger.of_identity(c.peer_id), c.account.held))
+                most.reset("its memory is needed")
 
     # What channels and peers say
 
@@ -132,6 +151,7 @@ class StreamPool:
     def _channel_lost(self, channel: StreamChannel, error: ConnectionLost) -> None:
         streams = self._streams(channel.peer_id)
         streams.channels.pop(channel, None)
+        self._context.ledgers.bulk.give_back(channel.peer_id, channel.prefix, 1)
         if channel in streams.idle:
             streams.idle.remove(channel)
         self._release(streams, channel)
@@ -155,7 +175,7 @@ class StreamPool:
         # Dials that succeed cost the asker nothing: without the second bound they could take all files of this process.
         full = (
             streams.dialing >= self._limits.max_streams_per_peer
-            or len(streams.channels) + streams.dialing >= self._limits.max_bulk_connections_per_peer
+            or len(streams.channels) + streams.dialing >= self._limits.budgets.bulk.identity
         )
         if full or not addresses:
             control.reply(BulkDenied(wanted.token))
@@ -270,17 +290,28 @@ class StreamPool:
             self._drop_if_empty(control.peer_id)
 
     def _take_up(self, connection: Connection, role: Role) -> StreamChannel:
+        prefix = self._control.prefix_of(connection)
         channel = StreamChannel(
             connection,
             self._context,
             role,
+            prefix,
             offered=self._offered,
             idle=self._channel_idle,
             lost=self._channel_lost,
         )
         self._streams(channel.peer_id).channels[channel] = None
+        self._context.ledgers.bulk.charge_anyway(channel.peer_id, prefix, 1)
         connection.start(channel)
         return channel
+
+    def _give_up_one_of(self, crowded: Prefix) -> bool:
+        """Ends the connection of this prefix that has been unused for longest, if there is one."""
+        unused = [c for c in self.channels() if c.prefix == crowded and c.spare]
+        if not unused:
+            return False
+        max(unused, key=lambda c: (c.role is Role.UNKNOWN, c.quiet_ticks)).reset("too many bulk connections")
+        return True
 
     def _retire(self, channel: StreamChannel) -> None:
         self._streams(channel.peer_id).idle.remove(channel)

@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy
+
 from swarmcli.errors import CallError, ConnectionLost, EndOfStream, ProtocolViolation
 from swarmcli.network.identity import PeerID
+from swarmcli.network.ledger import Account
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Buffer, Connection
 from swarmcli.network.wire.codec import decode_body, encode
@@ -43,6 +46,7 @@ class _Arrived:
     piece: IncomingPiece
     payload: memoryview
     size: int
+    charged: int  # bytes of the account
     placed: bool  # the payload is where the waiting reader wanted it
     message: Any = None  # decoded already, for a reader that waited
 
@@ -56,11 +60,14 @@ class Stream:
         limits: Limits,
         method: str,
         reset: Callable[[str, ProtocolViolation | None], None],
+        account: Account,
     ) -> None:
+        """`account` is charged for what has come and nobody has received yet."""
         self.peer: PeerID = connection.peer_id
         self.method = method
         self.bytes_sent = 0  # payloads only, as `bytes_received`
         self.bytes_received = 0
+        self.received = 0  # messages
         self._connection = connection
         self._window = limits.stream_window
         self._largest = limits.max_payload
@@ -70,6 +77,8 @@ class Stream:
         self._reader: _Reader | None = None
         self._arriving: _Arrived | None = None  # its payload is being read
         self._paused = False
+        self._starved = False  # a payload waits for memory
+        self._account = account
         self._finished = False  # nothing more is sent from here
         self._error: Exception | None = None  # what `receive` raises once the queue is empty
         self._send_error: Exception | None = None
@@ -105,6 +114,8 @@ class Stream:
             await self._wait(message_type, into)
         arrived = self._queue.popleft()
         self._queued -= arrived.size
+        self._account.give_back(arrived.charged)
+        self.received += 1
         if self._paused and self._queued < self._window // 2 and into is None:
             self._resume()
         return self._placed(arrived, message_type, into)
@@ -168,7 +179,7 @@ class Stream:
 
     def _resume(self) -> None:
         if self._paused:
-            self._paused = False
+            self._paused = self._starved = False
             self._connection.resume_reading()
 
     def _raise(self, error: Exception | None) -> None:
@@ -178,40 +189,66 @@ class Stream:
 
     # For the channel
 
-    def payload_buffer(self, piece: IncomingPiece, size: int) -> memoryview:
+    @property
+    def starved(self) -> bool:
+        """Whether a payload waits until there is memory for it: the budget is used up, and nobody receives."""
+        return self._starved
+
+    def try_again(self) -> None:
+        """There may be memory now."""
+        if self._starved:
+            self._resume()
+
+    def payload_buffer(self, piece: IncomingPiece, size: int) -> memoryview | None:
+        """Where a payload belongs. Memory of this peer's user costs no budget; all other is charged before it is taken,
+        and where there is none, the other end waits until somebody receives, or there is some."""
         if size > self._largest:
             raise ProtocolViolation(f"oversized payload: {size} bytes, at most {self._largest} in {self.method}")
         reader = self._reader
-        if reader is None or reader.arrived.done() or self._queue:
-            self._arriving = _Arrived(piece, memoryview(bytearray(size)), size, placed=False)
+        if reader is None or reader.arrived.done() or self._queue or reader.into is None:
+            if not self._account.charge(size):
+                self._paused = self._starved = True
+                self._connection.pause_reading()
+                return None
+            # The system gives the pages as the bytes come in, so a header alone costs next to nothing.
+            self._arriving = _Arrived(piece, numpy.empty(size, numpy.uint8).data, size, size, placed=False)
             return self._arriving.payload
         try:
             message = decode_body(reader.message_type, piece.body, self.method)
-            direct = reader.into is not None
-            memory = _memory(reader.into, message, size) if reader.into else memoryview(bytearray(size))
+            memory = _memory(reader.into, message, size)
         except Exception as error:
             reader.arrived.set_exception(error)
             if isinstance(error, ProtocolViolation):
                 raise
             raise ProtocolViolation("payload refused") from error
-        reader.lent = direct
-        self._arriving = _Arrived(piece, memory, size, placed=direct, message=message if direct else None)
+        reader.lent = True
+        self._arriving = _Arrived(piece, memory, size, 0, placed=True, message=message)
         return memory
 
     def piece_received(self, piece: IncomingPiece, header_size: int) -> None:
-        arrived = self._arriving or _Arrived(piece, _EMPTY, 0, placed=False)
+        arrived = self._arriving or _Arrived(piece, _EMPTY, 0, 0, placed=False)
         self._arriving = None
         self.bytes_received += arrived.size
         reader = self._reader
         direct = arrived.placed and arrived.size >= _DIRECT
         arrived.size += header_size + _BOOKKEEPING
+        arrived.charged += header_size + _BOOKKEEPING
+        full = not self._account.charge(header_size + _BOOKKEEPING)
+        if full:
+            self._account.charge_anyway(header_size + _BOOKKEEPING)  # it is here already
         self._queue.append(arrived)
         self._queued += arrived.size
         if reader is not None and not reader.arrived.done():
             reader.arrived.set_result(None)
-        if direct or self._queued > self._window:
+        if direct or full or self._queued > self._window:
             self._paused = True
             self._connection.pause_reading()
+
+    def drop_arriving(self) -> None:
+        """A payload is whole that nobody wants any more; it may have begun while somebody still did."""
+        if self._arriving is not None:
+            self._account.give_back(self._arriving.charged)
+            self._arriving = None
 
     def ended(self, error: Exception, *, reads_on: bool) -> None:
         """The other end sends nothing more, and says with what; it may still read."""
@@ -230,6 +267,7 @@ class Stream:
 
     def stop_reading(self) -> None:
         """Drops what is queued: no `receive` comes any more, and the other end's last word must get through."""
+        self._account.give_back(sum(arrived.charged for arrived in self._queue))
         self._queue.clear()
         self._resume()
 

@@ -35,10 +35,11 @@ class Purpose(IntEnum):
 class Receiver(Protocol):
     """Who a connection hands its frames to. All methods are called on the loop and must not block."""
 
-    def payload_buffer(self, header: bytes, size: int) -> memoryview:
+    def payload_buffer(self, header: bytes, size: int) -> memoryview | None:
         """Memory of exactly `size` bytes to read the payload into. Called only if size > 0.
 
-        Raising ProtocolViolation closes the connection with that reason.
+        None: there is none now. The receiver has paused the reading, and is asked again when it resumes it. Raising
+        ProtocolViolation closes the connection with that reason.
         """
 
     def frame_received(self, header: bytes, payload: memoryview) -> None:

@@ -101,9 +101,12 @@ class FrameReader:
         end = _PREFIX.size + header_size
         if len(self._held) < end:
             return False
-        self._header = bytes(self._held[_PREFIX.size : end])
+        header = bytes(self._held[_PREFIX.size : end])
+        memory = _payload_memory(receiver, header, payload_size)
+        if memory is None:
+            return False  # the header stays where it is, for the next time
         del self._held[:end]
-        self._payload = _payload_memory(receiver, self._header, payload_size)
+        self._header, self._payload = header, memory
         early = min(payload_size, len(self._held))  # payload that came in one piece with the header
         if early:
             self._payload[:early] = self._held[:early]
@@ -189,10 +192,12 @@ class FrameWriter:
         self.mid_frame = False
 
 
-def _payload_memory(receiver: Receiver, header: bytes, size: int) -> memoryview:
+def _payload_memory(receiver: Receiver, header: bytes, size: int) -> memoryview | None:
     if size == 0:
         return _NOTHING
     memory = receiver.payload_buffer(header, size)
+    if memory is None:
+        return None
     if memory.nbytes != size:
         raise ValueError(f"the receiver named {memory.nbytes} bytes for a payload of {size}")
     return memory.cast("B")

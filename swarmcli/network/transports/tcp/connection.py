@@ -20,6 +20,7 @@ from typing import cast
 from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import Limits
+from swarmcli.network.prefix import prefix_of
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import goodbye_frame
 from swarmcli.network.transports.tcp.handshake import ALPN, Greeted, Greeting, Refused, take_message, tls_failure
@@ -79,6 +80,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self.punched = punched
         self.observed_address: str | None = None
         self.remote_address = "tcp://unknown"
+        self.prefix = prefix_of("unknown")
         self.local_host: str | None = None
         self.ready: asyncio.Future[None] = loop.create_future()
         self._loop = loop
@@ -167,6 +169,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
         host = host.removeprefix("::ffff:")  # of IPv4 on a socket that listens for both
         self.remote_address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        self.prefix = prefix_of(host)
         own = transport.get_extra_info("sockname")
         self.local_host = own[0].partition("%")[0].removeprefix("::ffff:") if own and not self.relayed else None
         self._writer.attach(self._socket)

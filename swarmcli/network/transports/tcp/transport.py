@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import ssl
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
@@ -26,9 +26,13 @@ from swarmcli.errors import (
     WrongPeerError,
 )
 from swarmcli.network.addresses import Address, Scheme, parse_address
+from swarmcli.network.budgets import HANDSHAKE_RATE, SHARED_HANDSHAKE_RATE
 from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.ledger import Ledger
 from swarmcli.network.limits import DIAL_STAGGER, Limits
 from swarmcli.network.membership import Membership
+from swarmcli.network.prefix import Prefix, prefix_of
+from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.network.transports.base import Accept, Connection, Family, Purpose
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
 from swarmcli.network.transports.tcp.handshake import (
@@ -47,6 +51,8 @@ from swarmcli.network.transports.tcp.tls import TLSEngine
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
+_TOO_MANY = "too many handshakes at once here; try again later"
+_MOST_PREFIXES = 4096  # whose rates are remembered
 _ACCEPT_RETRY = 0.1  # seconds to wait when the system has no more file descriptors or memory
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -78,6 +84,8 @@ class TCPTransport:
         self._shared = Shared(limits)
         self._dialer_context = dialer_context()
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
+        self._handshakes = Ledger(limits.budgets.handshakes)  # of these
+        self._rates = _HandshakeRates()
         self._room = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self._closed = False
@@ -142,20 +150,41 @@ class TCPTransport:
             await self._wait_for_room()
             try:
                 incoming = await _accept_one(listener)
+                if not self._admits(incoming):
+                    incoming.close()
+                    continue
                 await loop.connect_accepted_socket(lambda: self._listening(on_made=admit), incoming)
             except OSError as error:
                 logger.warning("a connection could not be accepted: %s", error)
                 if error.errno in _OUT_OF_RESOURCES:
                     await asyncio.sleep(_ACCEPT_RETRY)
 
+    def _admits(self, incoming: socket.socket) -> bool:
+        """Whether the network that this comes from may have one more handshake begun; where it has too many under way,
+        the oldest of them makes room if it has had its time."""
+        prefix, now = prefix_of(_host_of(incoming)), asyncio.get_running_loop().time()
+        if not self._rates.take(prefix, now):
+            self._shared.refusals["too many handshakes per second"] += 1
+            return False
+        if self._handshakes.crowded(prefix) is None:
+            return True
+        oldest = next((each for each in self._pending if each.prefix == prefix), None)
+        if oldest is None or self._pending[oldest] + self.limits.handshake_grace > now:
+            self._shared.refusals["too many handshakes"] += 1
+            return False
+        oldest.refuse("too many handshakes", _TOO_MANY)
+        return True
+
     async def _wait_for_room(self) -> None:
-        """Returns once another handshake may begin, dropping the oldest one when it has had its time."""
-        while len(self._pending) >= self.limits.max_handshakes:
+        """Returns once another handshake may begin. Of the network that has the most of them under way, the oldest one
+        is dropped when it has had its time."""
+        while len(self._pending) >= self._handshakes.budget.everyone:
             self._room.clear()
-            oldest, since = next(iter(self._pending.items()))
+            fullest = self._handshakes.fullest()
+            oldest, since = next(each for each in self._pending.items() if each[0].prefix == fullest)
             patience = since + self.limits.handshake_grace - asyncio.get_running_loop().time()
             if patience <= 0:
-                oldest.refuse("too many handshakes", "too many handshakes at once here; try again later")
+                oldest.refuse("too many handshakes", _TOO_MANY)
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience if patience > 0 else None):
                     await self._room.wait()
@@ -175,6 +204,8 @@ class TCPTransport:
     def _admit(self, connection: TCPConnection, accept: Accept) -> None:
         loop = asyncio.get_running_loop()
         self._pending[connection] = loop.time()
+        prefix = connection.prefix
+        self._handshakes.charge_anyway(connection, prefix, 1)
         deadline = loop.call_later(
             self.limits.handshake_timeout, connection.refuse, "handshake timeout", "the handshake took too long"
         )
@@ -182,6 +213,7 @@ class TCPTransport:
         def handshake_ended(ready: asyncio.Future[None]) -> None:
             deadline.cancel()
             del self._pending[connection]
+            self._handshakes.give_back(connection, prefix, 1)
             self._room.set()
             if ready.exception() is not None:
                 return
@@ -277,6 +309,31 @@ class TCPTransport:
 
     def __repr__(self) -> str:
         return f"<TCPTransport {self.identity.peer_id.short} {self._host}:{self._port}>"
+
+
+class _HandshakeRates:
+    """How many handshakes each network may begin per second."""
+
+    def __init__(self) -> None:
+        self._buckets: OrderedDict[Prefix, TokenBucket] = OrderedDict()
+
+    def take(self, prefix: Prefix, now: float) -> bool:
+        bucket = self._buckets.get(prefix)
+        if bucket is None:
+            bucket = TokenBucket(*(SHARED_HANDSHAKE_RATE if prefix.shared else HANDSHAKE_RATE))
+            self._buckets[prefix] = bucket
+        self._buckets.move_to_end(prefix)
+        if len(self._buckets) > _MOST_PREFIXES:
+            self._buckets.popitem(last=False)
+        return bucket.take_now(1, now)
+
+
+def _host_of(connected: socket.socket) -> str:
+    try:
+        host: str = connected.getpeername()[0]
+    except OSError:  # it is gone already
+        return ""
+    return host
 
 
 def _why(error: OSError, step: ConnectStep, timeout: float) -> str:

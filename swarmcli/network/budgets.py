@@ -1,0 +1,70 @@
+"""What others can make this peer take, on one page: memory, processor, sockets, dials, clock samples, contacts.
+
+A *stranger* has proved nothing yet, an *identity* has proved a key and costs nothing, a *prefix* (`prefix.py`) costs an
+address in another network. So what an identity may take keeps honest peers from hurting each other by mistake; what a
+prefix may take, and everyone together, keeps an attacker from taking this peer's memory. Where everyone's budget is
+used up, the prefix that uses the most of its own gives way, and in it whoever is least known.
+
+Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside the code that keeps them:
+
+    what                                           of an identity  of a prefix (shared)  of everyone   where
+    payloads that nobody has asked for yet         64 MiB          128 MiB (256 MiB)     512 MiB       payloads
+    requests unanswered, beyond the free ones      32 MiB          64 MiB (128 MiB)      256 MiB       requests
+    answers that are not read, likewise            32 MiB          64 MiB (128 MiB)      256 MiB       replies
+    control connections                            8               256 (1024)            4096          connections
+    bulk connections that others dialed            160             512 (2048)            4096          bulk
+    handshakes of strangers at one moment          -               64 (256)              256           handshakes
+    handshakes of strangers per second             -               32 (512)              -             HANDSHAKE_RATE
+    unanswered calls                               1024            -                     -             limits.py
+    dials that fail where others pointed to        64 a host       -                     256, 8/s      limits.py
+    dials for others: back, or by punching         6, 1 a minute   24, 1 in 10 s         120, 2/s      reach/budgets.py
+    probes held for others                         -               -                     256           endpoint.py
+    peers in the address book                      8 addresses     -                     4096 + 4096   limits.py
+    reservations at a relay, its circuits          its options     32, 192               its options   reach/relaying.py
+    samples of the swarm's clock                   1               4                     64            clock.py
+    correction of the swarm's clock                -               -                     1 hour        clock.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MIB = 1 << 20
+
+PATIENCE = 10.0  # seconds for which a payload may lie or arrive while others wait for its room
+STANDING = 600.0  # seconds of being connected, after which a peer is of long standing: newer ones give way first
+# Of strangers in one prefix, per second in the long run and at once; and in one that many honest peers share. A
+# handshake takes a millisecond or two of the processor: one prefix takes a tenth of one core at most.
+HANDSHAKE_RATE = 32.0, 256.0
+SHARED_HANDSHAKE_RATE = 512.0, 2048.0
+FREE_BYTES = 64 << 10  # of requests, and of answers, that a connection may hold before the ledger is asked
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much of one thing may be taken at one moment."""
+
+    identity: int
+    prefix: int  # that one owner may well have for himself: a /24, a /48 of IPv6
+    shared: int  # that many honest peers share: this machine, the LAN, a carrier's customers, one relay
+    everyone: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.identity <= self.prefix <= self.shared <= self.everyone:
+            raise ValueError(f"a budget grows from identity over prefix and shared prefix to everyone, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """The budgets that an endpoint and its transports keep. Sizes in bytes."""
+
+    payloads: Budget = Budget(64 * _MIB, 128 * _MIB, 256 * _MIB, 512 * _MIB)
+    requests: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
+    replies: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
+    # Honest ends that dial each other directly, over a relay and by punching have about five for a moment.
+    connections: Budget = Budget(8, 256, 1024, 4096)
+    bulk: Budget = Budget(160, 512, 2048, 4096)
+    handshakes: Budget = Budget(64, 64, 256, 256)
+
+
+BUDGETS = Budgets()

@@ -1,0 +1,131 @@
+"""Who has taken how much of one budget at this moment."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from swarmcli.network.budgets import Budget, Budgets
+from swarmcli.network.prefix import Prefix
+
+
+class Ledger:
+    """Counts one thing by identity, by prefix and in all; what is charged has to be given back exactly once.
+
+    Only who has something is in its books, so they are as bounded as what they count.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.taken = 0
+        self._identities: Counter[Hashable] = Counter()
+        self._prefixes: Counter[Prefix] = Counter()
+
+    def charge(self, identity: Hashable, prefix: Prefix, amount: int) -> bool:
+        """Takes `amount`, if identity, prefix and everyone have so much left."""
+        if not self.has_room(identity, prefix, amount):
+            return False
+        self.charge_anyway(identity, prefix, amount)
+        return True
+
+    def charge_anyway(self, identity: Hashable, prefix: Prefix, amount: int) -> None:
+        """The same for what is there already, or what this peer wants itself."""
+        self.taken += amount
+        self._identities[identity] += amount
+        self._prefixes[prefix] += amount
+
+    def give_back(self, identity: Hashable, prefix: Prefix, amount: int) -> None:
+        self.taken -= amount
+        _take_off(self._identities, identity, amount)
+        _take_off(self._prefixes, prefix, amount)
+
+    def has_room(self, identity: Hashable, prefix: Prefix, amount: int = 1) -> bool:
+        return (
+            self._identities[identity] + amount <= self.budget.identity
+            and self._prefixes[prefix] + amount <= self._bound(prefix)
+            and self.taken + amount <= self.budget.everyone
+        )
+
+    def of_identity(self, identity: Hashable) -> int:
+        return self._identities[identity]
+
+    def of_prefix(self, prefix: Prefix) -> int:
+        return self._prefixes[prefix]
+
+    def crowded(self, prefix: Prefix, amount: int = 1) -> Prefix | None:
+        """Where somebody has to give way, so that this prefix can take so much more: this prefix if it is full, or, if
+        everyone is, the one that uses the most of its budget. None: there is room."""
+        if self._prefixes[prefix] + amount > self._bound(prefix):
+            return prefix
+        return self.fullest() if self.taken + amount > self.budget.everyone else None
+
+    def fullest(self) -> Prefix | None:
+        """The prefix that uses the most of its budget."""
+        return max(self._prefixes, key=lambda each: self._prefixes[each] / self._bound(each), default=None)
+
+    def _bound(self, prefix: Prefix) -> int:
+        return self.budget.shared if prefix.shared else self.budget.prefix
+
+
+def _take_off(books: Counter[Any], key: Hashable, amount: int) -> None:
+    books[key] -= amount
+    if not books[key]:
+        del books[key]
+
+
+class Account:
+    """What one connection holds of a ledger. Of the first `free` units the ledger is not told: small messages, which
+    are most of them, cost no bookkeeping beyond the connection's own."""
+
+    def __init__(self, ledger: Ledger, identity: Hashable, prefix: Prefix, free: int = 0) -> None:
+        self.held = 0
+        self.prefix = prefix
+        self._ledger = ledger
+        self._identity = identity
+        self._free = free
+
+    def charge(self, amount: int) -> bool:
+        """Takes so much more, if the ledger has it."""
+        over = self._beyond(self.held + amount) - self._beyond(self.held)
+        if over and not self._ledger.charge(self._identity, self.prefix, over):
+            return False
+        self.held += amount
+        return True
+
+    def charge_anyway(self, amount: int) -> None:
+        over = self._beyond(self.held + amount) - self._beyond(self.held)
+        if over:
+            self._ledger.charge_anyway(self._identity, self.prefix, over)
+        self.held += amount
+
+    def give_back(self, amount: int) -> None:
+        over = self._beyond(self.held) - self._beyond(self.held - amount)
+        if over:
+            self._ledger.give_back(self._identity, self.prefix, over)
+        self.held -= amount
+
+    def close(self) -> None:
+        """Gives everything back, and keeps no book from now on. Idempotent."""
+        self.give_back(self.held)
+        self._free = sys.maxsize
+
+    def _beyond(self, held: int) -> int:
+        return max(0, held - self._free)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """Those of one endpoint."""
+
+    payloads: Ledger
+    requests: Ledger
+    replies: Ledger
+    connections: Ledger
+    bulk: Ledger
+
+    @classmethod
+    def of(cls, budgets: Budgets) -> Ledgers:
+        return cls(*(Ledger(getattr(budgets, each.name)) for each in fields(cls)))

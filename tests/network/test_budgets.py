@@ -1,0 +1,327 @@
+"""Budgets: nobody takes more than the page allows, and who was there before keeps what he has."""
+
+import asyncio
+import sys
+import threading
+
+import pytest
+
+from swarmcli.clock import MAX_PER_NETWORK, Clock
+from swarmcli.network import Endpoint, Identity, Limits, Purpose, wire
+from swarmcli.network.budgets import BUDGETS, FREE_BYTES, STANDING, Budget, Budgets
+from swarmcli.network.ledger import Account, Ledger
+from swarmcli.network.prefix import Prefix, prefix_of
+from swarmcli.network.wire.messages import Offer, Open, Piece
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import simulated
+
+from .test_stream_memory import FakeChannel
+from .worlds import Attacker, Number, double, endpoints, reaches, slow
+
+HOME, AWAY, LAN = prefix_of("192.0.2.1"), prefix_of("198.51.100.1"), prefix_of("192.168.0.1")
+
+
+def host(net: int, number: int) -> str:
+    """A host of the memory network that has a prefix as those of the internet do."""
+    return f"198.51.{net}.{number}"
+
+
+# The ledger
+
+
+def test_each_bound_holds_by_itself() -> None:
+    ledger = Ledger(Budget(identity=4, prefix=6, shared=8, everyone=10))
+    assert ledger.charge("a", HOME, 4) and not ledger.charge("a", HOME, 1)
+    assert ledger.charge("b", HOME, 2) and not ledger.charge("c", HOME, 1)
+    assert ledger.charge("c", AWAY, 3) and not ledger.charge("d", LAN, 2)
+    assert ledger.crowded(HOME) == HOME and ledger.crowded(LAN) is None and ledger.crowded(LAN, 2) == HOME
+    ledger.give_back("a", HOME, 4)
+    assert ledger.charge("d", LAN, 4) and ledger.charge("e", HOME, 1)
+    assert (ledger.taken, ledger.of_prefix(HOME), ledger.of_identity("a")) == (10, 3, 0)
+
+
+def test_an_account_gives_back_what_it_holds_and_its_first_units_are_free() -> None:
+    ledger = Ledger(Budget(*[100] * 4))
+    one, other = Account(ledger, "a", HOME, free=50), Account(ledger, "a", HOME)
+    assert one.charge(50) and ledger.taken == 0
+    assert one.charge(60) and ledger.taken == 60
+    assert not other.charge(41) and other.charge(40)
+    one.give_back(100)
+    assert ledger.taken == 40 and one.held == 10
+    one.charge_anyway(1000)
+    one.close()
+    one.close()
+    assert ledger.taken == 40 and one.charge(10_000) and ledger.taken == 40
+    other.close()
+    assert ledger.taken == 0
+
+
+def test_budgets_grow_from_one_to_everyone() -> None:
+    with pytest.raises(ValueError, match="grows"):
+        Budget(8, 4, 16, 32)
+
+
+# Memory
+
+
+@simulated
+async def test_a_payload_takes_no_memory_beyond_the_budget_and_waits_for_its_reader() -> None:
+    channel = FakeChannel(budget=Budget(*[100_000] * 4))
+    assert channel.begin(0, 90_000) is not None
+    channel.complete()
+    assert channel.begin(1, 20_000) is None and channel.stream.starved
+    assert not channel.connection.reading, "the other end waits"
+    assert (await channel.stream.receive(Number))[0] == Number(0)
+    reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(bytearray(size))))
+    await asyncio.sleep(0)
+    assert channel.connection.reading, "memory of its reader costs nothing"
+    assert channel.begin(1, 200_000) is not None
+    channel.complete()
+    assert (await reading)[0] == Number(1) and channel.ledger.taken == 0
+
+
+@simulated
+async def test_what_lies_unread_is_charged_with_its_headers_and_given_back() -> None:
+    channel = FakeChannel(budget=Budget(*[10_000] * 4))
+    for n in range(19):  # each takes about five hundred bytes
+        channel.begin(n, 10)
+        channel.complete()
+    assert channel.begin(19, 5_000) is None
+    channel.stream.stop_reading()
+    assert channel.ledger.taken == 0
+
+
+async def ignore(peer: object, request: Number, stream: object) -> None:
+    await asyncio.sleep(1000)
+
+
+@simulated
+async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting() -> None:
+    """Two attackers of one network fill everyone's memory; the payload of a third network comes through."""
+    million = 1_000_000
+    budgets = Budgets(payloads=Budget(2 * million, 4 * million, 4 * million, 4 * million))
+    network = MemoryNetwork()
+    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=Limits(budgets=budgets)))
+    friend = Endpoint(network.transport(Identity.from_seed(1), host=host(1, 1)))
+    victim.serve_stream("ignore", Number, ignore)
+    received: list[int] = []
+
+    async def collect(peer: object, request: Number, stream: object) -> None:
+        _, payload = await stream.receive(Number)  # type: ignore[attr-defined]
+        received.append(payload.nbytes)
+
+    victim.serve_stream("collect", Number, collect)
+    await victim.start()
+    await friend.start()
+    attackers = [Attacker(network.transport(Identity.from_seed(n), host=host(9, n))) for n in (60, 61)]
+    try:
+        for attacker in attackers:
+            await attacker.dial(victim, Purpose.CONTROL)
+            for _ in range(2):
+                connection, _ = await attacker.dial(victim, Purpose.BULK)
+                await connection.send(wire.encode(Open("ignore", Number(0))))
+                await connection.send(wire.encode(Piece(Number(0))), [bytes(950_000)])
+        await asyncio.sleep(1)
+        assert victim._context.ledgers.payloads.taken > 3.8 * million
+        friend.learn(victim.peer_id, victim.addresses)
+        async with friend.stream(victim.peer_id, "collect", Number(0), timeout=5) as stream:
+            await stream.send(Number(1), bytes(500_000))
+            async with asyncio.timeout(30):
+                while not received:  # noqa: ASYNC110
+                    await asyncio.sleep(1)
+        assert received == [500_000]
+        assert victim._context.ledgers.payloads.taken <= 4 * million
+    finally:
+        for attacker in attackers:
+            await attacker.transport.close()
+        await friend.close()
+        await victim.close()
+    assert victim._context.ledgers.payloads.taken == 0, "nothing is left in the books"
+
+
+@simulated
+async def test_many_identities_of_one_prefix_share_the_memory_of_their_requests() -> None:
+    budgets = Budgets(requests=Budget(100_000, 150_000, 1 << 20, 1 << 20))
+    network = MemoryNetwork()
+    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=Limits(budgets=budgets)))
+    many = [Endpoint(network.transport(Identity.from_seed(n), host=host(9, n))) for n in range(1, 6)]
+    victim.serve("hold", bytes, slow(100))  # type: ignore[arg-type]
+    await victim.start()
+    for each in many:
+        each.learn(victim.peer_id, victim.addresses)
+    calls = [
+        asyncio.create_task(each.call(victim.peer_id, "hold", bytes(FREE_BYTES + 70_000), bytes, timeout=50))
+        for each in many
+    ]
+    await asyncio.sleep(5)
+    assert sum(call.done() for call in calls) == 3, "two of five fit"
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+    await asyncio.sleep(5)
+    assert victim._context.ledgers.requests.taken == 0
+    for each in (*many, victim):
+        await each.close()
+
+
+# Connections
+
+
+@simulated
+async def test_a_flood_of_identities_from_one_prefix_costs_nobody_else_his_connection() -> None:
+    """Those who have been here for long stay, even of the same prefix, and of those who came the newest do."""
+    limits = Limits(budgets=Budgets(connections=Budget(4, 8, 8, 32)))
+    network = MemoryNetwork()
+    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=limits), seed=0)
+    neighbours = [Endpoint(network.transport(Identity.from_seed(n), host=host(9, n)), seed=n) for n in range(1, 5)]
+    others = [Endpoint(network.transport(Identity.from_seed(n), host=host(n, 1)), seed=n) for n in range(5, 9)]
+    victim.serve("double", Number, double)
+    for each in (victim, *neighbours, *others):
+        await each.start()
+    for each in (*neighbours, *others):
+        each.learn(victim.peer_id, victim.addresses)
+        await reaches(each, victim)
+    await asyncio.sleep(STANDING + 10)
+    strangers = [Attacker(network.transport(Identity.from_seed(n), host=host(9, n))) for n in range(60, 120)]
+    for stranger in strangers:
+        await stranger.dial(victim, Purpose.CONTROL)
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(5)
+    assert all(victim.is_connected(each.peer_id) for each in (*neighbours, *others))
+    assert len(victim.connected()) <= 8 + len(others)
+    for each in (*strangers, *neighbours, *others):
+        await (each.transport.close() if isinstance(each, Attacker) else each.close())
+    await victim.close()
+
+
+@simulated
+async def test_one_identity_holds_few_control_connections_however_fast_it_dials() -> None:
+    async with endpoints(MemoryNetwork(), 2) as [victim, friend]:
+        attacker = Attacker(victim._transport.network.transport(Identity.from_seed(66)))  # type: ignore[attr-defined]
+        dials = [attacker.dial(victim, Purpose.CONTROL) for _ in range(100)]
+        await asyncio.gather(*dials)
+        await asyncio.sleep(1)
+        assert victim.statistics().control_connections <= BUDGETS.connections.identity
+        assert await reaches(friend, victim)
+        await attacker.transport.close()
+
+
+@simulated
+async def test_whoever_never_greets_is_let_go() -> None:
+    async with endpoints(MemoryNetwork(), 1) as [victim]:
+        attacker = Attacker(victim._transport.network.transport(Identity.from_seed(66)))  # type: ignore[attr-defined]
+        _, heard = await attacker.dial(victim, Purpose.CONTROL, greet=False)
+        await asyncio.sleep(15)
+        assert heard.ends and victim.statistics().control_connections == 0
+        await attacker.transport.close()
+
+
+@simulated
+async def test_bulk_connections_of_one_prefix_are_bounded_and_unused_ones_make_room() -> None:
+    limits = Limits(budgets=Budgets(bulk=Budget(4, 6, 6, 100)))
+    network = MemoryNetwork()
+    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=limits))
+    victim.serve_stream("ignore", Number, ignore)
+    await victim.start()
+    attackers = [Attacker(network.transport(Identity.from_seed(n), host=host(9, n))) for n in (60, 61, 62)]
+    used = []
+    for attacker in attackers:
+        await attacker.dial(victim, Purpose.CONTROL)
+        for number in range(4):
+            connection, heard = await attacker.dial(victim, Purpose.BULK)
+            if number < 3 and attacker is not attackers[2]:
+                await connection.send(wire.encode(Open("ignore", Number(0))))
+                used.append(heard)
+            await asyncio.sleep(0.1)
+    assert victim.statistics().bulk_connections == 6
+    assert not any(heard.ends for heard in used), "what is used stays"
+    assert not victim.statistics().violations, "of a prefix, nobody has broken a rule"
+    for attacker in attackers:
+        await attacker.transport.close()
+    await victim.close()
+
+
+# Time
+
+
+def test_swarm_time_is_read_while_samples_come_in() -> None:
+    """Without a lock a reader in another thread meets samples that are changing."""
+    clock, failures, done = Clock(), [], threading.Event()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                clock._changed, clock._looked = True, float("-inf")
+                clock.now()
+        except Exception as error:
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(3000):
+            now = clock.raw()
+            clock.observe(b"%d" % (number % 500), now, now, now, now)
+    finally:
+        done.set()
+        reader.join()
+        sys.setswitchinterval(interval)
+    assert failures == []
+
+
+def observe(clock: Clock, name: str, wrong: float, network: object = None, *, dialed: bool) -> None:
+    now = clock.raw()
+    clock.observe(name.encode(), now, now + wrong, now + wrong, now, network=network, dialed=dialed)  # type: ignore[arg-type]
+
+
+def test_who_comes_to_us_does_not_outvote_whom_we_dialed() -> None:
+    clock = Clock()
+    for number in range(9):
+        observe(clock, f"honest {number}", number / 10, dialed=True)
+    for number in range(64):
+        observe(clock, f"liar {number}", 3000, dialed=False)
+    assert 0 <= clock.offset <= 0.81
+
+
+def test_a_peer_that_has_dialed_nobody_hears_one_of_each_network_that_came() -> None:
+    clock = Clock()
+    for number in range(64):
+        observe(clock, f"liar {number}", 3000, HOME, dialed=False)
+    observe(clock, "honest", 1, AWAY, dialed=False)
+    assert clock.offset == pytest.approx(1)
+
+
+def test_identities_of_one_network_have_few_votes() -> None:
+    clock = Clock()
+    for number in range(MAX_PER_NETWORK + 1):
+        observe(clock, f"honest {number}", 1, Prefix("internet", str(number)), dialed=True)
+    for number in range(64):
+        observe(clock, f"liar {number}", 3000, HOME, dialed=True)
+    assert clock.offset == pytest.approx(1)
+
+
+def test_no_correction_is_larger_than_an_hour() -> None:
+    clock = Clock()
+    for number in range(64):
+        observe(clock, f"liar {number}", 80_000, dialed=True)
+    assert clock.offset == 0
+    for number in range(64):
+        observe(clock, f"other {number}", 3599, dialed=True)
+    assert clock.offset <= 3600
+
+
+# Hostile offers
+
+
+@simulated
+async def test_an_offer_leaves_nothing_in_the_books() -> None:
+    async with endpoints(MemoryNetwork(), 1) as [victim]:
+        attacker = Attacker(victim._transport.network.transport(Identity.from_seed(66)))  # type: ignore[attr-defined]
+        connection, heard = await attacker.dial(victim, Purpose.BULK)
+        await connection.send(wire.encode(Offer(7)))
+        await heard.ended.wait()
+        await attacker.transport.close()
+        await asyncio.sleep(1)
+        assert victim._context.ledgers.bulk.taken == 0
