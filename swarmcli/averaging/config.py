@@ -43,13 +43,16 @@ class MatchmakingOptions:
     min_group_size: int = 2  # smaller groups do not begin
     min_matchmaking_time: float = 5.0  # how long to look on for others when not everyone is there
     request_timeout: float = REQUEST_TIMEOUT  # longest wait for one answer; kept below min_matchmaking_time
+    seats_per_network: int | None = None  # in one group, of followers from one /24 or /48; None: as many as come
     preformed_grace: float = 1.0  # a preformed group with enough progress waits this long for those still missing
 
     def __post_init__(self) -> None:
         size, least = self.target_group_size, self.min_group_size
         check_numbers(min_group_size=least, min_matchmaking_time=self.min_matchmaking_time)
         check_numbers(request_timeout=self.request_timeout, preformed_grace=self.preformed_grace)
-        check_numbers(optional=True, target_group_size=size)
+        check_numbers(optional=True, target_group_size=size, seats_per_network=self.seats_per_network)
+        seats = self.seats_per_network
+        _check(seats is None or seats >= 1, "seats_per_network", seats, "None or at least 1")
         _check(least >= 1, "min_group_size", least, "at least 1")
         _check(size is None or size >= max(least, 2), "target_group_size", size, f"None or at least {max(least, 2)}")
         for name in ("min_matchmaking_time", "request_timeout", "preformed_grace"):

@@ -26,9 +26,11 @@ from swarmcli.averaging.control import (
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.round.pace import RoundTime
 from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.compression import CompressionBase, CompressionInfo
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
@@ -64,6 +66,7 @@ class AveragerCore:
         *,
         get_state: GetState | None = None,
         program: RoundProgram | None = None,
+        suspicions: Suspicions | None = None,
     ) -> None:
         """`get_state` gives what newcomers download, metadata and tensors that will not change; None: copies of the
         averaged tensors. `program`: the phases of each round; None: one all-reduce over all tensors. Raises ValueError
@@ -73,6 +76,7 @@ class AveragerCore:
             raise ValueError(f"averaging_alpha={config.averaging_alpha!r}: rounds of several phases need 1.0")
         self.config = config
         self.node = node
+        self.suspicions = suspicions if suspicions is not None else Suspicions()
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
         self._layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
@@ -87,6 +91,7 @@ class AveragerCore:
             config,
             self._layout.numel,
             self._own_terms(),
+            self.suspicions,
             untold=self._untold,
             declined=self._decline,
             ban_news=self._ban_news,
@@ -100,6 +105,7 @@ class AveragerCore:
             period=config.declare_state_period,
             courtesy=self.at_rest,
         )
+        self._round_time = RoundTime(config.allreduce.allreduce_timeout)
         self._rounds = TaskOwner()
         self._running = False
 
@@ -323,16 +329,39 @@ class AveragerCore:
                 await self.archive.written()  # or the results of two rounds would be in memory at once
                 if reason := self._nothing_to_average(group):
                     return AllreduceResult.without_exchange(reason)
-                round_ = self._make_round(group, weight)
-                with self._finder.link.watching():
-                    result = await round_.run()
-                self._finder.spare(result.failed)
+                result = await self._run_round(self._make_round(group, weight))
                 if result.total_weight > 0 and result.averages:
                     await on_executor(self._layout.nbytes, self._apply, result.averages)
                     self.archive.keep(group.group_id, group.tag, result)
         finally:
             self._lock.release()
         return result
+
+    async def _run_round(self, round_: Allreduce | PhasedAllreduce) -> AllreduceResult:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            with self._finder.link.watching():
+                result = await round_.run()
+            self._finder.spare(result.failed)
+            self.suspicions.note_group(frozenset(member.peer_id for member in round_.group.members))
+            return result
+        finally:
+            self._learn_from(round_, loop.time() - began)
+
+    def _learn_from(self, round_: Allreduce | PhasedAllreduce, seconds: float) -> None:
+        doubted = dict.fromkeys(self._finder.unfaithful, "it gathered a group and did not begin it")
+        self._finder.unfaithful.clear()
+        for peer, reason in (doubted | round_.lessons.doubted).items():
+            logger.info("%s: %s has no seat in the next group: %s", self.config.prefix, peer.short, reason)
+            self.suspicions.note(peer, reason)
+        if self._round_time.learn(round_.lessons.needed, seconds):
+            logger.warning(
+                "the links of this group are too slow for %g s; the next round of %s gets %.0f s",
+                self.config.allreduce.allreduce_timeout,
+                self.config.prefix,
+                self._round_time.seconds,
+            )
 
     def _nothing_to_average(self, group: Group) -> str:
         """Why a group has nothing to average, or "". All of its members come to the same answer."""
@@ -341,7 +370,8 @@ class AveragerCore:
         return "" if self._layout.numel else "the averaged tensors have no elements"
 
     def _make_round(self, group: Group, weight: float) -> Allreduce | PhasedAllreduce:
-        service, tensors, options = self._service, self._tensors, self.config.allreduce
+        service, tensors = self._service, self._tensors
+        options = replace(self.config.allreduce, allreduce_timeout=self._round_time.seconds)
         if self._program is None:
             return Allreduce(service, group, tensors, weight=weight, options=options)
         return PhasedAllreduce(service, self._news, group, tensors, self._program, weight=weight, options=options)

@@ -23,7 +23,7 @@ class _Doubt:
 
 
 class Suspicions:
-    """One for all averagers of a peer. What is forgiven is forgiven by groups that went well, not by time."""
+    """One for each averager. What is forgiven is forgiven by groups that went well, not by time."""
 
     def __init__(self) -> None:
         self._doubts: OrderedDict[PeerID, _Doubt] = OrderedDict()

@@ -190,6 +190,9 @@ class AveragingSettings(Section):
     target_group_size: int | None = shared(
         None, "peers that average together; more than that are several groups, side by side; null: all together", ge=2
     )
+    seats_per_network: int | None = shared(
+        16, "peers of one network (a /24 of IPv4, a /48 of IPv6) in one group, local ones aside; null: any number", ge=1
+    )
     part_size_bytes: int = shared(524288, "size of the parts that gradients are cut into", ge=1024, le=8 << 20)
     trust: Literal["strangers", "members"] | None = shared(
         None,

@@ -172,6 +172,7 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
         "part_size_bytes": averaging.part_size_bytes,
         "proceed_alone": averaging.proceed_alone,
         "trust": recipe.trust,
+        "seats_per_network": averaging.seats_per_network,
     }
     if recipe.local.bandwidth is not None:
         options["bandwidth"] = recipe.local.bandwidth

@@ -12,6 +12,7 @@ from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
+from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError
@@ -78,20 +79,20 @@ class Searchers:
             await peer.finder.stop()
             await peer.node.shutdown()
 
-    async def add(self, *, listening: bool = True, **config: Any) -> Searcher:
+    async def add(self, *, listening: bool = True, host: str = "", **config: Any) -> Searcher:
         self._made += 1
         identity = Identity.from_seed(f"{self.seed}/{self._made}".encode())
         loop, jump = asyncio.get_running_loop(), [0.0]
         # As on a machine that was suspended: the clock that nobody can set has moved on.
         clock = Clock(wall=lambda: EPOCH + loop.time(), monotonic=lambda: loop.time() + jump[0])
-        transport = self.network.transport(identity, listening=listening)
+        transport = self.network.transport(identity, listening=listening, host=host, port=4000 if host else 0)
         seed = self.seed * 10_000 + self._made
         endpoint = Endpoint(transport, clock=clock, client_mode=not listening, seed=seed)
         await endpoint.start()
         contacts = [address for peer in self.peers for address in peer.node.endpoint.addresses][:3]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         settings = AveragerConfig(prefix="test", matchmaking=self.options, **config)
-        finder = GroupFinder(node, settings, 100, {}, untold=lambda *_: None, declined=lambda _: None)
+        finder = GroupFinder(node, settings, 100, {}, Suspicions(), untold=lambda *_: None, declined=lambda _: None)
         finder.start()
         peer = Searcher(node, finder, jump)
         self.peers.append(peer)

@@ -66,6 +66,8 @@ def test_every_mode_reaches_the_optimizer() -> None:
         "part_size_bytes": 4096,
         "bandwidth": 0,
         "proceed_alone": False,
+        "seats_per_network": 16,
+        "trust": "strangers",
     }
 
 

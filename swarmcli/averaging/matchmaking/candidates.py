@@ -131,11 +131,14 @@ class Entry:
 class Candidates:
     """The candidates of one peer's bucket that it knows of, without itself."""
 
-    def __init__(self, me: Candidate, memory: Memory, *, only_one: bool = False) -> None:
-        """`only_one`: there is one round of its tag for all, see `outweigh`."""
+    def __init__(
+        self, me: Candidate, memory: Memory, *, only_one: bool = False, shunned: Collection[PeerID] = ()
+    ) -> None:
+        """`only_one`: there is one round of its tag for all, see `outweigh`. `shunned`: who is no candidate."""
         self.entries: dict[PeerID, Entry] = {}
         self.elsewhere: set[PeerID] = set()  # who has begun without this peer, where there is one round for all
         self._only_one = only_one
+        self._shunned = shunned
         self._me = me
         self._memory = memory
 
@@ -149,7 +152,7 @@ class Candidates:
             self.elsewhere.add(peer)
         if candidate.bucket != self._me.bucket or not candidate.looking or peer == self._me.peer_id:
             return False
-        if self._memory.is_banned(peer):
+        if peer in self._shunned or self._memory.is_banned(peer):
             return False
         known = self.entries.get(peer)
         if known is not None and known.candidate.search == candidate.search:

@@ -37,6 +37,7 @@ from swarmcli.averaging.matchmaking.messages import (
 )
 from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.averaging.shares import reducing_shares
+from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, DHTError, NetworkError, NoReducerError
 from swarmcli.network.addresses import is_direct
@@ -62,6 +63,7 @@ class GroupFinder:
         config: AveragerConfig,
         total_size: int,
         own_terms: dict[str, str],
+        suspicions: Suspicions,
         *,
         untold: Untold,
         declined: Callable[[Group], None],
@@ -73,10 +75,12 @@ class GroupFinder:
         self.group_bits = config.initial_group_bits
         self.link = LinkGauge(node.endpoint.passed)
         self.driver: SearchDriver | None = None
+        self.unfaithful: set[PeerID] = set()  # leaders that gathered a group and did not begin it; to be cleared
         self._endpoint = node.endpoint
         self._config = config
         self._total_size = total_size
         self._own_terms = own_terms
+        self._suspicions = suspicions
         self._untold = untold
         self._declined = declined
         self._tasks = TaskOwner()
@@ -200,6 +204,7 @@ class GroupFinder:
             raise
         finally:
             self.driver = None
+            self.unfaithful |= search.unfaithful
             if driver.group is not None:
                 self._remember(driver.group, search)
             if search.gathering.awaits_holders or search.me.bits:
@@ -222,7 +227,23 @@ class GroupFinder:
             # Counted back from now, since the clock of a peer that has just come up may not be corrected yet.
             since=clock.now() - (now - self._started),
         )
-        return Search(own, self._memory, options, request, now=now, connected=self._endpoint.is_connected)
+        return Search(
+            own,
+            self._memory,
+            options,
+            request,
+            now=now,
+            connected=self._endpoint.is_connected,
+            shunned=self._shunned(),
+            network_of=self._endpoint.prefix,
+        )
+
+    def _shunned(self) -> frozenset[PeerID]:
+        """The suspects, who get no seat in the next group; nobody where without them there would be none."""
+        known = (self._memory.holders.keys() | self._memory.mates) - {self._endpoint.peer_id}
+        suspects = frozenset(filter(self._suspicions.is_suspect, known))
+        enough = 1 + len(known) - len(suspects) >= max(2, self._config.matchmaking.min_group_size)
+        return suspects if enough else frozenset()
 
     def _me(self, *, looking: bool) -> Candidate:
         last = self._last_search, self._last_tag

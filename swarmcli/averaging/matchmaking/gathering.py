@@ -38,7 +38,9 @@ class Gathering:
         *,
         connected: Callable[[PeerID], bool],
         now: float,
+        shunned: frozenset[PeerID] = frozenset(),
     ) -> None:
+        """`shunned`: who is not waited for."""
         self.options = options
         self.target = target
         self.mates = set(memory.mates - {me})  # of the last group, without those who are found lost
@@ -50,7 +52,7 @@ class Gathering:
         self.opens_at = -math.inf  # the group does not begin before this time
         self.close_at = now + options.min_matchmaking_time
         self.blocked = ""  # why these members cannot begin: none of them can reduce for all
-        self._me = me
+        self._me, self._shunned = me, shunned
         self._memory = memory
         self._connected = connected
         self._progress: dict[PeerID, float] = {}
@@ -138,7 +140,7 @@ class Gathering:
         awaited = set(self.mates)
         if self.awaits_holders:
             awaited = (awaited | self._memory.idle()) - self.seen
-        return awaited.difference(self.followers, (self._me,))
+        return awaited.difference(self.followers, (self._me,), self._shunned)
 
     def expected(self, plan: Plan, known: Candidates, now: float) -> list[Entry]:
         """The candidates that should follow this peer and are not here yet."""

@@ -36,6 +36,7 @@ from swarmcli.averaging.matchmaking.messages import (
 )
 from swarmcli.errors import FingerprintError, MatchmakingError, NoReducerError, RoundMissed, SwarmError
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix
 
 BELIEF = 2.0  # seconds that "I follow somebody else" or "my group is full" is believed
 NOTICE = 0.5  # seconds in which a follower that has given up its leader reaches the next one
@@ -72,22 +73,29 @@ class Search:
         *,
         now: float,
         connected: Callable[[PeerID], bool],
+        shunned: frozenset[PeerID] = frozenset(),
+        network_of: Callable[[PeerID], Prefix | None] = lambda peer: None,
     ) -> None:
         """`own` is what this peer says when it asks to join. When time is up and too few are here, it looks on with
-        `request.allow_retries`, and otherwise gives up."""
+        `request.allow_retries`, and otherwise gives up. `shunned`: who gets no seat; `network_of`: by which seats are
+        counted."""
         self.own, self.me = own, own.candidate
         self.request = request
         self.options = options
         self.rank = rank_of(self.me)
-        self.known = Candidates(self.me, memory, only_one=request.only_one)
-        self.gathering = Gathering(self.me.peer_id, memory, options, request.target, connected=connected, now=now)
+        self.known = Candidates(self.me, memory, only_one=request.only_one, shunned=shunned)
+        self.gathering = Gathering(
+            self.me.peer_id, memory, options, request.target, connected=connected, now=now, shunned=shunned
+        )
         self.settling = Settling(options, now)
         self.conflicts = Conflicts()
         self.leader: Candidate | None = None
         self.leader_has = 1  # members in the leader's group, as it last said
         self.members: tuple[PeerID, ...] = ()  # of the group once it has begun, the leader first
+        self.unfaithful: set[PeerID] = set()  # leaders that gathered enough members and did not begin
         self.waited_in_vain = False  # for somebody who had not come when the group began
         self._memory = memory
+        self._shunned, self._network_of = shunned, network_of
         self._connected = connected
         self._own_entry = Entry(self.me, self.rank, since=now)
         self._doubts_end_at = now + options.min_matchmaking_time  # see _conflict
@@ -134,6 +142,8 @@ class Search:
         self.learn(join.candidate, now, direct=True)
         if self.members:
             return Answer("begun", gone=self.members[:MAX_GONE])
+        if peer in self._shunned:
+            return Answer("full", self.me)
         if rank_of(join.candidate) < self.rank and not (join.stranded and self._takes_in(peer)):
             return Answer("outranked", self.me)
         if self.leader is not None:
@@ -141,12 +151,20 @@ class Search:
         if not (self.me.dialable or self._may_lead_undialed(peer, now)):
             return Answer("cannot_lead", self.me)
         if peer not in self.gathering.followers:
-            if self.gathering.is_full:
+            if self.gathering.is_full or not self._has_seat_for(peer):
                 return Answer("full", self.me)
             if self.options.target_group_size is not None:
                 self.settling.news(now)  # whoever was turned away elsewhere gets the time to find this group
         self.gathering.add(join, now)
         return Answer("accepted", self.me, patience=self.gathering.patience)
+
+    def _has_seat_for(self, peer: PeerID) -> bool:
+        """Whether the network that this peer comes from has not taken all of its seats: identities cost nothing, and
+        addresses of unlike networks do. Local networks and this machine are not counted."""
+        limit, network = self.options.seats_per_network, self._network_of(peer)
+        if limit is None or network is None or network.shared:
+            return True
+        return sum(self._network_of(other) == network for other in self.gathering.followers) < limit
 
     def _may_lead_undialed(self, peer: PeerID, now: float) -> bool:
         """Where nobody can be dialed, those who are connected lead each other."""
@@ -160,6 +178,8 @@ class Search:
     def on_invitation(self, invitation: Invitation, now: float) -> Answer:
         """The sender invites this peer to ask a leader: itself, or the one that it and its followers follow now."""
         sender, to = invitation.sender, invitation.to
+        if self._shunned & {sender.peer_id, to.peer_id}:
+            return Answer("full", self.me)
         self.learn(sender, now, direct=True)
         self.learn(to, now, direct=to.peer_id == sender.peer_id)
         if self.members:
@@ -367,9 +387,12 @@ class Search:
             self._moves.wake_at = when
 
     def _watch_leader(self, leader: PeerID, now: float) -> None:
-        until = min(self._leader_until, self._overdue_at(now))
+        overdue_at = self._overdue_at(now)
+        until = min(self._leader_until, overdue_at)
         self._wake_by(until, now)
         if now >= until:
+            if now >= overdue_at and self.leader_has >= self.options.min_group_size:
+                self.unfaithful.add(leader)
             self._moves.leave.append(leader)
             self.on_lost(leader, now)
 

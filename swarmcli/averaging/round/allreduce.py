@@ -21,6 +21,7 @@ from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.attempt import Attempt
 from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, result_digest
+from swarmcli.averaging.round.pace import Lessons
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.reducer import beyond_sums
 from swarmcli.averaging.round.service import AllreduceService, tries
@@ -111,6 +112,7 @@ class Allreduce:
         self._tensors, self._weight, self._step = tensors, weight, step
         layout = Layout.of(tensors, self._options.compression, self._options.tensor_infos)
         self._plan = Plan.make(layout, group.part_shares, self._options.part_size_bytes)
+        self.lessons = Lessons()  # known once `run` has ended, however it ended
         self._attempts: list[Attempt] = []
         self._late: tuple[list[torch.Tensor], tuple[Average, ...]] | None = None
         self._was_late = False
@@ -243,6 +245,9 @@ class Allreduce:
 
     def _let_go(self, committed: bool) -> None:
         """Errors hold on to the frames that they came through, and so to this object: not to its memory too."""
+        for attempt in self._attempts:
+            doubted = {self.group.members[index].peer_id: reason for index, reason in attempt.doubted.items()}
+            self.lessons.add(Lessons(doubted, attempt.needed))
         holdings = self._holdings
         if holdings.results is not None:
             if committed and holdings.digest is not None and self._late is None:

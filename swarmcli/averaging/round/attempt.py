@@ -21,6 +21,7 @@ from swarmcli.averaging.consensus.messages import Again, Committed, Decision, Re
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.consensus.quorum import majority
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.round import pace
 from swarmcli.averaging.round.buffers import (
     NOTHING,
     Holdings,
@@ -84,8 +85,14 @@ class Attempt:
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []
         self._plan = plan
         self._signed = holdings.signed = SignedLists(group, service.prefix, service.bans)
-        self._receiver = PartReceiver(mates, plan, self._reducer, others, self._signed, options, last=last)
-        self._sender = PartSender(mates, plan, senders, mine, results, self._signed, options)
+        self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)
+        parts_pace = pace.of_parts(self._time, len(others))
+        averages_pace = pace.of_averages(self._time, len(plan.by_reducer))
+        self._receiver = PartReceiver(mates, plan, self._reducer, others, self._signed, options, parts_pace, last=last)
+        self._sender = PartSender(mates, plan, senders, mine, results, self._signed, options, averages_pace, parts_pace)
+        self.needed = 0.0  # seconds that the exchange would have taken, if it was not done in time
+        coming = [part.payload_bound for part in plan.parts if part.reducer != mates.me]
+        self._coming = sum(coming) + len(others) * sum(part.payload_bound for part in self._reducer.parts)
         self.copier = None if results is None else Copier(mates, holdings, results, options, failed_holders)
         self.trouble = Gathered()  # its failures: why averages are missing here
         self._one_copies = asyncio.Lock()
@@ -114,6 +121,11 @@ class Attempt:
         """Member index → why its tensors are missing somewhere, as this reducer and the others told it, and who failed
         as a reducer."""
         return self._receiver.left_out | self._sender.left_out | self.trouble.failures
+
+    @property
+    def doubted(self) -> dict[int, str]:
+        """Member index → how it kept this member waiting in vain, as seen from here and by nobody else's word."""
+        return self._receiver.doubted | self._sender.doubted
 
     @property
     def bytes_sent(self) -> int:
@@ -197,11 +209,13 @@ class Attempt:
     async def _take_part(self) -> None:
         """Exchanges everything, and tells what came of it."""
         try:
-            async with asyncio.timeout(self._options.allreduce_timeout):
+            async with asyncio.timeout(self._time):
                 self._take_up(await self._gather())
         except TimeoutError:
             await self._end_exchange()
-            self.trouble = Gathered(complaint=f"not done within {self._options.allreduce_timeout} s")
+            fraction = min(1.0, self.bytes_received / max(1, self._coming))
+            self.needed = pace.needed(self._time, fraction)
+            self.trouble = Gathered(complaint=f"not done within {self._time:.0f} s: {fraction:.0%} had come")
         digest = None if self.mates.auxiliary else self.holdings.digest
         await self.agreement.vote(digest, self.trouble.reason)
 

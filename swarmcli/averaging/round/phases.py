@@ -32,6 +32,7 @@ from swarmcli.averaging.consensus.messages import MAX_WORDS, GroupID, Index, Wor
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult, contributions
+from swarmcli.averaging.round.pace import Lessons
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import CompressionInfo, TensorDescriptor
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
@@ -192,10 +193,12 @@ class PhasedAllreduce:
         options: AllreduceOptions,
     ) -> None:
         """`tensors` tell shapes and types; what is averaged comes from the program. For the rest see Allreduce."""
-        self._service, self._news, self._group, self._program = service, news, group, program
+        self.group = group
+        self._service, self._news, self._program = service, news, program
         self._tensors, self._weight, self._options = list(tensors), weight, options
         self._me = service.endpoint.peer_id
         self._steps = [group.derived(f"step {number}") for number in range(MOST_STEPS)]
+        self.lessons = Lessons()  # known once `run` has ended, however it ended
         self._done: list[AllreduceResult] = []
         self._deadline = _now() + (options.allreduce_timeout or math.inf)
 
@@ -205,16 +208,16 @@ class PhasedAllreduce:
             # Whoever is at a step before this member hears that it will come.
             stack.enter_context(self._service.expecting(*self._steps))
             try:
-                if self._group.members[self._group.index_of(self._me)].auxiliary:
+                if self.group.members[self.group.index_of(self._me)].auxiliary:
                     return await self._assist()
-                return await self._take_part(stack.enter_context(self._news.telling(self._group)))
+                return await self._take_part(stack.enter_context(self._news.telling(self.group)))
             except (RoundUndecided, asyncio.CancelledError):
                 self._service.leave(*self._steps[len(self._done) + 1 :])
                 raise
 
     @forgetful
     async def _take_part(self, tell: Callable[[StepAnswer], None]) -> AllreduceResult:
-        run = await self._compute(self._program.begin, self._group.group_id)
+        run = await self._compute(self._program.begin, self.group.group_id)
         weights: Mapping[PeerID, float] | None = None
         phase: int | None = 0
         while phase is not None:
@@ -237,15 +240,15 @@ class PhasedAllreduce:
         phase: int | None = 0
         while phase is not None:
             await self._step(phase, [self._tensors[index] for index in self._program.phases[phase]])
-            answer = await self._news.ask(self._group, len(self._done))
+            answer = await self._news.ask(self.group, len(self._done))
             if answer.failed:
                 raise RoundFailed(answer.failed)
             phase = answer.phase
             if phase is not None and phase >= len(self._program.phases):
                 raise RoundUndecided(f"a member says that phase {phase} follows; there is none")
-        if not all(i < len(self._group) and MIN_WEIGHT <= w <= MAX_WEIGHT for i, w in answer.weights.items()):
+        if not all(i < len(self.group) and MIN_WEIGHT <= w <= MAX_WEIGHT for i, w in answer.weights.items()):
             raise RoundUndecided("a member names impossible weights")
-        return self._composed([], {self._group.members[i].peer_id: w for i, w in answer.weights.items()})
+        return self._composed([], {self.group.members[i].peer_id: w for i, w in answer.weights.items()})
 
     async def _step(self, phase: int, inputs: Sequence[torch.Tensor]) -> AllreduceResult:
         number = len(self._done)
@@ -259,7 +262,10 @@ class PhasedAllreduce:
             options=self._options_of(phase),
             step=number,
         )
-        self._done.append(await step.run())
+        try:
+            self._done.append(await step.run())
+        finally:
+            self.lessons.add(step.lessons)
         return self._done[-1]
 
     def _options_of(self, phase: int) -> AllreduceOptions:
@@ -279,8 +285,8 @@ class PhasedAllreduce:
 
     def _unlike(self, result: AllreduceResult, weights: Mapping[PeerID, float]) -> dict[PeerID, str]:
         """Whose part in a step is not the one that it had in the first, and why."""
-        named, _ = contributions(self._group, result.parts)
-        senders = {self._group.members[index].peer_id for part in result.parts for index in part.senders}
+        named, _ = contributions(self.group, result.parts)
+        senders = {self.group.members[index].peer_id for part in result.parts for index in part.senders}
         return {
             peer: result.left_out.get(peer, "it had unlike parts in two phases")
             for peer in sorted(senders | weights.keys())
@@ -292,7 +298,7 @@ class PhasedAllreduce:
     def _over(
         self, tell: Callable[[StepAnswer], None], results: list[torch.Tensor], weights: Mapping[PeerID, float]
     ) -> AllreduceResult:
-        by_index = {self._group.index_of(peer): weight for peer, weight in weights.items()}
+        by_index = {self.group.index_of(peer): weight for peer, weight in weights.items()}
         tell(StepAnswer(weights=by_index))
         return self._composed(results, weights)
 

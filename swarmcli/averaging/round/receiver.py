@@ -10,6 +10,7 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
+from swarmcli.averaging.round.pace import LaggedError, Pace
 from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.signed import SignedLists
@@ -31,12 +32,16 @@ class PartReceiver:
         members: list[int],
         signed: SignedLists,
         options: AllreduceOptions,
+        pace: Pace,
         *,
         last: bool,
     ) -> None:
-        """`members`: indices of those who send and receive, without this one. `last`: no other try may follow."""
+        """`members`: indices of those who send and receive, without this one. `pace`: of the parts that come in.
+        `last`: no other try may follow."""
         self.streams: list[Stream] = []
         self.refused: dict[int, str] = {}  # who sent what cannot be averaged
+        self.doubted: dict[int, str] = {}  # who was not lost, and kept this reducer waiting in vain
+        self._pace = pace
         self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
         self._signed = signed
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
@@ -142,8 +147,12 @@ class PartReceiver:
                 for waiting in self._waiting.values():
                     await waiting.wait()
         except TimeoutError:
-            for member in self._waiting:
-                self.absent(member, f"it did not begin within {self._options.to_begin:.0f} s")
+            for member in [member for member, waiting in self._waiting.items() if not waiting.is_set()]:
+                self._doubt(member, f"it did not begin within {self._options.to_begin:.0f} s")
+
+    def _doubt(self, member: int, reason: str) -> None:
+        self.doubted.setdefault(member, reason)
+        self._reducer.leave_out(member, reason)
 
     async def _agree(self, member: int, stream: Stream) -> SenderTerms:
         """A member's first message. Whoever has another plan could read averages wrongly, so it gets none."""
@@ -166,7 +175,9 @@ class PartReceiver:
         except (InputRefused, ProtocolViolation) as error:
             self._refuse(member, str(error)[:MAX_WORDS])
         except TimeoutError:
-            self._reducer.leave_out(member, "it fell silent")
+            self._doubt(member, "it fell silent")
+        except LaggedError as error:
+            self._doubt(member, str(error))
         except NetworkError as error:
             self._ended(member, f"its connection ended: {error}"[:MAX_WORDS])
 
@@ -182,10 +193,12 @@ class PartReceiver:
         # One piece of memory for all parts of this member: `add` returns when it is free again. Its size comes from the
         # plan, never from what the member says.
         scratch = memoryview(bytearray(max(map(self._payload_bound, positions), default=0)))
-        for position in positions:
-            async with unless_silent(stream, silence):
-                header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
-            await self._reducer.add(member, TensorMessage(header.tensor, (payload,)))
+        expected, before = sum(map(self._payload_bound, positions)), stream.arriving
+        async with self._pace.keeping_up(lambda: (stream.arriving - before) / max(1, expected)):
+            for position in positions:
+                async with unless_silent(stream, silence):
+                    header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
+                await self._reducer.add(member, TensorMessage(header.tensor, (payload,)))
         with suppress(EndOfStream):
             await stream.receive(PartHeader, _one_part_too_many)
 

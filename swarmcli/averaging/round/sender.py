@@ -12,6 +12,7 @@ from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.digests import digest_of
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
+from swarmcli.averaging.round.pace import LaggedError, Pace
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.signed import SignedLists
@@ -62,17 +63,24 @@ class PartSender:
         results: Results | None,
         signed: SignedLists,
         options: AllreduceOptions,
+        pace: Pace,
+        parts_pace: Pace,
     ) -> None:
         """`senders`: indices of all members whose tensors may be in an average. `mine` or `results` None: this member
-        has nothing to send, or no use for averages; it exchanges with nobody."""
+        has nothing to send, or no use for averages; it exchanges with nobody. `pace`: of the averages that come in;
+        `parts_pace`: of the parts that this member's own reducer gets, which hears when this member has sent its own.
+        """
         self.streams: list[Stream] = []
         self.left_out: dict[int, str] = {}  # whose tensors are missing somewhere, as the reducers told it
+        self.doubted: dict[int, str] = {}  # reducers that were not lost, and kept this member waiting in vain
+        self._pace, self._parts_pace = pace, parts_pace
         self._mates, self._plan, self._options = mates, plan, options
         self._inputs, self._results, self._signed = mine, results, signed
         self._senders = frozenset(senders)
         members = mates.group.members
         active = mine is not None and results is not None
         self._reducers = [index for index in plan.by_reducer if index != mates.me and active]
+        self._unsent = len(self._reducers)  # reducers to which parts are still on their way
         visitors = (index for index in self._reducers if reducer_opens(members[index], members[mates.me]))
         self._visits = {reducer: _Visit() for reducer in visitors}
         self._doubts: dict[int, asyncio.Event] = {}  # of reducers that averages are expected from
@@ -83,6 +91,8 @@ class PartSender:
     async def gather(self, own: Reducer) -> Gathered:
         """Exchanges with all reducers, whatever happens to some of them, and waits for the averages of the own one."""
         got = Gathered()
+        if not self._reducers:
+            self._parts_pace.note_done()
         async with asyncio.TaskGroup() as tasks:
             for reducer in self._reducers:
                 tasks.create_task(self._exchange(reducer, got))
@@ -91,6 +101,7 @@ class PartSender:
                     got.averages.append(await own.average(position))
             except RoundFailed as error:
                 got.failures[self._mates.me] = error.reason
+            self._pace.note_done()
         return got
 
     async def welcome(self, reducer: int, stream: Stream) -> None:
@@ -122,7 +133,12 @@ class PartSender:
             await self._talk_unless_absent(reducer, averages)
         except TimeoutError as error:
             forget(error)
+            self.doubted[reducer] = "it fell silent as a reducer"
             got.failures[reducer] = f"reducer {peer.short} fell silent"
+        except LaggedError as error:
+            forget(error)
+            self.doubted[reducer] = f"as a reducer {error}"
+            got.failures[reducer] = f"reducer {peer.short}: {error}"
         except NetworkError as error:
             forget(error)
             got.failures[reducer] = f"reducer {peer.short} was lost: {error}"
@@ -172,7 +188,10 @@ class PartSender:
         """
         assert self._inputs is not None and self._results is not None
         parts = self._plan.by_reducer[reducer]
-        async with beside(self._send(parts, self._inputs, stream)):
+        async with (
+            beside(self._send(parts, self._inputs, stream)),
+            self._pace.keeping_up(lambda: len(averages) / max(1, len(parts))),
+        ):
             await self._receive(reducer, self._results, stream, averages)
 
     @forgetful
@@ -184,6 +203,10 @@ class PartSender:
                 await stream.send(PartHeader(message.header), message.payload)
         except NetworkError:
             return  # what it means for the round shows in what comes back: a reducer may also just want no more
+        finally:
+            self._unsent -= 1
+            if not self._unsent:
+                self._parts_pace.note_done()
 
     async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> None:
         patience = self._options.for_reducer

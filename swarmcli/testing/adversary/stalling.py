@@ -1,0 +1,94 @@
+"""Lies that cost time: members that are there, say that they are at work, and keep the others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+from swarmcli.averaging.round.messages import AverageHeader, PartHeader
+from swarmcli.errors import NoReducerError
+from swarmcli.network import Stream
+from swarmcli.testing.adversary.base import Liar, lie
+
+DRIP = 14.0  # seconds between two pieces: never as long as silence is borne
+
+
+class _Dripping:
+    """A stream that sends one kind of message a drop at a time."""
+
+    def __init__(self, stream: Stream, drops: type, liar: Liar) -> None:
+        self._stream, self._drops, self._liar = stream, drops, liar
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def send(self, message: Any, payload: Any = ()) -> None:
+        if isinstance(message, self._drops):
+            self._liar.told.append("a drop")
+            await asyncio.sleep(DRIP)
+        await self._stream.send(message, payload)
+
+
+def _on_each_try(liar: Liar, alter: Callable[[Any], None]) -> None:
+    """`alter` gets each try at a round of this averager before it begins."""
+    assert liar.averager is not None
+    service = liar.averager._service
+    hosting = service.hosting
+
+    def host(round_: Any) -> Any:
+        alter(round_)
+        return hosting(round_)
+
+    service.hosting = host  # type: ignore[method-assign]
+
+
+@lie("trickling sender", "parts", at_most="one third of a round's time in one round; no seat in the next group")
+def trickle_parts(liar: Liar) -> None:
+    def alter(round_: Any) -> None:
+        send = round_._sender._send
+        round_._sender._send = lambda parts, mine, stream: send(parts, mine, _Dripping(stream, PartHeader, liar))
+
+    _on_each_try(liar, alter)
+
+
+@lie("trickling reducer", "parts", at_most="a second try in one round; nothing to reduce and no seat in the next group")
+def trickle_averages(liar: Liar) -> None:
+    def alter(round_: Any) -> None:
+        distribute = round_._receiver._distribute
+        round_._receiver._distribute = lambda stream: distribute(_Dripping(stream, AverageHeader, liar))
+
+    _on_each_try(liar, alter)
+
+
+@lie("always about to begin", "parts", at_most="the time for a member's last batch in one round; no seat in the next")
+def never_begin(liar: Liar) -> None:
+    """It answers that it takes part and is still computing, and never begins."""
+    assert liar.averager is not None
+    averager = liar.averager
+    find = averager._find_and_average
+
+    async def compute_for_ever(control: Any, chronicle: Any, gathered: bytes, deadline: float | None) -> Any:
+        group = await averager._finder.find(control, gathered, deadline)
+        control.mark_begun(group)
+        with averager._service.expecting(group):
+            liar.told.append("still computing")
+            await asyncio.sleep(1e6)
+        return await find(control, chronicle, gathered, deadline)
+
+    averager._find_and_average = compute_for_ever  # type: ignore[method-assign]
+
+
+@lie("leader that never begins", "matchmaking", at_most="the time for which followers wait; it leads no next group")
+def gather_and_never_begin(liar: Liar) -> None:
+    """It ranks first, gathers everyone, sends its heartbeats, and does not begin."""
+    assert liar.averager is not None
+    finder = liar.averager._finder
+
+    def never(driver: Any) -> Any:
+        liar.told.append("gathered everyone")
+        driver.search.gathering.opens_at = driver.search.gathering.close_at = math.inf
+        raise NoReducerError("")
+
+    finder._begin = never  # type: ignore[method-assign]

@@ -1,0 +1,85 @@
+"""Members that keep the others waiting: what it costs a group once, and that it costs the next one nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.control import RoundResult
+from swarmcli.testing import virtual_time
+from swarmcli.testing.adversary import LIES, Liar, stalling
+from tests.averaging.averagers import Averagers, Peer, all_outcomes
+
+ROUND_TIME = 60.0
+OPTIONS = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=ROUND_TIME)
+
+
+async def honest_round(honest: list[Peer], dishonest: Peer) -> tuple[list[RoundResult], float]:
+    """What a round gave to the honest, beside a peer that lies, and the seconds that it took them."""
+    loop = asyncio.get_running_loop()
+    began, lied = loop.time(), dishonest.begin(timeout=600)
+    outcomes = await all_outcomes([peer.begin(timeout=600) for peer in honest])
+    results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
+    seconds = loop.time() - began
+    lied.cancel()
+    assert len(results) == len(honest), outcomes
+    assert len({result.group.group_id for result in results}) == 1
+    assert len({tuple(peer.values) for peer in honest}) == 1
+    return results, seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "at_most"),
+    [
+        ("trickling sender", 3, ROUND_TIME / 3 + 5),
+        ("trickling sender", 4, ROUND_TIME / 3 + 5),
+        ("trickling reducer", 3, 2 * ROUND_TIME / 3 + 5),
+        ("trickling reducer", 4, 2 * ROUND_TIME / 3 + 5),
+        ("always about to begin", 3, ROUND_TIME / 2 + 15),
+    ],
+)
+def test_who_keeps_others_waiting_is_left_out_and_has_no_seat_in_the_next_group(
+    name: str, count: int, at_most: float
+) -> None:
+    async def main() -> None:
+        async with Averagers(5) as swarm:
+            peers = await swarm.add(count, allreduce=OPTIONS, shapes=((200, 200), (40,)))
+            await all_outcomes([peer.begin() for peer in peers])  # now they know each other
+            honest, dishonest = peers[:-1], peers[-1]
+            liar = Liar(random.Random(0), dishonest.endpoint, dishonest.node, dishonest.core)
+            LIES[name].tell(liar)
+
+            results, seconds = await honest_round(honest, dishonest)
+            assert liar.told and seconds < at_most
+            assert all(dishonest.peer_id not in result.contributors for result in results) or "reducer" in name
+            assert all(peer.core.suspicions.is_suspect(dishonest.peer_id) for peer in honest)
+
+            results, seconds = await honest_round(honest, dishonest)
+            assert all(dishonest.peer_id not in {m.peer_id for m in result.group.members} for result in results)
+            assert seconds < 2.0
+
+    virtual_time.run(main(), timeout=3600)
+
+
+def test_a_leader_that_never_begins_holds_its_followers_for_one_search() -> None:
+    async def main() -> None:
+        async with Averagers(6) as swarm:
+            peers = await swarm.add(4, allreduce=OPTIONS)
+            await all_outcomes([peer.begin() for peer in peers])
+            liars = {peer: Liar(random.Random(0), peer.endpoint, peer.node, peer.core) for peer in peers}
+            controls = {peer: peer.begin(timeout=600) for peer in peers}
+            await asyncio.sleep(0)
+            first = min(peers, key=lambda peer: peer.search.rank)
+            stalling.gather_and_never_begin(liars[first])
+            honest = [peer for peer in peers if peer is not first]
+            began = asyncio.get_running_loop().time()
+            outcomes = await all_outcomes([controls[peer] for peer in honest])
+            assert liars[first].told and all(isinstance(outcome, RoundResult) for outcome in outcomes)
+            assert asyncio.get_running_loop().time() - began < 15
+            assert all(peer.core.suspicions.is_suspect(first.peer_id) for peer in honest)
+            controls[first].cancel()
+
+    virtual_time.run(main(), timeout=3600)
