@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, check_terms
+from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.clock import Clock
 from swarmcli.events import RoundFinished, RoundOutcome
@@ -82,6 +83,7 @@ class RoundResult(Mapping[PeerID, Any]):
     seconds: Mapping[str, float]  # stage → time spent in it
     late: bool = False  # what was missing here was fetched after the group had committed
     remark: str = ""  # what was unusual, in words for people
+    certificate: RoundCertificate | None = None  # proves to anyone that the group has committed this
 
     def __getitem__(self, peer: PeerID) -> Any:
         return self.gathered[peer]

@@ -401,6 +401,7 @@ class AveragerCore:
             seconds=chronicle.seconds,
             late=result.late,
             remark=result.remark,
+            certificate=result.certificate,
         )
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:

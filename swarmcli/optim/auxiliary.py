@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -16,7 +16,7 @@ from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
-from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition, best
+from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition
 from swarmcli.optim.state.rounds import Occasion, StateRounds, state_config
 from swarmcli.optim.state.volumes import Slot
 
@@ -113,14 +113,19 @@ class AuxiliaryCore:
             return
         if self.position == _NOWHERE:
             await self.directory.refresh()
-        leading = _leading(self.directory.claims())
-        if leading == self.position:
+        reported = [claim.position for claim in self.directory.claims() if claim.settled]
+        if self.position in reported:
             self._confirmed = _now()
-        behind = leading is not None and leading.beats(self.position)
-        if behind or self._group.undecided or (leading is not None and self._astray):
+        behind = self.directory.leading(self._claim) != self.position
+        if behind or self._group.undecided or (reported and self._astray):
             await self._ask_for_positions()
         if self.position != _NOWHERE:
             self._group.open(self.position)
+
+    @property
+    def _claim(self) -> Claim:
+        """Where it stands. It has no state to lose: as a newcomer does, it takes what its mates hold, or most."""
+        return Claim(_NOWHERE if self._astray else self.position, settled=False)
 
     @property
     def _astray(self) -> bool:
@@ -129,11 +134,12 @@ class AuxiliaryCore:
 
     async def _ask_for_positions(self) -> None:
         """A report is seconds old, which may be an epoch or more."""
-        now = _leading((await self.directory.survey()).values())
+        words = await self.directory.survey()
+        now = await self.directory.decide(self._claim, words)
         if self._group.begun:
             return  # the round meanwhile, of this lineage after all
         await self._group.close()
-        if now is not None and (now.beats(self.position) or self._astray):
+        if now not in (_NOWHERE, self.position) and any(word.claim.settled for word in words.values()):
             if self.position != _NOWHERE:
                 self.metrics.begin()  # when this epoch began is not known here
             self.position, self._confirmed = now, _now()
@@ -146,6 +152,7 @@ class AuxiliaryCore:
                 await self._group.close()  # the reports will tell how it ended
             return
         self.position = self.mode.after(self.position, outcome, self.config.target_batch_size)
+        self.directory.note_round(outcome.members, outcome.round_id, outcome.certificate)
         self._confirmed = _now()
         self.metrics.note_outcome("committed")
         self._assist_states(outcome)
@@ -170,10 +177,6 @@ class AuxiliaryCore:
             for number, volume in enumerate(states.volumes()):
                 if await states.average(occasion, number, volume):
                     return  # trainers stop as well; why is told by the round's event
-
-
-def _leading(claims: Iterable[Claim]) -> LineagePosition | None:
-    return best(claim.position for claim in claims if claim.settled)
 
 
 def _now() -> float:

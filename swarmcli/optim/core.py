@@ -24,6 +24,7 @@ from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.progress import ProgressTrackerCore
+from swarmcli.optim.peers.proofs import Saved
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.lineage import Claim, LineagePosition
@@ -266,6 +267,7 @@ class OptimizerCore:
     def _enter_epoch(self, advanced: Advanced) -> None:
         """The parameters are those of the next epoch: its group begins to form, and the others hear of it."""
         committed = advanced.committed
+        self.directory.note_round(committed.members, committed.round_id, committed.certificate)
         self.global_steps += advanced.own_samples > 0
         self._begin_epoch(committed.contributors)
         self._group.open(self.position)
@@ -394,14 +396,18 @@ class OptimizerCore:
         own = self.position
         found = await self.directory.find(
             self.directory.by_convenience(self.directory.holders()),
-            lambda answer: answer.stays and not own.beats(answer.claim.position),
+            lambda answer: answer.stays and answer.holds(own.lineage),
         )
         return None if found is None else (found[0], found[1].epoch)
 
     async def epoch_elsewhere(self) -> int | None:
         """The furthest epoch at which somebody who can be reached trains or hands out its state; None: nobody does."""
-        claims = (await self.directory.survey()).values()
-        return max((claim.position.epoch for claim in claims if claim.settled), default=None)
+        words = await self.directory.survey()
+        if not words:
+            return None
+        found = await self.directory.decide(Claim(self.position, settled=False), words)
+        held = [word.position.epoch for word in words.values() if word.claim.settled and word.holds(found.lineage)]
+        return max(held, default=None)
 
     def state_digest(self) -> str:
         """SHA-256 over the parameters: equal for peers that hold them bit-identically."""
@@ -417,7 +423,8 @@ class OptimizerCore:
         if self.replica.may_gather:  # otherwise the average is taken in by the next step, and what is saved is older
             await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
-        return await self.replica.checkpoint()
+        saved = await self.replica.checkpoint()
+        return {**saved, "swarm": {**saved["swarm"], "standing": self.directory.saved()}}
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`, once the model's parameters of that moment have been restored.
@@ -427,6 +434,8 @@ class OptimizerCore:
         """
         await self._end_is_over()
         await self._group.close()
+        swarm = state_dict.get("swarm")
+        standing = Saved.read(swarm.get("standing") if isinstance(swarm, Mapping) else None)
         await self.replica.load_checkpoint(state_dict)
         await self._work.drop()
         self._keeper.drop()
@@ -434,6 +443,7 @@ class OptimizerCore:
         self._last_seen = self.position
         self._begin_epoch()
         self.directory.announce(anew=True)
+        self.directory.restore(standing)
 
 
 def _now() -> float:

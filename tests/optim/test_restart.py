@@ -117,9 +117,9 @@ async def run(kind: Kind, restarted: Collection[int], *, at: int = 4, until: int
 
 
 def _plain(state: Any) -> Any:
-    """Without what is drawn anew in every run: the ids of rounds, and with them the lineage."""
+    """Without what is drawn anew in every run: the ids of rounds, and with them the lineage and what proves it."""
     if isinstance(state, dict):
-        return {key: _plain(value) for key, value in state.items() if key != "lineage"}
+        return {key: _plain(value) for key, value in state.items() if key not in ("lineage", "standing")}
     if isinstance(state, torch.Tensor):
         return state.dtype, state.tolist()
     return [_plain(value) for value in state] if isinstance(state, list | tuple) else state

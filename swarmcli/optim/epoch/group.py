@@ -326,6 +326,7 @@ class PreformedGroup:
             tuple(member.peer_id for member in members if member.auxiliary),
             several=are_several(told),
             apart=are_apart(told),
+            certificate=result.certificate,
         )
 
 

@@ -23,6 +23,7 @@ from swarmcli.optim.state.volumes import VOLUME_BYTES
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
+    from swarmcli.averaging.consensus.certificate import RoundCertificate
     from swarmcli.dht import DHTNode
     from swarmcli.optim.state.lineage import LineagePosition
 
@@ -112,6 +113,7 @@ class Committed:
     helpers: tuple[PeerID, ...] = ()  # the auxiliaries
     several: bool = False  # other groups end this epoch as well: its lineage only counts epochs
     apart: bool = False  # the members held unlike states of one position
+    certificate: RoundCertificate | None = None  # that the group has committed it; None: this peer was alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -26,7 +26,7 @@ from swarmcli.optim.modes.base import EpochWork
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.peers.state_exchange import StateExchange
-from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition, lineage_to_follow
+from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.tasks import beside
 
@@ -77,7 +77,7 @@ class CatchUp:
         try:
             while True:
                 answers = await self._directory.survey()
-                wanted = self._leading(answers.values())
+                wanted = await self._directory.decide(Claim(self._replica.position, self.settled), answers)
                 if wanted == TORN:
                     await self._wait_for_anyone(deadline)
                     continue
@@ -91,7 +91,7 @@ class CatchUp:
                         return changed
                     await self._wait_for(leading, began, deadline)
                     continue
-                holders = [peer for peer, claim in answers.items() if claim.position.lineage == wanted.lineage]
+                holders = [peer for peer, word in answers.items() if word.position.lineage == wanted.lineage]
                 donors = self._directory.by_convenience(holders)
                 try:
                     why = self._why(wanted, reason)
@@ -159,11 +159,9 @@ class CatchUp:
             relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
             direct = [peer for peer in donors if peer not in relayed]
             await self._exchange.download(wanted, direct, relayed=relayed, timeout=timeout, reason=reason)
+            self._directory.note_taken_over(wanted, donors)
             await self._work.start_over()
             await self._replay_all(collection, "epochs ended during the download")
-
-    def _leading(self, claims: Iterable[Claim]) -> LineagePosition:
-        return lineage_to_follow(Claim(self._replica.position, self.settled), claims)
 
     def _give_up_on(self, wanted: LineagePosition, donors: Sequence[PeerID], error: StateDownloadError) -> None:
         if not self.settled:
@@ -187,6 +185,7 @@ class CatchUp:
         if not 1 <= wanted.epoch - position.epoch <= MOST_ROUNDS:
             return False
         if await self._work.pass_by(wanted):
+            self._directory.note_taken_over(wanted, donors)
             return True
         if not self._work.replays:
             return False
@@ -253,6 +252,7 @@ class CatchUp:
     async def _replay(self, rounds: Sequence[KeptRound], reason: str) -> None:
         for kept in rounds:
             await self._work.replay(kept.averages, kept.group_id, kept.record.samples)
+            self._directory.note_replayed(kept.group_id, kept.record.certificate)
         await self._replica.publish()
         position = self._replica.position
         self._events.emit(RoundsReplayed(position.epoch, position.lineage.hex(), len(rounds), reason))

@@ -9,27 +9,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+import statistics
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
-from swarmcli.events import EpochReported, Event, Gone, OwnAddressesChanged, PeerSeen
+from swarmcli.events import EpochReported, Event, Gone, Noticed, OwnAddressesChanged, PeerSeen
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import offload
+from swarmcli.network.prefix import prefix_of_address
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.doubts import Doubts
 from swarmcli.optim.peers.hearing import Hearing
+from swarmcli.optim.peers.proofs import Proof, Saved, Way, step_between
 from swarmcli.optim.peers.report import PeerKeys, PeerReport, Phase, is_settled
-from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, History, LineagePosition, is_count, lineage_to_follow
+from swarmcli.optim.peers.standing import Mates, Signed, Standing, Word
+from swarmcli.optim.state.lineage import (
+    LINEAGE_BYTES,
+    Claim,
+    History,
+    LineagePosition,
+    best,
+    is_count,
+    lineage_to_follow,
+)
 
 if TYPE_CHECKING:
+    from swarmcli.averaging.consensus.certificate import RoundCertificate
     from swarmcli.dht import DHTNode
 
+SignedByOwner: TypeAlias = Callable[[LineagePosition, bytes, bytes], bool]  # position, hash of a state, signature
 ASKED_AT_ONCE = 16  # one answer usually settles the question
 RENEWAL = 10.0  # seconds after which a report that has not changed is said again: whom nobody hears lives by it
+MOST_TRAIL = 8  # lineages that a peer says it came through
+NEAR = 1  # epoch beyond what most report, which one alone may report: somebody ends each epoch first
+MOST_PROOFS = 4  # that are asked for at once; each takes some hundred signatures' time at most
+MOST_SIGNED = 256  # lineages of which is remembered who signed
+MOST_TOLD = 8  # lineages that nobody bears out, of which people are told
 APART = 10.0  # seconds for which a peer holds another lineage before people are told: most come back at once
 Surroundings = Literal[
     "alone",  # nobody on this lineage can be reached
@@ -44,6 +66,12 @@ class PositionRequest(msgspec.Struct, frozen=True):
     """Which lineage do you hold, and have you decided on it?"""
 
 
+class ProofRequest(msgspec.Struct, frozen=True):
+    """Which certificates led to this lineage? The answer is a Proof."""
+
+    lineage: Annotated[bytes, msgspec.Meta(max_length=LINEAGE_BYTES)]
+
+
 class PositionReply(msgspec.Struct, frozen=True):
     epoch: int
     samples: int
@@ -52,6 +80,7 @@ class PositionReply(msgspec.Struct, frozen=True):
     terms: str
     keeps: bool = False
     leaving: bool = False
+    trail: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MOST_TRAIL)] = ()  # of its last positions, oldest first
 
     @property
     def stays(self) -> bool:
@@ -61,6 +90,14 @@ class PositionReply(msgspec.Struct, frozen=True):
     @property
     def claim(self) -> Claim:
         return Claim(LineagePosition(self.epoch, self.samples, self.lineage), settled=is_settled(self.phase))
+
+    @property
+    def word(self) -> Word:
+        return Word(self.claim, self.trail)
+
+    def holds(self, lineage: bytes) -> bool:
+        """Whether it says that it is at this lineage, or came through it."""
+        return self.word.holds(lineage)
 
 
 class PeerDirectory:
@@ -99,6 +136,13 @@ class PeerDirectory:
         self.out_of_reach: dict[PeerID, PeerReport] = {}  # who lived, but could not be asked, at the last survey
         self.hearing = Hearing(node.endpoint, run_id, lambda: self.others)
         self._history = History()
+        self.mates = Mates()
+        self.way = Way()
+        self.signed_by_owner: SignedByOwner = lambda position, state, signature: False
+        self.owners_word: tuple[LineagePosition, bytes, bytes] | None = None  # for a position: state hash, signature
+        self._signed: dict[bytes, Signed] = {}  # lineage → who is known to have signed the round that led there
+        self._owners: set[bytes] = set()  # lineages that the run's owner signed
+        self._told_unproved: set[bytes] = set()  # lineages of which people have been told that nobody vouches for them
         self._time: Callable[[], float] = float  # the loop's, for threads that have none
         self._set_apart: set[PeerID] = set()
         self._apart_since: dict[PeerID, float] = {}  # loop time since when a peer's reports tell of another lineage
@@ -108,8 +152,9 @@ class PeerDirectory:
         """Declares this peer first and then looks who else is there: of two that start at once, one sees the other."""
         self._time = asyncio.get_running_loop().time
         self._endpoint.serve(self._method, PositionRequest, self._answer)
+        self._endpoint.serve(f"{self._method}.proof", ProofRequest, self._prove)
         self._unsubscribe = self._endpoint.events.subscribe(self._on_event)
-        self._note_position()
+        self.note_position()
         self._present = True
         await self._publish()
         await self.refresh()
@@ -119,7 +164,7 @@ class PeerDirectory:
 
     async def shutdown(self) -> None:
         """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
-        self._endpoint.withdraw(self._method)
+        self._endpoint.withdraw(self._method, f"{self._method}.proof")
         self._unsubscribe()
         await self.hearing.close()
         await self._tasks.close()
@@ -129,7 +174,7 @@ class PeerDirectory:
 
     def announce(self, *, anew: bool = False) -> None:
         """The report has changed: it goes out soon. `anew`: this peer has taken over another lineage."""
-        self._note_position(anew=anew)
+        self.note_position(anew=anew)
         self._changed.set()
 
     def _on_event(self, event: Event) -> None:
@@ -185,14 +230,163 @@ class PeerDirectory:
         return self._claims
 
     def leading(self, own: Claim) -> LineagePosition:
-        """The lineage that leads by the others' last reports: `own` if none beats it."""
-        return lineage_to_follow(own, self.claims())
+        """The lineage that may lead, by the last reports: `own` if none does. A reason to ask, no more.
+
+        Whoever has mates goes by their reports: strangers' are no reason to leave a group.
+        """
+        peers = self._credible(self.holders())
+        if own.settled and self.mates.known:
+            peers = [peer for peer in peers if peer in self.mates.known]
+            if parted := self._parted(own, peers):
+                return parted
+        return lineage_to_follow(own, [self.others[peer].claim for peer in peers])
+
+    def _parted(self, own: Claim, mates: Sequence[PeerID]) -> LineagePosition | None:
+        """A lineage that beats nobody's, but that most mates hold for a while already while this peer holds another."""
+        now = asyncio.get_running_loop().time()
+        apart = [peer for peer in mates if now - self._apart_since.get(peer, now) >= APART]
+        if 2 * len(apart) <= len(mates) + 1:
+            return None
+        return best(self.others[peer].claim.position for peer in apart)
+
+    async def decide(self, own: Claim, answers: Mapping[PeerID, Word]) -> LineagePosition:
+        """The position that this peer should train on, by what others have just answered and by the reports of mates
+        that live and were not asked, or could not be. Where that bears out nobody who claims to lead, a few of those
+        are asked for the certificates of their last rounds."""
+        silent = [peer for peer in self._credible(self.holders()) if peer in self.mates.known and peer not in answers]
+        told = {peer: Word(self.others[peer].claim, recent=False) for peer in silent if self.hearing.answers(peer)}
+        words = {**told, **answers}
+        found = self._standing(words).to_follow(own)
+        if ahead := [peer for peer, word in answers.items() if word.claim.settled and word.position.beats(found)]:
+            await self._look_into(ahead, answers)
+            found = self._standing(words).to_follow(own)
+        self._note_unproved(Claim(found, own.settled), answers)
+        return found
+
+    def _standing(self, words: Mapping[PeerID, Word]) -> Standing:
+        return Standing(self.mates, words, self._network, self._signed, self._owners, self._history.differs)
+
+    async def _look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, Word]) -> None:
+        """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
+        asked: dict[LineagePosition, PeerID] = {}
+        for peer in self._in_turn(peer for peer in claimants if peer in self.others):
+            position = answers[peer].position
+            if position.lineage not in self._signed and len(asked) < MOST_PROOFS:
+                asked.setdefault(position, peer)
+        await asyncio.gather(*(self._fetch_proof(peer, position) for position, peer in asked.items()))
+
+    async def _fetch_proof(self, peer: PeerID, position: LineagePosition) -> Proof | None:
+        """The proof of a position, checked as far as this peer knows its signers. None: the peer has none that fits."""
+        question, method = ProofRequest(position.lineage), f"{self._method}.proof"
+        try:
+            proof = await self._endpoint.call(peer, method, question, Proof, timeout=self._answer_timeout)
+        except NetworkError as error:
+            logger.debug("%s did not prove its position: %s", peer.short, error)
+            return None
+        if not proof.leads_to(position):
+            return None
+        check = partial(proof.signed, self.mates.known, self.mates.needed)
+        signed = await offload(check) if any(step.certificate for step in proof.steps) else check()
+        if signed.members or position.lineage not in self._signed:
+            self._signed[position.lineage] = signed
+        if self._is_owners(position, proof):
+            self._owners.add(position.lineage)
+        while len(self._signed) > MOST_SIGNED:
+            self._owners.discard(next(iter(self._signed)))
+            del self._signed[next(iter(self._signed))]
+        return proof
+
+    def _is_owners(self, position: LineagePosition, proof: Proof) -> bool:
+        signature = proof.owners_signature
+        return bool(signature) and self.signed_by_owner(position, proof.owners_state, signature)
+
+    async def _prove(self, peer: PeerID, request: ProofRequest) -> Proof:
+        proof = self.way.proof(request.lineage)
+        if self.owners_word is not None and self.owners_word[0].lineage == request.lineage:
+            _, state, signature = self.owners_word
+            proof = msgspec.structs.replace(proof, owners_state=state, owners_signature=signature)
+        return proof
+
+    def _note_unproved(self, own: Claim, answers: Mapping[PeerID, Word]) -> None:
+        """Who claims to lead, and whom nobody bears out, counts for nothing for a while; people are told of each such
+        lineage once. A newcomer leaves in peace who says that it comes from there."""
+        ahead = {
+            peer: word
+            for peer, word in answers.items()
+            if word.claim.settled and word.position.beats(own.position) and not word.holds(own.position.lineage)
+        }
+        self.doubt(ahead if not own.settled else [p for p, w in answers.items() if w.position.beats(own.position)])
+        fresh = {word.position.lineage for word in ahead.values()} - self._told_unproved
+        if own.settled and fresh and len(self._told_unproved) < MOST_TOLD:
+            self._told_unproved |= fresh
+            epoch = max(word.position.epoch for word in ahead.values())
+            claims = "1 peer claims" if len(ahead) == 1 else f"{len(ahead)} peers claim"
+            text = (
+                f"{claims} another lineage, of epoch {epoch}, and nobody with whom this peer has trained bears it out: "
+                f"it stays at epoch {own.position.epoch}"
+            )
+            self._endpoint.events.emit(Noticed("warning", text))
+
+    def note_round(
+        self, members: Iterable[PeerID], round_id: bytes, certificate: RoundCertificate | None = None
+    ) -> None:
+        """This peer has come one epoch further, by a round with these members, itself among them or not."""
+        self.mates.note(peer for peer in members if peer != self._node.peer_id)
+        self.note_replayed(round_id, certificate)
+
+    def note_replayed(self, round_id: bytes, certificate: RoundCertificate | None) -> None:
+        """The same by a round of others."""
+        before, after = self._history.latest, self._describe().claim.position
+        step = None if before is None else step_between(before, after, round_id, certificate)
+        if step is not None:
+            self.way.note(step)
+        self.note_position()
+
+    def note_taken_over(self, position: LineagePosition, donors: Sequence[PeerID]) -> None:
+        """This peer has come to a position by another one's state: what proves it is asked of those who gave it, beside
+        all else."""
+        self._tasks.spawn(self._take_over_proof(position, donors[:MOST_PROOFS]))
+
+    async def _take_over_proof(self, position: LineagePosition, donors: Sequence[PeerID]) -> None:
+        for donor in donors:
+            proof = await self._fetch_proof(donor, position)
+            if proof is not None:
+                self.way.take_over(proof)
+                return
+
+    def saved(self) -> dict[str, Any]:
+        """For a checkpoint: this peer's mates, and what proves its position."""
+        return Saved(tuple(map(tuple, map(sorted, self.mates.rounds))), self.way.proof(self._lineage)).plain()
+
+    def restore(self, saved: Saved) -> None:
+        """From the checkpoint whose position this peer holds now."""
+        for mates in saved.rounds:
+            self.mates.note(mates)
+        if saved.proof.leads_to(self._describe().claim.position):
+            self.way.take_over(saved.proof)
+
+    @property
+    def _lineage(self) -> bytes:
+        return self._describe().claim.position.lineage
+
+    def _network(self, peer: PeerID) -> Hashable:
+        """The bucket in which it counts; of a peer that is not connected the one that it names, unproved."""
+        found = self._endpoint.prefix(peer)
+        if found is None and (report := self.others.get(peer)) is not None and report.addresses:
+            return prefix_of_address(report.addresses[0])
+        return found
 
     def latest_epoch(self) -> int:
-        """Of those who train, or of this peer if nobody else does. What progress reports say beyond it leads nobody
-        on."""
-        epochs = [claim.position.epoch for claim in self.claims() if claim.settled]
-        return max(epochs) if epochs else self._describe().epoch
+        """The furthest that is borne out by reports: of mates if there are any, otherwise of everyone; one alone may be
+        an epoch ahead of the rest. What progress reports say beyond it leads nobody on."""
+        own = self._describe().epoch
+        reported = [self.others[peer] for peer in self._credible(self.holders())]
+        mates = [self.others[peer] for peer in self.mates.known if peer in self.others]
+        epochs = [report.epoch for report in mates or reported if is_settled(report.phase)]
+        if not epochs:
+            return own
+        usual = statistics.median_high([own, *epochs]) if self.mates else statistics.median_high(epochs)
+        return max(own, min(max(epochs), usual + NEAR))
 
     def at_work(self) -> list[PeerID]:
         """Those who take part in rounds of this run, by their last reports; also those who are about to."""
@@ -238,8 +432,8 @@ class PeerDirectory:
                 each.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def survey(self) -> dict[PeerID, Claim]:
-        """Asks the holders of the leading lineages, a few at a time, until some of them answer.
+    async def survey(self) -> dict[PeerID, Word]:
+        """Asks who holds the run's states, a few at a time, until some of them answer.
 
         So records of peers that are gone, and claims that nobody stands by, count for nothing. Whoever reported more
         than it now says is not asked for a while, unless nobody else is left. Where nobody answers who has settled,
@@ -247,14 +441,13 @@ class PeerDirectory:
         """
         await self.refresh()
         self.out_of_reach = {}
-        holders = self._credible(self.holders()) or self.holders()
+        holders = self._in_turn(self._credible(self.holders()) or self.holders())
         claimed = {peer: self.others[peer].claim.position for peer in holders}
-        holders.sort(key=lambda peer: claimed[peer].order, reverse=True)
         for begin in range(0, len(holders), ASKED_AT_ONCE):
             asked = holders[begin : begin + ASKED_AT_ONCE]
-            answers = {peer: answer.claim for peer, answer in (await self.ask(asked)).items()}
+            answers = {peer: answer.word for peer, answer in (await self.ask(asked)).items()}
             self._claims = None
-            if not any(claim.settled for claim in answers.values()):
+            if not any(word.claim.settled for word in answers.values()):
                 living = await self.hearing.find_living(peer for peer in asked if peer not in answers)
                 self.out_of_reach = {peer: self.others[peer] for peer in living if peer in self.others}
             for peer in asked:
@@ -264,6 +457,18 @@ class PeerDirectory:
             if answers:
                 return answers
         return {}
+
+    def _in_turn(self, peers: Iterable[PeerID]) -> list[PeerID]:
+        """Mates first, then the others, one of each network after the other: so whoever floods the run with identities
+        of one network is one of many who are asked. Of one network the furthest comes first."""
+        ranked = sorted(peers, key=lambda peer: self.others[peer].claim.position.order, reverse=True)
+        known, seen = self.mates.known, Counter[Hashable]()
+        places = {}
+        for peer in ranked:
+            network = self._network(peer)
+            places[peer] = (peer not in known, 0 if peer in known else seen[network])
+            seen[network] += 1
+        return sorted(ranked, key=places.__getitem__)
 
     async def surroundings(self, position: LineagePosition) -> Surroundings:
         """Who is there for a peer at `position` to average with.
@@ -276,6 +481,9 @@ class PeerDirectory:
         await self.refresh()
         asked = self.by_convenience(self.holders())[:ASKED_AT_ONCE]
         answers = await self.ask(asked)
+        leading = await self.decide(Claim(position), {peer: answer.word for peer, answer in answers.items()})
+        if leading.beats(position):
+            return "behind"
         judged = _judge(position, [(answer.claim, answer.phase) for answer in answers.values()])
         if judged == "alone":
             # Two peers that cannot dial each other meet at somebody whom both can, an auxiliary for example, who
@@ -315,8 +523,14 @@ class PeerDirectory:
         claim = report.claim
         if not claim.settled or claim.position in self._history:
             return False
+        if own.settled and self.mates.known and not self._most_mates_are_apart():
+            return False
         then = self._history.at(report.time) or own.position
         return lineage_to_follow(Claim(then, own.settled), [claim]) != then
+
+    def _most_mates_are_apart(self) -> bool:
+        reported = [peer for peer in self._credible(self.holders()) if peer in self.mates.known]
+        return 2 * sum(peer in self._apart_since for peer in reported) > len(reported)
 
     def set_apart(self, peers: Iterable[PeerID]) -> None:
         """They lead, and this peer goes on without them: for a while, longer each time, their reports count for
@@ -382,7 +596,7 @@ class PeerDirectory:
         seen, report = self._endpoint.seen(peer), self.others.get(peer)
         return seen.relayed if seen is not None else report is not None and report.client_mode
 
-    def _note_position(self, *, anew: bool = False) -> None:
+    def note_position(self, *, anew: bool = False) -> None:
         self._history.note(self._describe().claim.position, self._endpoint.clock.now(), anew=anew)
 
     def _note_lineages(self) -> None:
@@ -418,7 +632,8 @@ class PeerDirectory:
         except NetworkError as error:
             logger.debug("%s did not say where it stands: %s", peer.short, error)
             return None
-        malformed = len(reply.lineage) != LINEAGE_BYTES or not is_count(reply.epoch, reply.samples)
+        hashes = [reply.lineage, *reply.trail]
+        malformed = any(len(each) != LINEAGE_BYTES for each in hashes) or not is_count(reply.epoch, reply.samples)
         if malformed or reply.terms != self._describe().terms or not self._trusts(reply.lineage):
             return None
         return reply
@@ -433,6 +648,7 @@ class PeerDirectory:
             report.terms,
             report.keeps,
             report.leaving,
+            self._history.trail(report.claim.position, MOST_TRAIL),
         )
 
     async def _publish(self, phase: Literal["left"] | None = None) -> None:
@@ -457,8 +673,6 @@ class PeerDirectory:
 
 
 def _judge(position: LineagePosition, others: Sequence[tuple[Claim, Phase]]) -> Surroundings:
-    if any(claim.settled and claim.position.beats(position) for claim, _ in others):
-        return "behind"
     # Whoever has not settled yet may take its time with that, or end up elsewhere.
     if any(
         claim.position.lineage == position.lineage and phase in ("training", "following") for claim, phase in others

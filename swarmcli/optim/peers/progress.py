@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 FUTURE_TOLERANCE = 5.0  # seconds: clocks are corrected, but not to the last second
+FAR_AHEAD = 16  # epochs beyond all others, from which on one report alone leads nobody on
 LONGEST_DRAWN = 15.0  # seconds; reports come every three while there is news, and are read every ten
 
 
@@ -74,14 +75,15 @@ def estimate_global_progress(
     reports. Rates of all peers count towards the time that remains, also of those a step behind: they will catch up.
 
     `latest_epoch` is the highest that others are believed to have reached; reports from beyond it, which nothing
-    bears out, add no samples and lead nobody on. None: everyone is believed. `overdue` counts the readings since the
-    epoch should have ended by such estimates.
+    bears out, add no samples and lead nobody on. None: reports are all that is known, see `borne_out`. `overdue` counts
+    the readings since the epoch should have ended by such estimates.
     """
     oldest, newest = now - options.metadata_expiration, now + FUTURE_TOLERANCE
     reports = [r for r in others if oldest <= r.time <= newest and r.peer_id != local.peer_id]
     everyone = [*reports, local]
-    believed = [r.epoch for r in reports if not r.client_mode and (latest_epoch is None or r.epoch <= latest_epoch)]
-    epoch = max([local.epoch, *believed])
+    listening = [r.epoch for r in reports if not r.client_mode]
+    latest = borne_out(local.epoch, listening) if latest_epoch is None else latest_epoch
+    epoch = max([local.epoch, *(each for each in listening if each <= latest)])
     at_epoch = [r for r in everyone if r.epoch == epoch]
     accumulated = sum(r.samples_accumulated for r in at_epoch)
     estimated = sum(r.samples_accumulated + max(0.0, now - r.time) * r.samples_per_second for r in at_epoch)
@@ -98,6 +100,17 @@ def estimate_global_progress(
         eta_next_epoch=now + seconds_left,
         next_fetch_time=now + period,
     )
+
+
+def borne_out(own: int, reported: Iterable[int]) -> int:
+    """The highest of these epochs that is not a lone claim far ahead of all others. Of one other peer's word there is
+    nothing to compare it with: it is believed."""
+    ranked = sorted(reported)
+    if len(ranked) == 1:
+        return max(own, *ranked)
+    while ranked and ranked[-1] > max(own, *ranked[:-1], 0) + FAR_AHEAD:
+        ranked.pop()
+    return max([own, *ranked])
 
 
 def expected_samples(

@@ -1,6 +1,7 @@
 """Which parameters a peer holds, as a chain of hashes, and which chain to follow where they part.
 
-`lineage = hash(previous lineage, id of the committed round)`; the first is the hash of the run's initial parameters.
+`lineage = hash(previous lineage, id of the committed round, epoch, samples)`; the first is the hash of the run's
+initial parameters. So a lineage says which epoch it is of, and what its rounds signed cannot be shown as of another.
 Peers of one lineage hold the same parameters (to rounding), so only they average with each other.
 """
 
@@ -15,7 +16,7 @@ import torch
 
 LINEAGE_BYTES = 32
 MAX_COUNT = 1 << 47  # epochs or samples that a peer may claim; half of what reports hold, so that none can be passed
-_ANY_ROUND = b"swarm any round"
+ANY_ROUND = b"swarm any round"  # in place of a round's id, where a lineage only counts epochs
 
 
 def hash_tensors(tensors: Iterable[torch.Tensor], *prefix: bytes) -> bytes:
@@ -40,9 +41,10 @@ def first_lineage(run_id: str, parameters: Sequence[torch.Tensor]) -> bytes:
     return hash_tensors(parameters, b"swarm first lineage", run_id.encode())
 
 
-def next_lineage(lineage: bytes, round_id: bytes) -> bytes:
-    """After the round `round_id` was committed on `lineage`."""
-    return hashlib.sha256(b"swarm lineage" + lineage + round_id).digest()
+def next_lineage(lineage: bytes, round_id: bytes, epoch: int, samples: int) -> bytes:
+    """After the round `round_id` was committed on `lineage`, which led to this epoch with so many samples in all."""
+    counts = epoch.to_bytes(8, "big") + samples.to_bytes(8, "big")
+    return hashlib.sha256(b"swarm lineage 2" + lineage + counts + round_id).digest()
 
 
 def solitary_round_id(peer_id: bytes, lineage: bytes) -> bytes:
@@ -61,12 +63,13 @@ class LineagePosition:
     def after(self, round_id: bytes, samples: int) -> LineagePosition:
         """Once the round `round_id` with so many samples was committed on it."""
         total = min(self.samples + samples, MAX_COUNT)  # a member may say that it had as many as there are numbers
-        return LineagePosition(self.epoch + 1, total, next_lineage(self.lineage, round_id))
+        epoch = self.epoch + 1
+        return LineagePosition(epoch, total, next_lineage(self.lineage, round_id, epoch, total))
 
     def by_epoch(self, target_batch_size: int) -> LineagePosition:
         """One epoch later, where peers differ by design (local updates, several groups): no round names the lineage,
         so it says no more than from where the run started and how many epochs ago."""
-        return self.after(_ANY_ROUND, target_batch_size)
+        return self.after(ANY_ROUND, target_batch_size)
 
     def astray(self, peer_id: bytes) -> LineagePosition:
         """Of a peer that has come to this position with other parameters than everyone else: all of theirs beat it."""
@@ -133,12 +136,22 @@ class History:
         if not self._positions or self._positions[-1][1] != position:
             self._positions.append((now, position))
 
+    @property
+    def latest(self) -> LineagePosition | None:
+        """Where this peer stands."""
+        return self._positions[-1][1] if self._positions else None
+
     def at(self, moment: float) -> LineagePosition | None:
         """Where this peer stood then, or at the earliest moment that is remembered; None: nothing is."""
         for since, position in reversed(self._positions):
             if since <= moment:
                 return position
         return self._positions[0][1] if self._positions else None
+
+    def trail(self, position: LineagePosition, most: int) -> tuple[bytes, ...]:
+        """The latest lineages before `position`, oldest first."""
+        before = [each.lineage for _, each in list(self._positions)[-most - 1 :] if each != position]
+        return tuple(before[-most:])
 
     def __contains__(self, position: LineagePosition) -> bool:
         return any(position == each for _, each in self._positions)

@@ -62,7 +62,7 @@ def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(cha
             honest = await swarm.trainer(seed=1, batch_size=24)
             liar = await swarm.trainer(seed=2)
             refused = record(honest.node, PeerRefused)
-            await honest.train(3)
+            await together(honest.train(3), liar.train(3))  # so its word is that of a mate
             await boast(liar)
             capture = liar.core.replica.capture
 
@@ -119,7 +119,7 @@ def test_gradients_of_the_former_parameters_are_dropped() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             trainer, leader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
-            await trainer.train(2)
+            await together(trainer.train(2), leader.train(2))
             await trainer.compute()
             assert trainer.core.samples > 0
             await boast(leader)

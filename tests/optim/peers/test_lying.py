@@ -11,7 +11,13 @@ import pytest
 from swarmcli.dht import DHTNode
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import RefreshOptions
-from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, estimate_global_progress
+from swarmcli.optim.peers.progress import (
+    FAR_AHEAD,
+    LocalTrainingProgress,
+    ProgressTrackerCore,
+    borne_out,
+    estimate_global_progress,
+)
 from swarmcli.optim.state.lineage import MAX_COUNT
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, nodes, together
@@ -106,7 +112,7 @@ def report(peer: int, epoch: int, samples: int, rate: float = 0.0) -> LocalTrain
 @pytest.mark.parametrize(
     ("latest", "epoch", "samples", "eta"),
     [
-        pytest.param(None, 1 << 40, 7, 1003.0, id="everyone is believed"),
+        pytest.param(None, 6, 30, 1002.0, id="a lone claim far ahead leads nobody on"),
         pytest.param(6, 6, 30, 1002.0, id="one that nothing bears out leads nobody on"),
         pytest.param(3, 5, 20, 1003.0, id="this peer believes itself"),
     ],
@@ -116,7 +122,7 @@ def test_epochs_beyond_what_is_known_of_the_others_add_no_samples(latest, epoch,
     progress = estimate_global_progress(
         [report(2, 1 << 40, 7, 1.0), report(3, 6, 30, 1.0)],
         report(1, 5, 20, 29.0),
-        target_batch_size=100 if latest is None else 92 if latest == 6 else 113,
+        target_batch_size=92 if latest != 3 else 113,
         now=1000.0,
         options=RefreshOptions(),
         latest_epoch=latest,
@@ -124,6 +130,14 @@ def test_epochs_beyond_what_is_known_of_the_others_add_no_samples(latest, epoch,
     assert (progress.epoch, progress.samples_accumulated) == (epoch, samples)
     assert progress.eta_next_epoch == pytest.approx(eta)
     assert progress.num_peers == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "reported", "latest"),
+    [(3, [], 3), (0, [50], 50), (0, [50, 51], 51), (0, [50, 50 + FAR_AHEAD], 50 + FAR_AHEAD), (5, [5, 1 << 40], 5)],
+)
+def test_which_epoch_is_borne_out_by_reports_alone(own, reported, latest) -> None:
+    assert borne_out(own, reported) == latest
 
 
 @pytest.mark.parametrize("change", [LIES[0], LIES[3]], ids=str)

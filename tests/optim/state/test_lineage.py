@@ -48,7 +48,8 @@ def test_hash_covers_short_float_types_and_views() -> None:
 
 
 def test_a_chain_depends_on_every_round() -> None:
-    assert next_lineage(next_lineage(A, B), C) != next_lineage(next_lineage(A, C), B)
+    assert next_lineage(next_lineage(A, B, 1, 8), C, 2, 16) != next_lineage(next_lineage(A, C, 1, 8), B, 2, 16)
+    assert len({next_lineage(A, B, 1, 8), next_lineage(A, B, 2, 8), next_lineage(A, B, 1, 9)}) == 3
     assert solitary_round_id(A, C) != solitary_round_id(B, C)
 
 

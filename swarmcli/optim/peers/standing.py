@@ -1,0 +1,223 @@
+"""Whose word moves this peer to another lineage.
+
+A claim costs its author nothing, so it counts by who stands behind it. A peer that has made rounds goes by its
+*mates*, the members of these rounds: a lineage counts once more of them hold it than hold anything else. A newcomer has
+no mates: it takes the lineage that is held in most unlike networks.
+
+    who claims a lineage       what bears it out                             then
+    mates                      more of them hold it than do not, and more    this peer follows the one that leads
+                               than a third of its last round
+    strangers, to a settled    nothing                                       nobody moves; people are told
+    strangers, to a newcomer   contacts in more networks than any other      it takes that one
+
+A mate *holds* a lineage if it says so now, over its own connection, or came through it; or if its signature stands
+under the round that led there, and it does not say otherwise now.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_to_follow
+
+MOST_ROUNDS = 16  # with unlike members, whose members are mates
+MOST_MATES = 512  # that are kept of one round
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a peer says of itself.
+
+    trail   the lineages through which it came, as far as it says so, none of them older than some rounds
+    recent  it said so just now; otherwise in its last report, which may be some epochs old
+    """
+
+    claim: Claim
+    trail: Collection[bytes] = ()
+    recent: bool = True
+
+    @property
+    def position(self) -> LineagePosition:
+        return self.claim.position
+
+    def holds(self, lineage: bytes) -> bool:
+        """Whether it is at this lineage, or beyond it."""
+        return lineage == self.position.lineage or lineage in self.trail
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Who signed the round that led to a lineage, and the lineages on the way there."""
+
+    members: frozenset[PeerID] = frozenset()
+    way: frozenset[bytes] = frozenset()
+
+
+def enough(members: int) -> int:
+    """So many of a round cannot all be hostile; of fewer than four none can be."""
+    return (members - 1) // 3 + 1 if members >= 4 else 1
+
+
+class Mates:
+    """The members of this peer's own last rounds, without itself. Bounded."""
+
+    def __init__(self) -> None:
+        self.rounds: deque[frozenset[PeerID]] = deque(maxlen=MOST_ROUNDS)  # unlike each other, the latest last
+
+    def note(self, members: Iterable[PeerID]) -> None:
+        """This peer has committed a round with these; with nobody, if it stepped by itself."""
+        mates = frozenset(sorted(members)[:MOST_MATES])
+        if mates in self.rounds:
+            self.rounds.remove(mates)
+        self.rounds.append(mates)
+
+    @property
+    def known(self) -> frozenset[PeerID]:
+        return frozenset().union(*self.rounds)
+
+    @property
+    def needed(self) -> int:
+        """How many of them a lineage needs at least: one more than can be hostile in the last round."""
+        return enough(1 + len(self.rounds[-1])) if self.rounds else 1
+
+    def __bool__(self) -> bool:
+        """Whether this peer has made a round."""
+        return bool(self.rounds)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What this peer knows when it decides: its mates, everybody's words, and what was signed.
+
+    network   in which bucket a peer counts where networks are counted
+    differs   whether this peer was at the epoch of a position on another lineage
+    """
+
+    mates: Mates
+    words: Mapping[PeerID, Word]
+    network: Callable[[PeerID], Hashable]
+    signed: Mapping[bytes, Signed] = field(default_factory=dict)
+    proved: Collection[bytes] = ()  # lineages that the run's owner signed
+    differs: Callable[[LineagePosition], bool] = lambda _: False
+
+    def to_follow(self, own: Claim) -> LineagePosition:
+        """The position that this peer should train on: its own, unless another one counts that leads."""
+        leading = self._owners(own)
+        if leading is not None:
+            return leading
+        if not own.settled:
+            return self._joined(own)
+        if self.mates.known & self.words.keys():
+            return self._vouched(own)
+        return self._outnumbered(own)
+
+    def unproved(self, own: Claim) -> list[PeerID]:
+        """Who claims a lineage that leads, and has not been followed."""
+        return [peer for peer, word in self.words.items() if word.claim.settled and word.position.beats(own.position)]
+
+    def _owners(self, own: Claim) -> LineagePosition | None:
+        """One that the run's owner signed leads whatever anybody says, if it leads."""
+        signed = (word.position for word in self.words.values() if word.position.lineage in self.proved)
+        found = best(signed)
+        return found if found is not None and found.beats(own.position) else None
+
+    # a settled peer with mates
+
+    def supporters(self, lineage: bytes, among: Collection[PeerID]) -> set[PeerID]:
+        """Who of these hold a lineage, by their words or signatures."""
+        held = {peer for peer in among if peer in self.words and self.words[peer].holds(lineage)}
+        signed = self.signed.get(lineage, Signed())
+        return held | {peer for peer in signed.members if peer in among and self._may_hold(peer, signed)}
+
+    def _may_hold(self, peer: PeerID, signed: Signed) -> bool:
+        """Whether what a signer says now does not contradict its signature, which may be old."""
+        word = self.words.get(peer)
+        return word is None or not word.claim.settled or word.position.lineage in signed.way
+
+    def counts(self, position: LineagePosition) -> bool:
+        """Whether mates bear a position out: more of them than hold anything else, and enough of the last round."""
+        known = self.mates.known
+        held = self.supporters(position.lineage, known)
+        way = self._way(position.lineage)
+        against = [peer for peer in known - held if self._speaks_against(peer, way)]
+        return len(held) >= self.mates.needed and len(held) > len(against)
+
+    def _way(self, lineage: bytes) -> frozenset[bytes]:
+        """Through which lineages one came, as signatures prove or, in rounds of four and more, as its holders say: a
+        few of fewer cannot be told from one that lies."""
+        proved = self.signed.get(lineage, Signed()).way
+        if len(self.mates.rounds[-1]) < 3:
+            return proved
+        held = [self.words[peer] for peer in self.mates.known if peer in self.words and self.words[peer].holds(lineage)]
+        return proved.union(*(word.trail for word in held))
+
+    def _speaks_against(self, peer: PeerID, way: Collection[bytes]) -> bool:
+        """Whoever is still on the way there does not, nor does an old report of this peer's own way."""
+        word = self.words.get(peer)
+        if word is None or not word.claim.settled or word.position.lineage in way:
+            return False
+        return word.recent or self.differs(word.position)
+
+    def _vouched(self, own: Claim) -> LineagePosition:
+        claimed = {word.position for word in self.words.values() if word.claim.settled}
+        ahead = [each for each in claimed if each.beats(own.position) and self.counts(each)]
+        if ahead:
+            return best(ahead) or own.position
+        # Parted: whoever holds this peer's lineage is in the minority, so those over there never follow it.
+        on_own = 1 + len(self.supporters(own.position.lineage, self.mates.known))
+        apart = [each for each in claimed if own.position.beats(each) and self.differs(each) and self.counts(each)]
+        apart = [each for each in apart if len(self.supporters(each.lineage, self.mates.known)) > on_own]
+        return best(apart) or own.position
+
+    # newcomers, and peers that never met anybody
+
+    def _weight(self, lineage: bytes, among: Collection[PeerID]) -> tuple[int, int]:
+        """In how many networks a lineage is held, and by how many."""
+        held = self.supporters(lineage, among)
+        return len({self.network(peer) for peer in held}), len(held)
+
+    def _joined(self, own: Claim) -> LineagePosition:
+        """Of a newcomer. One that comes back and meets its mates goes by them, otherwise by everyone."""
+        mates = self.mates.known & self.words.keys()
+        among = mates if mates and len(mates) >= self.mates.needed else self.words.keys()
+        words = [self.words[peer] for peer in among]
+        if settled := {word.position for word in words if word.claim.settled}:
+            leading = self._most_held(settled, among)
+            return lineage_to_follow(own, [Claim(leading)])
+        return self._most_held({own.position, *(word.position for word in words)}, among, own)
+
+    def _most_held(
+        self, positions: Collection[LineagePosition], among: Collection[PeerID], own: Claim | None = None
+    ) -> LineagePosition:
+        """`own`: counts as one more peer that holds its position, in a network of its own."""
+
+        def rank(position: LineagePosition) -> tuple[int, int, tuple[int, int, int]]:
+            networks, peers = self._weight(position.lineage, among)
+            here = own is not None and own.position == position
+            return max(networks, int(here)), peers + here, position.order
+
+        return max(positions, key=rank)
+
+    def _outnumbered(self, own: Claim) -> LineagePosition:
+        """Of a peer that meets none of its mates: it counts for its own lineage as everybody does for theirs. Who has
+        made no round has nothing to lose, and follows whoever has gone on from where it stands."""
+        everyone = self.words.keys()
+        claimed = {word.position for word in self.words.values() if word.claim.settled}
+        ahead = [each for each in claimed if each.beats(own.position)]
+        ahead = [each for each in ahead if self._weight(each.lineage, everyone) >= self._opposed(each, own)]
+        return self._most_held(ahead, everyone) if ahead else own.position
+
+    def _opposed(self, position: LineagePosition, own: Claim) -> tuple[int, int]:
+        """The weight of this peer's own lineage against that position."""
+        here = [peer for peer, word in self.words.items() if word.holds(own.position.lineage)]
+        if not self.mates:
+            here = [peer for peer in here if self.words[peer].position == own.position]
+            on_the_way = any(
+                own.position.lineage in word.trail for word in self.words.values() if word.holds(position.lineage)
+            )
+            if on_the_way:
+                return 0, 0
+        return max(1, len({self.network(peer) for peer in here})), len(here) + 1
