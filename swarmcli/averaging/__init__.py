@@ -1,5 +1,6 @@
 """Averaging tensors with other peers: matchmaking, all-reduce, state sharing."""
 
+from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.averaging.averager import AveragingMode, DecentralizedAverager
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
@@ -7,16 +8,21 @@ from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.group import Group, Member
 
 __all__ = [
+    "Aggregator",
     "AllreduceOptions",
     "AveragerConfig",
     "AveragerCore",
     "AveragingMode",
     "AveragingStage",
+    "CenteredClip",
     "DecentralizedAverager",
     "Group",
     "MatchmakingOptions",
+    "Mean",
+    "Median",
     "Member",
     "RoundRequest",
     "RoundResult",
     "StepControl",
+    "TrimmedMean",
 ]

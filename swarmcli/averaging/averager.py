@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 
 import torch
 
+from swarmcli.averaging.aggregators import Aggregator, Mean
 from swarmcli.averaging.checks import check_flags, check_numbers, check_tensors
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions, Trust
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
@@ -81,6 +82,7 @@ class DecentralizedAverager:
         shutdown_timeout: float = 5.0,
         daemon: bool = True,
         trust: Trust = "strangers",
+        aggregator: Aggregator | None = None,
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
@@ -90,6 +92,7 @@ class DecentralizedAverager:
         choose; unless given, keys are indices (in a state they always are). `allow_state_sharing`: others may download
         what `get_current_state` gives; unless given, a peer that is no auxiliary shares while others can reach it,
         directly or over a relay. It can be set later, as can `state_sharing_priority`.
+        `aggregator`: what becomes of the members' tensors, for example CenteredClip(); None: their mean, see Mean.
         `daemon=False` keeps the process alive, when its main thread has ended, until somebody calls `shutdown`.
 
         Raises ValueError and TypeError for arguments that make no sense.
@@ -113,7 +116,14 @@ class DecentralizedAverager:
             prefix=prefix,
             matchmaking=MatchmakingOptions(target_group_size, min_group_size, min_matchmaking_time, request_timeout),
             allreduce=AllreduceOptions(
-                codec, infos, part_size_bytes, allreduce_timeout, patience, reducer_timeout, trust
+                codec,
+                infos,
+                part_size_bytes,
+                allreduce_timeout,
+                patience,
+                reducer_timeout,
+                trust,
+                aggregator=Mean() if aggregator is None else aggregator,
             ),
             initial_group_bits=initial_group_bits,
             averaging_alpha=averaging_alpha,

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 import torch
 
+from swarmcli.averaging.aggregators import Mean
 from swarmcli.averaging.archive.archive import RoundArchive
 from swarmcli.averaging.bans import BanNews
 from swarmcli.averaging.config import AveragerConfig
@@ -70,10 +71,16 @@ class AveragerCore:
     ) -> None:
         """`get_state` gives what newcomers download, metadata and tensors that will not change; None: copies of the
         averaged tensors. `program`: the phases of each round; None: one all-reduce over all tensors. Raises ValueError
-        for tensors that cannot be averaged, and for a program whose results are to be taken in only in part.
+        for tensors that cannot be averaged, and for a program whose results are to be taken in only in part, or whose
+        phases are to be aggregated by anything but a mean.
         """
         if program is not None and config.averaging_alpha != 1.0:
             raise ValueError(f"averaging_alpha={config.averaging_alpha!r}: rounds of several phases need 1.0")
+        if program is not None and not isinstance(config.allreduce.aggregator, Mean):
+            raise ValueError(
+                f"aggregator: {config.allreduce.aggregator.description} does not go with {program.description}, whose "
+                "phases make an average only of means; use Mean()"
+            )
         self.config = config
         self.node = node
         self.suspicions = suspicions if suspicions is not None else Suspicions()

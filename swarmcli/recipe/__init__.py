@@ -6,6 +6,7 @@ from swarmcli.recipe.load import load_recipe, parse_recipe
 from swarmcli.recipe.offered import offered, read_offered
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.settings import (
+    AggregatorSettings,
     AveragingSettings,
     CheckpointSettings,
     CompressionSettings,
@@ -24,6 +25,7 @@ from swarmcli.recipe.settings import (
 
 __all__ = [
     "PROTOCOL",
+    "AggregatorSettings",
     "AveragingSettings",
     "CheckpointSettings",
     "CompressionSettings",

@@ -105,6 +105,7 @@ class Recipe(Section):
         _check_batches(self)
         _check_statistics(self)
         _check_several_groups(self)
+        _check_aggregator(self)
         _check_local_updates(self)
         _check_site(self)
         return self
@@ -226,6 +227,17 @@ def _check_several_groups(recipe: Recipe) -> None:
             "compression.state_averaging",
             f"several groups have no common average from which {recipe.compression.state_averaging} could tell small "
             "differences; remove it, or averaging.target_group_size",
+        )
+
+
+def _check_aggregator(recipe: Recipe) -> None:
+    """Refuses what would make something else than an average of two thin matrices."""
+    method, aggregator = recipe.gradient_averaging.method, recipe.averaging.aggregator
+    if method != "plain" and aggregator.name != "mean":
+        raise Conflict(
+            "averaging.aggregator.name",
+            f"{method} takes its matrices apart and puts them together again, which only means survive; use "
+            "aggregator.name: mean, or gradient_averaging.method: plain",
         )
 
 

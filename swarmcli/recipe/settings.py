@@ -178,6 +178,34 @@ class NetworkSettings(Section):
     initial_peers: tuple[AddressText, ...] = own((), "addresses of first contacts: tcp://host:port or …/peer id")
 
 
+_PARAMETERS_OF = {"gate": "mean", "trim": "trimmed_mean", "radius": "centered_clip", "iterations": "centered_clip"}
+
+
+class AggregatorSettings(Section):
+    """What becomes of the members' gradients and parameters; docs/security.md has what each withstands."""
+
+    name: Literal["mean", "median", "trimmed_mean", "centered_clip"] = shared(
+        "mean", "how parts become averages; centered_clip where strangers may lie about their gradients"
+    )
+    gate: float = shared(
+        1000.0, "who has numbers above this many times those of the others is left out of a part (mean)", ge=1
+    )
+    trim: float = shared(
+        0.34, "this share of the smallest and of the largest numbers is cut off (trimmed_mean)", gt=0, lt=0.5
+    )
+    radius: float = shared(1.0, "differences are clipped to this many times their median norm (centered_clip)", gt=0)
+    iterations: int = shared(
+        3, "each begins with the average of the one before as its centre (centered_clip)", ge=1, le=20
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AggregatorSettings:
+        for key, name in _PARAMETERS_OF.items():
+            if key in self.model_fields_set and self.name != name:
+                raise Conflict(key, f"{key} has no meaning for {self.name}; remove it, or set name: {name}")
+        return self
+
+
 class AveragingSettings(Section):
     """How peers meet and average. Times are upper bounds: a group that is complete starts at once."""
 
@@ -202,6 +230,7 @@ class AveragingSettings(Section):
     average_state_every: int | None = shared(
         None, "epochs between averages of the parameters; null: every epoch with local updates, else on drift", ge=1
     )
+    aggregator: AggregatorSettings = AggregatorSettings()
     average_opt_statistics: tuple[Annotated[str, Field(min_length=1)], ...] = shared(
         (), "statistics of the optimizer that are averaged with the parameters, for example [exp_avg_sq]"
     )

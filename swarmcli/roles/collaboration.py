@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from swarmcli.averaging import Aggregator, CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.compression import (
     BFloat16Compression,
     BlockwiseQuantization,
@@ -24,7 +25,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.events import Noticed
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.config import Role
-from swarmcli.recipe import GradientAveragingSettings, Recipe
+from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import (
     Checkpoint,
@@ -173,6 +174,7 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
         "proceed_alone": averaging.proceed_alone,
         "trust": recipe.trust,
         "seats_per_network": averaging.seats_per_network,
+        "aggregator": make_aggregator(averaging.aggregator),
     }
     if recipe.local.bandwidth is not None:
         options["bandwidth"] = recipe.local.bandwidth
@@ -210,6 +212,19 @@ def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
         return GradientAverager
     kind = {"powersgd": PowerSGDGradientAverager, "poweref": PowerEFGradientAverager}[settings.method]
     return kind.get_factory(averager_rank=settings.rank, min_compression_ratio=settings.min_compression_ratio)
+
+
+def make_aggregator(settings: AggregatorSettings) -> Aggregator:
+    """What becomes of the members' tensors in a round."""
+    match settings.name:
+        case "median":
+            return Median()
+        case "trimmed_mean":
+            return TrimmedMean(settings.trim)
+        case "centered_clip":
+            return CenteredClip(settings.radius, settings.iterations)
+        case _:
+            return Mean(settings.gate)
 
 
 def find_resumed(recipe: Recipe, resume: str) -> Checkpoint:

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from swarmcli.recipe import (
+    AggregatorSettings,
     AveragingSettings,
     CheckpointSettings,
     CompressionSettings,
@@ -38,6 +39,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "optimizer": OptimizerSettings,
     "lr_scheduler": SchedulerSettings,
     "averaging": AveragingSettings,
+    "averaging.aggregator": AggregatorSettings,
     "gradient_averaging": GradientAveragingSettings,
     "delay": DelaySettings,
     "local_updates": LocalUpdateSettings,

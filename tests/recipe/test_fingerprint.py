@@ -32,6 +32,8 @@ def differs(*overrides: str) -> list[str]:
         ("compression.state_download=float16", "compression.state_download"),
         ("averaging.average_state_every=3", "averaging.average_state_every"),
         ("averaging.target_group_size=8", "averaging.target_group_size"),
+        ("averaging.aggregator.name=median", "averaging.aggregator.name"),
+        ("averaging.aggregator.gate=10", "averaging.aggregator.gate"),
         ("averaging.average_opt_statistics=[exp_avg]", "averaging.average_opt_statistics"),
         ("gradient_averaging.method=powersgd", "gradient_averaging.method"),
         ("delay.grad_averaging=yes", "delay.grad_averaging"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from swarmcli.averaging import CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.compression import Float16Compression, NoCompression
 from swarmcli.optim import GradientAverager, Optimizer
 from swarmcli.recipe import Recipe, load_recipe
@@ -68,7 +69,16 @@ def test_every_mode_reaches_the_optimizer() -> None:
         "proceed_alone": False,
         "seats_per_network": 16,
         "trust": "strangers",
+        "aggregator": Mean(),
     }
+    aggregators = {
+        "{name: mean, gate: 50}": Mean(50.0),
+        "{name: median}": Median(),
+        "{name: trimmed_mean, trim: 0.2}": TrimmedMean(0.2),
+        "{name: centered_clip, radius: 2, iterations: 1}": CenteredClip(2.0, 1),
+    }
+    for written, made in aggregators.items():
+        assert averager_options(small(f"averaging.aggregator={written}"))["aggregator"] == made
 
 
 def test_who_computes_nothing_waits_for_everything() -> None:
