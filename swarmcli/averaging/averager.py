@@ -83,6 +83,7 @@ class DecentralizedAverager:
         daemon: bool = True,
         trust: Trust = "strangers",
         aggregator: Aggregator | None = None,
+        max_share: float = 0.5,
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
@@ -124,6 +125,7 @@ class DecentralizedAverager:
                 reducer_timeout,
                 trust,
                 aggregator=Mean() if aggregator is None else aggregator,
+                max_share=max_share,
             ),
             initial_group_bits=initial_group_bits,
             averaging_alpha=averaging_alpha,

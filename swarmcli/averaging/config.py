@@ -77,6 +77,7 @@ class AllreduceOptions:
     reducer_timeout    for a reducer's silence, after which the round has failed here; None: twice sender_timeout
     trust              whether a minority of the members may lie; says how many of them decide (`consensus/quorum.py`)
     aggregator         what becomes of the members' parts; members must agree on it, too
+    max_share          of the weight, for one member of four and more; 1: no bound. Members must agree on it, too
     """
 
     compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
@@ -87,6 +88,7 @@ class AllreduceOptions:
     reducer_timeout: float | None = None
     trust: Trust = "strangers"
     aggregator: Aggregator = Mean()  # noqa: RUF009  # it has no state
+    max_share: float = 0.5
 
     def __post_init__(self) -> None:
         _check(self.trust in get_args(Trust), "trust", self.trust, f"one of {', '.join(get_args(Trust))}")
@@ -94,7 +96,8 @@ class AllreduceOptions:
             raise TypeError(f"compression must be a codec such as Float16Compression(), got {self.compression!r}")
         if not isinstance(self.aggregator, Aggregator):
             raise TypeError(f"aggregator must be one such as Median(), got {self.aggregator!r}")
-        check_numbers(part_size_bytes=self.part_size_bytes)
+        check_numbers(part_size_bytes=self.part_size_bytes, max_share=self.max_share)
+        _check(0 < self.max_share <= 1, "max_share", self.max_share, "above 0 and at most 1")
         if not 0 < self.part_size_bytes <= MAX_PART_BYTES:
             raise ValueError(f"part_size_bytes must be 1 to {MAX_PART_BYTES}, got {self.part_size_bytes}")
         for name in ("allreduce_timeout", "sender_timeout", "reducer_timeout"):

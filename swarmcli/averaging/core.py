@@ -256,6 +256,7 @@ class AveragerCore:
             "averaging.part_size_bytes": str(options.part_size_bytes),
             "averaging.trust": options.trust,
             "averaging.aggregator": options.aggregator.description,
+            "averaging.max_share": str(float(options.max_share)),
         }
 
     # A round
@@ -337,6 +338,7 @@ class AveragerCore:
                 if reason := self._nothing_to_average(group):
                     return AllreduceResult.without_exchange(reason)
                 result = await self._run_round(self._make_round(group, weight))
+                self._finder.experience.note(result.weights)
                 if result.total_weight > 0 and result.averages:
                     await on_executor(self._layout.nbytes, self._apply, result.averages)
                     self.archive.keep(group.group_id, group.tag, result)

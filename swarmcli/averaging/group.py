@@ -49,10 +49,13 @@ class Member:
     bandwidth: float = 1.0  # relative to the other members; 0: reduces nothing
     addresses: tuple[str, ...] = ()  # where it can be dialed; of one that does not listen, those at relays
     gathered: bytes = b""  # what it handed to `gather`
+    ramp: float = math.inf  # so many times the group's median weight counts of its own at most, see `weights.py`
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.bandwidth) and self.bandwidth >= 0):
             raise ValueError(f"a member's bandwidth must be finite and not negative, got {self.bandwidth}")
+        if not self.ramp >= 1:  # or a leader could count nothing of others
+            raise ValueError(f"at least the median weight counts of a member, got {self.ramp} times that")
         if len(self.gathered) > MAX_GATHERED_BYTES:
             raise ValueError(f"gathered data has {len(self.gathered)} bytes, the bound is {MAX_GATHERED_BYTES}")
         object.__setattr__(self, "addresses", bounded(self.addresses))
@@ -159,7 +162,7 @@ def _rest(group: Group) -> Iterator[bytes]:
     yield b"swarm group rest"
     yield struct.pack(">Q", len(group.members))
     for member, share in zip(group.members, group.part_shares, strict=True):
-        yield struct.pack(">?dd", member.listening, member.bandwidth, share)
+        yield struct.pack(">?ddd", member.listening, member.bandwidth, member.ramp, share)
         yield struct.pack(">Q", len(member.addresses))
         yield from (_counted(address.encode()) for address in member.addresses)
         yield _counted(member.gathered)

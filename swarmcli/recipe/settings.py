@@ -227,6 +227,12 @@ class AveragingSettings(Section):
         "strangers: a third of a group may lie about a round; members: they may only fail; null: members in a run with "
         "access: invite, else strangers",
     )
+    max_share: float = shared(
+        0.5,
+        "of the weight in a group of four or more that one peer may have; what it names above does not count",
+        gt=0,
+        le=1,
+    )
     average_state_every: int | None = shared(
         None, "epochs between averages of the parameters; null: every epoch with local updates, else on drift", ge=1
     )

@@ -175,6 +175,7 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
         "trust": recipe.trust,
         "seats_per_network": averaging.seats_per_network,
         "aggregator": make_aggregator(averaging.aggregator),
+        "max_share": recipe.averaging.max_share,
     }
     if recipe.local.bandwidth is not None:
         options["bandwidth"] = recipe.local.bandwidth

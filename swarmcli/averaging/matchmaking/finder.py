@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -38,6 +39,7 @@ from swarmcli.averaging.matchmaking.messages import (
 from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.averaging.suspicion import Suspicions
+from swarmcli.averaging.weights import Experience
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, DHTError, NetworkError, NoReducerError
 from swarmcli.network.addresses import is_direct
@@ -86,6 +88,7 @@ class GroupFinder:
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
         self._ban_news = ban_news or BanNews.of(node, config.run or config.prefix)
+        self.experience = Experience()
         self._memory = Memory(self._ban_news.bans.is_banned)
         self._begun: dict[Bucket, Group] = {}  # the last groups that began with this peer, oldest first
         self._declarations = Declarations(node, config.prefix)
@@ -269,6 +272,8 @@ class GroupFinder:
             Member(who.peer_id, who.listening, offer.auxiliary, speed, who.addresses, offer.gathered)
             for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
         ]
+        ramps = self.experience.ramps(member.peer_id for member in said)
+        said = [replace(member, ramp=ramps.get(member.peer_id, math.inf)) for member in said]
         members, shares = self._divide(said)
         group = Group.form(search.me.tag, members, shares, self._endpoint.random.randbytes(NONCE_BYTES))
         for join in joins[1:]:

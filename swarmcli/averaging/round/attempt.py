@@ -39,6 +39,7 @@ from swarmcli.averaging.round.sender import Gathered, PartSender
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.shares import reducers_among
+from swarmcli.averaging.weights import WeightBounds
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
 from swarmcli.tasks import beside, forgetful
@@ -79,7 +80,9 @@ class Attempt:
         unreachable |= self._lost - {mates.me}
         senders = sorted(members - mates.auxiliaries)
         mine, results = (mine if mates.me in senders else None), holdings.results
-        self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator)
+        ramps = {index: group.members[index].ramp for index in senders}
+        bounds = WeightBounds(options.max_share, ramps)
+        self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds)
         if mine is not None:
             self._reducer.begin(mates.me, mine.weight)
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []

@@ -7,6 +7,7 @@ Everyone gets the encoded average, this member included, so all hold the same bi
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.digests import digest_of
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain
 from swarmcli.averaging.round.plan import Part, Plan
+from swarmcli.averaging.weights import WeightBounds, limits
 from swarmcli.compression import TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError, InputRefused, RoundFailed
@@ -31,6 +33,7 @@ _MAX_AHEAD = 64 << 20  # bytes of sums and of parts that lie beside the results,
 @dataclass(slots=True)
 class _Sender:
     weight: float | None = None  # None until it said so
+    counts: float | None = None  # so much of it; None until that is known
     delivered: int = 0  # its parts arrive in order, so their number says which
     left_out: str | None = None  # why
 
@@ -50,10 +53,13 @@ class Reducer:
         inputs: Inputs | None,
         results: Results | None,
         aggregator: Aggregator = Mean(),  # noqa: B008  # it has no state
+        bounds: WeightBounds = WeightBounds(),  # noqa: B008  # a frozen value
     ) -> None:
-        """`senders`: member indices, this one too if it sends. `inputs` and `results`: None for an auxiliary."""
+        """`senders`: member indices, this one too if it sends. `inputs` and `results`: None for an auxiliary. `bounds`:
+        how much of the weights counts."""
         self.parts = plan.by_reducer.get(me, ())
         self._inputs, self._results, self._me, self._aggregator = inputs, results, me, aggregator
+        self._bounds = bounds
         self._senders = {sender: _Sender() for sender in senders}
         self._sums: dict[int, PartAggregator] = {}
         self._beside, self._counting = 0, Lock()  # bytes in `_sums` that are no results; parts are added in threads
@@ -76,6 +82,7 @@ class Reducer:
         if self._senders[sender].weight is not None:
             raise InputRefused("it began twice")
         self._senders[sender].weight = weight
+        self._weigh()
         if sender == self._me:
             self._senders[sender].delivered = len(self.parts)
         self._bell.ring()
@@ -91,6 +98,8 @@ class Reducer:
         position = state.delivered
         if not state.weight or position >= len(self.parts):
             raise InputRefused("it sent a part that the plan does not provide for")
+        while state.counts is None:  # it has named much, and the others could still show how much of it counts
+            await self._wait()
         # The part that is next is always let in, or the slowest sender could not come to it.
         while position > len(self._averages) and self._beside >= _MAX_AHEAD:
             await self._wait()
@@ -113,6 +122,7 @@ class Reducer:
         state = self._senders[sender]
         if not self.has_all_of(sender):
             state.left_out = reason
+            self._weigh()
             self._bell.ring()
 
     def abort(self, reason: str) -> None:
@@ -153,6 +163,17 @@ class Reducer:
             self.abort(error.reason)
             raise
 
+    def _weigh(self) -> None:
+        """What is known to count of the senders' weights, after one has named its own or is out. All reducers come to
+        the same: they hear of the same weights, in whatever order."""
+        named = {sender: state.weight for sender, state in self._senders.items() if state.weight is not None}
+        missing = sum(state.weight is None and state.left_out is None for state in self._senders.values())
+        most = limits(named, self._bounds.ramps, self._bounds.max_share, missing)
+        for sender, weight in named.items():
+            state = self._senders[sender]
+            if state.counts is None and (not missing or weight <= most.get(sender, math.inf)):
+                state.counts = min(weight, most.get(sender, math.inf))
+
     async def _wait(self) -> None:
         if self._failure is not None:
             raise RoundFailed(self._failure)
@@ -173,7 +194,7 @@ class Reducer:
             raise InputRefused(f"part {part.index} holds NaN or infinity")
         if reason := beyond_sums([values], state.weight or 0.0):
             raise InputRefused(f"part {part.index} holds {reason}")
-        self._add_up(position, values, state.weight or 0.0, sender)
+        self._add_up(position, values, state.counts or 0.0, sender)
         # Here and not after the await: what is in the sum is counted, even if the caller is cancelled meanwhile.
         state.delivered += 1
 
@@ -198,11 +219,11 @@ class Reducer:
         part = self.parts[position]
         own = self._senders.get(self._me)
         if own is not None and own.weight and self._inputs is not None:
-            self._add_up(position, self._inputs.part(part), own.weight, self._me)
+            self._add_up(position, self._inputs.part(part), own.counts or own.weight, self._me)
         included = {
-            index: sender.weight
+            index: sender.counts
             for index, sender in sorted(self._senders.items())
-            if sender.weight and sender.delivered > position
+            if sender.counts and sender.delivered > position
         }
         message = None
         if included:

@@ -1,0 +1,96 @@
+"""What counts of the weights that members name: claims are bounded by those of the others, and honest ones stay."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.weights import FIRST, GROWTH, KNOWN, LEAST, Experience, limits
+from swarmcli.network.identity import Identity
+from swarmcli.testing import virtual_time
+from tests.averaging.rounds import Kind, Swarm
+
+PEERS = [Identity.from_seed(number).peer_id for number in range(6)]
+
+
+def counted(weights: list[float], max_share: float = 0.5, ramps: dict[int, float] | None = None) -> list[float]:
+    most = limits(dict(enumerate(weights)), ramps or {}, max_share)
+    return [min(weight, most.get(member, 0.0)) for member, weight in enumerate(weights)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([1, 100], [1, 100]),  # two or three are as they are
+        ([1, 1, 100], [1, 1, 100]),
+        ([1, 1, 1, 100], [1, 1, 1, 3]),  # half of the weight
+        ([1, 2, 1, 4], [1, 2, 1, 4]),
+        ([0, 0, 0, 5], [0, 0, 0, 5]),  # one trainer and its followers
+        ([1, 1, 1, 1e18, 1e18], [1, 1, 1, 1e18, 1e18]),  # two that agree to lie have all of it: no single one is above
+    ],
+)
+def test_nobody_of_four_has_more_than_its_share(weights: list[float], expected: list[float]) -> None:
+    assert counted(weights) == expected
+
+
+def test_shares_that_are_too_small_for_the_group_make_all_weights_equal() -> None:
+    assert counted([1, 2, 3, 4], max_share=0.01) == [1, 1, 1, 1]
+
+
+def test_what_is_counted_early_is_what_counts_in_the_end() -> None:
+    """Reducers hear of weights in unlike orders, and count what is below its limit before they know all."""
+    numbers = random.Random(0)
+    for _ in range(200):
+        weights = {member: 10 ** numbers.uniform(-3, 3) for member in range(numbers.randint(4, 7))}
+        ramps = {member: numbers.choice([2.0, 8.0, math.inf]) for member in weights}
+        share = numbers.choice([0.2, 0.3, 0.5, 0.9])
+        final = limits(weights, ramps, share)
+        for known in range(1, len(weights)):
+            for some in itertools.islice(itertools.combinations(weights, known), 10):
+                early = limits({m: weights[m] for m in some}, ramps, share, missing=len(weights) - known)
+                assert all(weights[m] <= final[m] for m in some if weights[m] <= early[m])
+
+
+def test_a_new_identity_counts_for_little_among_known_peers_and_for_more_with_each_round() -> None:
+    experience, others, newcomer = Experience(), PEERS[:3], PEERS[3]
+    assert experience.ramps([*others, newcomer]) == {}  # all are new
+    for _ in range(KNOWN):
+        experience.note(dict.fromkeys(others, 10.0))
+    rounds = []
+    for _ in range(3):
+        ramp = experience.ramps([*others, newcomer])[newcomer]
+        weight = counted([10, 10, 10, 1000], max_share=1.0, ramps={3: ramp})[3]
+        experience.note({**dict.fromkeys(others, 10.0), newcomer: weight})
+        rounds.append(weight)
+    assert rounds == [10 * FIRST, 10 * FIRST * GROWTH, 10 * FIRST * GROWTH**2]
+    assert experience.ramps(others)[others[0]] == GROWTH
+
+
+def test_two_or_three_trainers_are_never_ramped() -> None:
+    experience = Experience()
+    for _ in range(10):
+        experience.note(dict.fromkeys(PEERS[:2], 10.0))
+    assert len(PEERS[:2]) < LEAST and experience.ramps(PEERS[:3]) == {}
+
+
+@pytest.mark.parametrize("delay", [0.0, 5.0])
+def test_all_reducers_clip_a_claim_alike(delay: float) -> None:
+    """The heavy one waits where the others have not named their weights yet; they agree in the end."""
+
+    async def main() -> None:
+        kinds = [Kind(delay=delay), Kind(delay=delay), Kind(weight=1e9), Kind(weight=2.0)]
+        async with Swarm(kinds, options=AllreduceOptions(part_size_bytes=1024, sender_timeout=20)) as swarm:
+            holders = swarm.check(await swarm.round())
+            assert len(holders) == 4
+            peers = [peer.peer_id for peer in swarm.peers]
+            for result in holders:
+                assert dict(result.weights) == {peers[0]: 1.0, peers[1]: 1.0, peers[2]: 4.0, peers[3]: 2.0}
+                assert len({average.part.reducer for average in result.parts}) == 4
+                assert torch.isfinite(result.averages[0]).all()
+
+    virtual_time.run(main())
