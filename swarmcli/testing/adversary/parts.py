@@ -1,0 +1,269 @@
+"""Lies about what travels in a round: parts, weights, averages, their signatures, and copies of what others lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from swarmcli.averaging.bans import BanNews, Heard, Told
+from swarmcli.averaging.config import MAX_WEIGHT
+from swarmcli.averaging.consensus.messages import DIGEST_BYTES, HoldingsAnswer, Report, SignedAverages
+from swarmcli.averaging.digests import digest_of
+from swarmcli.averaging.evidence import UnlikeAverages
+from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.messages import AverageHeader, Farewell, PartHeader, SenderTerms
+from swarmcli.averaging.round.signed import SignedLists
+from swarmcli.compression.base import NoCompression, tensor_memory
+from swarmcli.errors import NetworkError
+from swarmcli.network import Stream, wire
+from swarmcli.network.identity import SIGNATURE_BYTES, PeerID
+from swarmcli.testing.adversary.base import Liar, lie
+
+
+class _Altered:
+    """A stream on which some messages are sent otherwise than meant."""
+
+    def __init__(self, stream: Stream, alter: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+        self._stream, self._alter = stream, alter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def send(self, message: Any, payload: Any = ()) -> None:
+        await self._stream.send(*self._alter(message, payload))
+
+
+def _on_each_try(liar: Liar, alter: Callable[[Any], None]) -> None:
+    """`alter` gets each try at a round of this averager before it begins."""
+    assert liar.averager is not None
+    service = liar.averager._service
+    hosting = service.hosting
+
+    def host(round_: Any) -> Any:
+        alter(round_)
+        return hosting(round_)
+
+    service.hosting = host  # type: ignore[method-assign]
+
+
+def _as_reducer(liar: Liar, alter: Callable[[Any, Stream, Any, Any], tuple[Any, Any]]) -> None:
+    """`alter` gets the try, the stream to a member, and each message to it with its payload."""
+
+    def on_try(round_: Any) -> None:
+        distribute = round_._receiver._distribute
+        round_._receiver._distribute = lambda stream: distribute(
+            _Altered(stream, lambda message, payload: alter(round_, stream, message, payload))
+        )
+
+    _on_each_try(liar, on_try)
+
+
+def _as_sender(liar: Liar, alter: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+    def on_try(round_: Any) -> None:
+        send = round_._sender._send
+        round_._sender._send = lambda parts, mine, stream: send(parts, mine, _Altered(stream, alter))
+
+    _on_each_try(liar, on_try)
+
+
+def _shifted(payload: Any) -> memoryview:
+    """Other finite numbers of the same type: those of an average, the other way round."""
+    values = torch.frombuffer(bytearray(b"".join(bytes(piece) for piece in payload)), dtype=torch.float32)
+    return tensor_memory(values.neg_())
+
+
+def _is_odd(round_: Any, stream: Stream) -> bool:
+    """Of the members every second one, so that some see the one face and some the other."""
+    return bool(round_.group.index_of(stream.peer) % 2)
+
+
+@lie("values that were not signed", "parts", at_most="a second try, without it as a reducer")
+def other_values(liar: Liar) -> None:
+    """Every second member gets other values than those under the digests that this reducer signs."""
+
+    def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
+        if isinstance(message, AverageHeader) and message.tensor is not None and _is_odd(round_, stream):
+            liar.told.append("other values")
+            return message, _shifted(payload)
+        return message, payload
+
+    _as_reducer(liar, alter)
+
+
+@lie("two signed lists", "parts", at_most="a second try; it is banned from the run by evidence")
+def two_faces(liar: Liar) -> None:
+    """Every second member gets other values, and a signature for just these."""
+    digests: dict[tuple[bytes, PeerID], list[bytes]] = {}
+
+    def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
+        if not _is_odd(round_, stream):
+            return message, payload
+        mine = digests.setdefault((round_.group.group_id, stream.peer), [])
+        if isinstance(message, AverageHeader):
+            part = round_._reducer.parts[len(mine)]
+            content = None
+            if message.tensor is not None:
+                payload = _shifted(payload)
+                content = NoCompression().compress(torch.frombuffer(payload, dtype=torch.float32))
+            mine.append(digest_of(part.index, message.senders, message.weights, content))
+        elif isinstance(message, Farewell):
+            other = SignedLists(round_.group, liar.averager._service.prefix, liar.averager.bans)  # type: ignore[union-attr]
+            signed = other.sign(round_.mates.me, liar.endpoint.identity, mine)
+            liar.told.append("another signature")
+            message = msgspec.structs.replace(message, averages=signed)
+        return message, payload
+
+    _as_reducer(liar, alter)
+
+
+@lie("the signature of another round", "parts", at_most="a second try, without it as a reducer")
+def old_signature(liar: Liar) -> None:
+    """It shows what it signed in its first try, in every later one."""
+    first: list[Any] = []
+
+    def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
+        if isinstance(message, Farewell):
+            first.append(message.averages)
+            if first[0] != message.averages:
+                liar.told.append("an old signature")
+            message = msgspec.structs.replace(message, averages=first[0])
+        return message, payload
+
+    _as_reducer(liar, alter)
+
+
+@lie("parts of another round", "parts", at_most="what any gradients of its own could do, with its own weight")
+def replayed_parts(liar: Liar) -> None:
+    """It sends the parts of its first round again and again."""
+    kept: dict[tuple[int, int], bytes] = {}
+
+    def on_try(round_: Any) -> None:
+        send = round_._sender._send
+
+        def replay(parts: Any, mine: Any, stream: Any) -> Any:
+            count = 0
+
+            def alter(message: Any, payload: Any) -> tuple[Any, Any]:
+                nonlocal count
+                if isinstance(message, PartHeader):
+                    data = b"".join(bytes(piece) for piece in payload)
+                    old = kept.setdefault((len(data), count), data)
+                    liar.told.append("an old part" if old != data else "a part")
+                    payload, count = memoryview(old), count + 1
+                return message, payload
+
+            return send(parts, mine, _Altered(stream, alter))
+
+        round_._sender._send = replay
+
+    _on_each_try(liar, on_try)
+
+
+@lie("weights without bound", "parts", at_most="its share of the weight; it is left out if a sum could overflow")
+def huge_weights(liar: Liar) -> None:
+    assert liar.averager is not None
+    averager = liar.averager
+    make_round = averager._make_round
+
+    def heavy(group: Group, weight: float) -> Any:
+        liar.told.append("a huge weight")
+        return make_round(group, MAX_WEIGHT)
+
+    averager._make_round = heavy  # type: ignore[method-assign]
+
+
+@lie("an overflow", "parts", at_most="nothing: it is named and left out, and reducers stand")
+def overflow(liar: Liar) -> None:
+    """The largest weight with values that would take the sum of all beyond its range."""
+
+    def alter(message: Any, payload: Any) -> tuple[Any, Any]:
+        if isinstance(message, SenderTerms):
+            message = msgspec.structs.replace(message, weight=1e18)
+        elif isinstance(message, PartHeader):
+            liar.told.append("huge values")
+            payload = tensor_memory(torch.full((sum(len(bytes(piece)) for piece in payload) // 4,), 1e30))
+        return message, payload
+
+    _as_sender(liar, alter)
+
+
+@lie("unlike weights", "parts", at_most="its own weight does not count as contributed")
+def unlike_weights(liar: Liar) -> None:
+    """Each reducer is told another weight."""
+    weight = 1.0
+
+    def alter(message: Any, payload: Any) -> tuple[Any, Any]:
+        nonlocal weight
+        if isinstance(message, SenderTerms):
+            weight *= 1.01
+            liar.told.append(f"the weight {weight}")
+            message = msgspec.structs.replace(message, weight=weight)
+        return message, payload
+
+    _as_sender(liar, alter)
+
+
+@lie("one false digest", "parts", at_most="nothing that the others hold is sent again")
+def false_digest(liar: Liar) -> None:
+    """In what it reports of its averages, and in what it says that it could give copies of, one is another one. So that
+    there is something to repair it does not sign what it gave."""
+    assert liar.averager is not None
+    service = liar.averager._service
+    answer_holdings = service._holdings
+
+    def falsified(digests: bytes) -> bytes:
+        if not digests:
+            return digests
+        liar.told.append("a false digest")
+        place = liar.random.randrange(len(digests) // DIGEST_BYTES) * DIGEST_BYTES
+        return digests[:place] + liar.random.randbytes(DIGEST_BYTES) + digests[place + DIGEST_BYTES :]
+
+    async def holdings(peer: PeerID, question: Any) -> HoldingsAnswer:
+        answer = await answer_holdings(peer, question)
+        return msgspec.structs.replace(answer, digests=falsified(answer.digests))
+
+    def unsigned(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
+        if isinstance(message, Farewell):
+            nothing = SignedAverages(bytes(DIGEST_BYTES), bytes(SIGNATURE_BYTES))
+            message = msgspec.structs.replace(message, averages=nothing)
+        return message, payload
+
+    def on_try(round_: Any) -> None:
+        report = round_.report
+
+        def lying() -> Report:
+            true: Report = report()
+            return msgspec.structs.replace(true, digests=falsified(true.digests))
+
+        round_.report = lying
+
+    service._holdings = holdings  # type: ignore[method-assign]
+    _as_reducer(liar, unsigned)
+    _on_each_try(liar, on_try)
+
+
+@lie("false accusations", "parts", at_most="one signature to check; it is not listened to again")
+def false_accusations(liar: Liar) -> None:
+    """Whenever a try begins it accuses each member of signing unlike averages, with signatures that are none."""
+    assert liar.averager is not None
+    averager = liar.averager
+    method = BanNews.of(averager.node, averager.config.run or averager.config.prefix).method
+
+    async def accuse(teller: PeerID, victim: PeerID, group_id: bytes) -> None:
+        lists = [SignedAverages(liar.random.randbytes(32), liar.random.randbytes(64)) for _ in range(2)]
+        evidence = UnlikeAverages(victim, averager.config.prefix, group_id, lists[0], lists[1])
+        liar.told.append("a false accusation")
+        try:
+            await liar.endpoint.call(teller, method, Told((wire.encode(evidence),)), Heard, timeout=5)
+        except NetworkError as error:
+            liar.told.append(f"refused: {error}")
+
+    def on_try(round_: Any) -> None:
+        members = [member.peer_id for member in round_.group.members if member.peer_id != liar.endpoint.peer_id]
+        for hearer, victim in zip(members, members[1:] + members[:1], strict=True):
+            averager._rounds.spawn(accuse(hearer, victim, round_.group.group_id))
+
+    _on_each_try(liar, on_try)
