@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlencode
 
@@ -39,6 +39,17 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+def is_exposed(host: str, names: Sequence[str]) -> bool:
+    """Whether others than this machine's users may reach a dashboard that listens at this host: then it wants a token.
+    One that goes by a name counts, since names are given to what a proxy passes on."""
+    if names:
+        return True
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() != "localhost"
 
 
 class Guard:

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 from fastapi import FastAPI
@@ -122,12 +122,18 @@ class DashboardServer:
 
 
 @contextlib.contextmanager
-def serving(source: DashboardSource, host: str, listening: socket.socket) -> Iterator[str]:
-    """Serves the dashboard on a socket that listens at `host` while the block lasts; gives its address.
-
-    On another interface than loopback the page is open to whoever reaches it: it changes nothing.
-    """
-    server = DashboardServer(create_app(source, hosts=[host]), host=host, listening=listening)
+def serving(
+    source: DashboardSource,
+    host: str,
+    listening: socket.socket,
+    *,
+    names: Sequence[str] = (),
+    token: str | None = None,
+) -> Iterator[str]:
+    """Serves the dashboard on a socket that listens at `host` while the block lasts; gives its address, without the
+    token. `names`: under which browsers may ask for it beside `host`. `token`: that everybody has to bring; see
+    `guard.is_exposed`."""
+    server = DashboardServer(create_app(source, hosts=[host, *names], token=token), host=host, listening=listening)
     url = server.start_in_thread()
     try:
         yield url

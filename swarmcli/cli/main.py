@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from swarmcli import __version__
+from swarmcli.cli.closed import init, invite, members, revoke
 from swarmcli.cli.demo import demo
 from swarmcli.cli.ending import ExitCode, exit_code, words
 from swarmcli.cli.link import link
@@ -57,7 +58,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (join, aux, monitor, link, demo, log, validate, netcheck):
+for verb in (init, join, aux, monitor, link, demo, log, validate, netcheck, invite, revoke, members):
     app.command(cls=_Verb)(verb)
 
 

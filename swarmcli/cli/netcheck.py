@@ -19,6 +19,7 @@ from swarmcli.cli.peers import Host, NoPortMapping, Peers, Port, Verbose
 from swarmcli.journal import printable
 
 if TYPE_CHECKING:
+    from swarmcli.roles.invitations import Visitor
     from swarmcli.roles.netreport import FamilyReport, MappingReport, NetReport, PeerReport
 
 Run = Annotated[
@@ -59,11 +60,14 @@ def netcheck(
 def options_of(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
     """How a peer of this run would listen on this machine, and whom it would dial first."""
     from swarmcli.recipe import is_link, load_recipe, parse_link
+    from swarmcli.roles.invitations import of_recipe
+    from swarmcli.roles.linked import LinkedRun
 
     if run is None:
         return {"initial_peers": list(peers)}
     if is_link(run):
-        return {"initial_peers": [*peers, *parse_link(run).addresses]}
+        link = parse_link(run)
+        return {"initial_peers": [*peers, *link.addresses], "visitor": LinkedRun(link).visitor()}
     recipe = load_recipe(Path(run))
     contacts = list(peers) or list(recipe.network.initial_peers)
     if not contacts:
@@ -76,6 +80,7 @@ def options_of(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
         "port": local.port,
         "announce_addresses": local.announce_addresses,
         "port_mapping": local.port_mapping,
+        "visitor": of_recipe(recipe) if recipe.access == "invite" else None,
     }
 
 
@@ -86,7 +91,10 @@ def _find(options: dict[str, Any]) -> NetReport:
 
     if not options["initial_peers"]:
         return asyncio.run(look_around(port=options.get("port", 0), port_mapping=options.get("port_mapping", True)))
-    with DHT(start=False, **options) as dht:
+    visitor: Visitor | None = options.pop("visitor", None)
+    dht = DHT(start=False, identity=visitor.identity if visitor else None, **options)
+    dht.membership = visitor.membership if visitor else None
+    with dht:
         found = dht.run_coroutine(ask_peers(dht))
     assert isinstance(found, NetReport)  # and no future, since it was waited for
     return found

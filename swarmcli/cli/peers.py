@@ -78,7 +78,19 @@ HomePath = Annotated[
     ),
 ]
 Web = Annotated[int | None, typer.Option(metavar="PORT", help="Serve the dashboard here.", show_default=False)]
-WebHost = Annotated[str, typer.Option(help="The interface of the dashboard.")]
+WebHost = Annotated[
+    str, typer.Option(help="The interface of the dashboard; on another than this machine's own it asks for a token.")
+]
+WebNames = Annotated[
+    list[str],
+    typer.Option(
+        "--web-name",
+        metavar="NAME",
+        help="A host name under which browsers may ask for the dashboard, beside addresses. May be repeated.",
+        default_factory=list,
+        show_default=False,
+    ),
+]
 Resume = Annotated[
     str | None,
     typer.Option(
@@ -123,6 +135,7 @@ def join(
     peer: Peers,
     overrides: Overrides,
     announce: Announce,
+    web_name: WebNames,
     name: Name = None,
     host: Host = None,
     port: Port = None,
@@ -157,7 +170,8 @@ def join(
     if process is not None:
         from swarmcli.cli.site.join import JoinOptions, join_as_process
 
-        join_as_process(process, JoinOptions(named.recipe, settings, contacts, home, resume, web, web_host, verbose))
+        options = JoinOptions(named.recipe, settings, contacts, home, resume, web, web_host, web_name, verbose)
+        join_as_process(process, options)
         return
     loaded = load_recipe(named.recipe, settings)
     if loaded.local.site.processes > 1:
@@ -168,7 +182,9 @@ def join(
     from swarmcli.cli.session import Session
     from swarmcli.roles.run import run_trainer
 
-    with Session("trainer", loaded, contacts, home, verbose=verbose, web_port=web, web_host=web_host) as session:
+    with Session(
+        "trainer", loaded, contacts, home, verbose=verbose, web_port=web, web_host=web_host, web_names=web_name
+    ) as session:
         run_trainer(session.peer, session.show(), session.stop, resume=resume)
 
 
@@ -210,6 +226,7 @@ def monitor(
     peer: Peers,
     overrides: Overrides,
     announce: Announce,
+    web_name: WebNames,
     name: Name = None,
     host: Host = None,
     port: Port = None,
@@ -239,7 +256,15 @@ def monitor(
     contacts = [*peer, *named.contacts]
     default = 0 if "port" in loaded.local.model_fields_set else DEFAULT_PORT
     with Session(
-        "monitor", loaded, contacts, home, port=default, verbose=verbose, web_port=web, web_host=web_host
+        "monitor",
+        loaded,
+        contacts,
+        home,
+        port=default,
+        verbose=verbose,
+        web_port=web,
+        web_host=web_host,
+        web_names=web_name,
     ) as session:
         watch = session.show()
         run_monitor(session.peer, watch, session.stop, resume=resume, leave_when_done=leave_when_done)

@@ -31,6 +31,7 @@ from swarmcli.events import (
 )
 from swarmcli.journal import printable
 from swarmcli.network.addresses import parse_address
+from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.roles.home import Home
@@ -68,10 +69,12 @@ class Session:
         verbose: bool = False,
         web_port: int | None = None,
         web_host: str = "127.0.0.1",
+        web_names: Sequence[str] = (),
         process: SiteProcess | None = None,
     ) -> None:
         """`port`: where this peer listens if the recipe names none; 0: where it did before. `web_port`: where the
-        dashboard is served; None: nowhere. `process`: this one is rank 0 of a site, and asked to stop as such."""
+        dashboard is served; None: nowhere. `web_names`: under which browsers may ask for it. `process`: this one is
+        rank 0 of a site, and asked to stop as such."""
         self._role = role
         self._recipe = recipe
         self._contacts = contacts
@@ -80,6 +83,7 @@ class Session:
         self._verbose = verbose
         self._web_port = web_port
         self._web_host = web_host
+        self._web_names = tuple(web_names)
         self._web: socket.socket | None = None
         self._process = process
         self._interrupted = False
@@ -159,16 +163,34 @@ class Session:
         self._exit.callback(watch.close)
         address = ""
         if self._web is not None:
-            from coordinator_web.server import serving
-
-            source = DashboardSource(self.peer.journal, watch.look)
-            address = self._exit.enter_context(serving(source, self._web_host, self._web))
-            out.print(f"dashboard: {address}", soft_wrap=True)
+            address = self._serve_dashboard(DashboardSource(self.peer.journal, watch.look), self._web)
         self._say_how_to_join(watch.look())
         self.peer.tell(address)
         self._exit.callback(self.peer.events.subscribe(lambda event: self._tell_anew(event, address)))
         self._exit.enter_context(LiveView(watch.look, self.peer.events, console=err, clock=time.time))
         return watch
+
+    def _serve_dashboard(self, source: DashboardSource, listening: socket.socket) -> str:
+        """Gives its address on this machine, without the token: that is for people, and no file that others read."""
+        from coordinator_web.guard import is_exposed
+        from coordinator_web.server import serving
+
+        exposed = is_exposed(self._web_host, self._web_names)
+        token = self.peer.home.dashboard_token() if exposed else None
+        address = self._exit.enter_context(
+            serving(source, self._web_host, listening, names=self._web_names, token=token)
+        )
+        query = f"?token={token}" if token else ""
+        out.print(f"dashboard: {address}{query}", soft_wrap=True)
+        if exposed:
+            port = listening.getsockname()[1]
+            urls = [each.replace("tcp://", "http://") for each in announced_addresses(self._web_host, port)]
+            places = [f"{url}/{query}" for url in urls] + [
+                f"{name} with /{query} behind it" for name in self._web_names
+            ]
+            err.print(f"from other computers: {', '.join(places)}", soft_wrap=True)
+            err.print("whoever has that link can look; nothing can be changed there")
+        return address
 
     def _tell_anew(self, event: Event, dashboard: str) -> None:
         """A peer that turns out to be dialable, or moves, or whose contact leaves, has another link or none. This is

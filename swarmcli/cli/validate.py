@@ -68,6 +68,8 @@ def _summary(recipe: Recipe) -> dict[str, str]:
         "model": str(model),
         "epoch": f"{recipe.target_batch_size} samples, here {recipe.micro_batch} × {recipe.accumulation_steps} a step",
         **({"site": site_in_words(recipe.local.site)} if recipe.local.site.processes > 1 else {}),
+        "access": "closed: only whom its owner invites takes part" if recipe.access == "invite" else "open to all",
+        "trust": recipe.trust,
         "ends": f"after epoch {recipe.max_epochs}" if recipe.max_epochs else "when it is stopped",
         "output": str(recipe.output_dir),
     }

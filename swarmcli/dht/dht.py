@@ -53,6 +53,7 @@ class DHT:
         preferred_port: int = 0,
         announce_addresses: Sequence[str] = (),
         identity_path: str | os.PathLike[str] | None = None,
+        identity: Identity | None = None,
         record_validators: Iterable[RecordValidator] = (),
         num_replicas: int = 5,
         cache_locally: bool = True,
@@ -66,7 +67,7 @@ class DHT:
         """`initial_peers` are addresses of peers that are there already (tcp://host:port/peerid); none: a new network.
         `port` 0: any free one, and `preferred_port` if that is free.
         `relay`: others who cannot dial each other may be connected through this peer, if it can be dialed, with at
-        most `relay_rate` bytes per second.
+        most `relay_rate` bytes per second. `identity` instead of a path: one at hand, which the DHT closes.
 
         Raises IdentityError for a key file that cannot be used; with `start` and `await_ready` also what
         `run_in_background` raises. Times are seconds.
@@ -87,7 +88,9 @@ class DHT:
             "record_validators": list(record_validators),
             "startup_timeout": float(startup_timeout),
         }
-        self._identity = Identity.generate() if identity_path is None else Identity.load_or_create(Path(identity_path))
+        if identity is None:
+            identity = Identity.generate() if identity_path is None else Identity.load_or_create(Path(identity_path))
+        self._identity = identity
         self.membership: Membership | None = None  # of a closed run; said before the peer starts
         self._thread: LoopThread | None = None
         self._opening: SwarmFuture[DHTNode] | None = None

@@ -6,7 +6,10 @@ Several peers may run on one machine from one recipe. Each takes the first home 
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +18,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 from swarmcli.errors import SwarmError
 
 MAX_HOMES = 1000
+TOKEN_CHARACTERS = 22  # 128 bits
 
 
 class Home:
@@ -59,6 +63,21 @@ class Home:
         except OSError as error:
             raise SwarmError(f"{path} cannot be used as a peer's directory: {error.strerror}") from error
         return cls(path, claim, new=new)
+
+    def dashboard_token(self) -> str:
+        """What a browser has to bring to look at this peer's dashboard from elsewhere: drawn once, so that a link to it
+        holds over restarts, and readable by this user alone."""
+        file = self.path / "dashboard.token"
+        with suppress(OSError, ValueError):
+            if len(kept := file.read_text(encoding="ascii").strip()) >= TOKEN_CHARACTERS:
+                return kept
+        token = secrets.token_urlsafe(16)
+        with suppress(OSError):  # a full disk costs no more than another link next time
+            file.unlink(missing_ok=True)
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+                stream.write(token)
+        return token
 
     def discard(self) -> None:
         """Removes a directory that this claim made: the peer never came into the run, so nothing in it is of worth.

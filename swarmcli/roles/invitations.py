@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,7 +39,9 @@ def key_file(recipe: Recipe) -> Path:
     return recipe.directory / f"{recipe.run_id}.run-key"
 
 
-def membership_of(recipe: Recipe, home: Path, identity: Identity, now: Callable[[], float]) -> Membership | None:
+def membership_of(
+    recipe: Recipe, home: Path, identity: Identity, now: Callable[[], float], *, keep: bool = True
+) -> Membership | None:
     """What makes this peer a member of a closed run; None for an open one.
 
     It is what lies in its home, or the invitation that its link has brought, whichever holds longer; beside the run
@@ -50,7 +53,8 @@ def membership_of(recipe: Recipe, home: Path, identity: Identity, now: Callable[
     run = run_of(recipe)
     file = home / MEMBERSHIP
     remembered = read_remembered(file)
-    remembered.save = lambda: _write_private(file, _dump(remembered))
+    if keep:
+        remembered.save = lambda: write_private(file, _dump(remembered))
     cards = [remembered.card, _of_owner(recipe, run, identity, now), _of_link(recipe, run, identity)]
     good = [card for card in cards if card is not None and _fits(card, run, identity)]
     good = [card for card in good if card.invitation.id not in remembered.revoked]
@@ -78,13 +82,44 @@ def run_of(recipe: Recipe) -> ClosedRun:
     return ClosedRun(PeerID.parse(recipe.run_key), digest_of(recipe))
 
 
-def visiting(ticket: Ticket, recipe: str, homes: Path) -> tuple[Identity, Membership]:
-    """Who looks at a closed run by its link, before anything is agreed to: the key of the link itself, which its host
-    lets look and binds to nobody; or for an invitation to a certain peer that peer, whose identity lies in one of the
-    homes. Raises MembershipError, IdentityError."""
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who looks at a closed run without taking part in it. `identity` is whoever uses it that closes it."""
+
+    identity: Identity
+    membership: Membership
+
+
+def of_recipe(recipe: Recipe) -> Visitor:
+    """By what this computer has for a closed run: the run key, or the invitation of a peer that does not run just now.
+    Raises MembershipError where there is neither, IdentityError for a key that others may read."""
+    if key_file(recipe).exists():
+        return _visitor(recipe, recipe.directory, Identity.generate())
+    why = "this computer has no peer of it"
+    for file in sorted((recipe.output_dir / recipe.run_id).glob(f"*/{MEMBERSHIP}")):
+        try:
+            return _visitor(recipe, file.parent, Identity.load_or_create(file.with_name("identity.key")))
+        except (IdentityError, MembershipError) as error:
+            why = str(error)
+    raise MembershipError(f"the run {recipe.run_id} is closed, and nobody here can look at it: {why}")
+
+
+def _visitor(recipe: Recipe, home: Path, identity: Identity) -> Visitor:
+    try:
+        membership = membership_of(recipe, home, identity, time.time, keep=False)
+    except BaseException:
+        identity.close()
+        raise
+    assert membership is not None
+    return Visitor(identity, membership)
+
+
+def visiting(ticket: Ticket, recipe: str, homes: Path) -> Visitor:
+    """By a ticket: as the key of the link itself, which its host lets look and binds to nobody; or for an invitation to
+    a certain peer as that peer, whose identity lies in one of the homes. Raises MembershipError, IdentityError."""
     identity = ticket.bearer or _identity_of(ticket.invitation.holder, homes)
     remembered = Remembered(card=ticket.card(recipe, identity.peer_id))
-    return identity, Membership(ticket.run(recipe), identity, remembered, time.time)
+    return Visitor(identity, Membership(ticket.run(recipe), identity, remembered, time.time))
 
 
 def _identity_of(peer: PeerID, homes: Path) -> Identity:
@@ -101,7 +136,7 @@ def _identity_of(peer: PeerID, homes: Path) -> Identity:
 
 def keep_ticket(directory: Path, ticket: Ticket) -> None:
     """For the peers that begin in this directory. Raises OSError."""
-    _write_private(directory / INVITATION, ticket.encode())
+    write_private(directory / INVITATION, ticket.encode())
 
 
 def read_remembered(file: Path) -> Remembered:
@@ -169,7 +204,7 @@ def _dump(remembered: Remembered) -> str:
     )
 
 
-def _write_private(file: Path, text: str) -> None:
+def write_private(file: Path, text: str) -> None:
     """Readable by this user alone from the first byte on."""
 
     def fill(stream: BinaryIO) -> None:

@@ -16,16 +16,17 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
 
-from swarmcli.errors import RecipeError, SwarmError
+from swarmcli.errors import MembershipError, RecipeError, SwarmError
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Link, Recipe, digest_of, load_recipe
 from swarmcli.recipe.offered import DATA, MODELS
 from swarmcli.recipe.ticket import Ticket
-from swarmcli.roles.invitations import keep_ticket
+from swarmcli.roles.invitations import Visitor, keep_ticket, of_recipe, visiting
 
 VARIABLE = "SWARM_DATA_DIR"
 RECIPE = "recipe.yaml"
@@ -59,6 +60,16 @@ class LinkedRun:
         except (RecipeError, OSError):
             pass
         return None
+
+    def visitor(self) -> Visitor | None:
+        """Who looks at the link's run if it is closed: a peer of it on this computer, or whoever has the link. None:
+        the link carries no invitation. Raises MembershipError, IdentityError."""
+        if self.link.ticket is None:
+            return None
+        if self.recipe.exists():  # then this computer has joined, and a bearer's invitation is taken up
+            with suppress(MembershipError, RecipeError):
+                return of_recipe(load_recipe(self.recipe))
+        return visiting(self.link.ticket, self.link.fingerprint, self.path / self.link.run_id)
 
     def text_of(self, recipe: Recipe) -> str:
         """What is kept of a recipe that has been handed out: with the paths of this computer, and the contact."""

@@ -27,11 +27,10 @@ from swarmcli.events import EpochAdvanced, Event
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread
-from swarmcli.network.membership import Membership
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.recipe import Link, Recipe, read_offered
 from swarmcli.recipe.offered import MAX_OFFERED
-from swarmcli.roles.invitations import visiting
+from swarmcli.roles.invitations import Visitor, visiting
 
 METHOD = "run.recipe"
 FETCH_SECONDS = 15.0  # for the dial and the answer
@@ -94,11 +93,11 @@ def fetch_recipe(link: Link, directory: Path, *, timeout: float = FETCH_SECONDS)
 
 
 async def ask_for_recipe(
-    link: Link, visitor: tuple[Identity, Membership | None] | None = None, *, timeout: float = FETCH_SECONDS
+    link: Link, visitor: Visitor | None = None, *, timeout: float = FETCH_SECONDS
 ) -> RecipeOffered:
     """The same, unread. The asker is nobody: an identity of its own for this one question, unless it is a visitor of a
     closed run."""
-    identity, membership = visitor or (Identity.generate(), None)
+    identity, membership = (visitor.identity, visitor.membership) if visitor else (Identity.generate(), None)
     endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership)
     try:
         await endpoint.start()

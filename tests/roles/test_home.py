@@ -60,3 +60,14 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     blocker.write_text("")
     with pytest.raises(SwarmError, match="file/trainer-1 cannot be used"):
         Home.claim(blocker, "trainer")
+
+
+def test_the_token_of_a_dashboard_outlives_a_restart_and_is_this_users_alone(tmp_path: Path) -> None:
+    with Home.at(tmp_path / "monitor") as home:
+        token = home.dashboard_token()
+    with Home.at(tmp_path / "monitor") as again:
+        assert again.dashboard_token() == token and len(token) >= 22
+        (file,) = tmp_path.rglob("*.token")
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.write_text("")
+        assert again.dashboard_token() not in (token, "")

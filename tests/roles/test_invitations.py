@@ -13,7 +13,7 @@ from swarmcli.network.membership import Kind, Membership
 from swarmcli.recipe import Link, Recipe, digest_of
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.ticket import Ticket
-from swarmcli.roles.invitations import INVITATION, MEMBERSHIP, keep_ticket, key_file, membership_of, visiting
+from swarmcli.roles.invitations import INVITATION, MEMBERSHIP, keep_ticket, key_file, membership_of, of_recipe, visiting
 from swarmcli.roles.linked import LinkedRun
 from tests.recipe.recipes import small
 
@@ -124,14 +124,37 @@ def test_a_damaged_file_stops_the_peer_instead_of_forgetting_what_it_bound(conte
         membership(recipe)
 
 
+def test_a_closed_run_is_looked_at_by_the_key_of_its_owner_or_as_a_peer_that_does_not_run(
+    key: RunKey, recipe: Recipe, tmp_path: Path
+) -> None:
+    recipe = small("access=invite", f"run_key={key.public}", f"output_dir={tmp_path / 'runs'}", directory=tmp_path)
+    with pytest.raises(MembershipError, match="nobody here can look"):
+        of_recipe(recipe)
+    home = tmp_path / "runs" / "small" / "trainer-1"
+    identity = Identity.load_or_create(home / "identity.key")
+    keep_ticket(tmp_path, ticket_of(key, recipe, 4_000_000_000))
+    membership_of(recipe, home, identity, lambda: NOW)
+    with pytest.raises(MembershipError, match="in use"):
+        of_recipe(recipe)
+    identity.close()
+    found = of_recipe(recipe)
+    found.identity.close()
+    assert found.identity.peer_id == identity.peer_id
+    (tmp_path / "owner" / "small.run-key").replace(key_file(recipe))
+    before = sorted(tmp_path.rglob("*"))
+    assert of_recipe(recipe).identity.peer_id not in (identity.peer_id, key.public)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_an_invitation_for_one_peer_is_looked_at_with_its_identity(key: RunKey, recipe: Recipe, tmp_path: Path) -> None:
     digest = digest_of(recipe)
     home = tmp_path / "small" / "trainer-1"
     identity = Identity.load_or_create(home / "identity.key")
     identity.close()
     ticket = Ticket(key.public, key.invite(digest, identity.peer_id, LATER).invitation)
-    found, visitor = visiting(ticket, digest, tmp_path / "small")
-    found.close()
-    assert found.peer_id == identity.peer_id and visitor.remembered.card == ticket.card(digest, found.peer_id)
+    found = visiting(ticket, digest, tmp_path / "small")
+    found.identity.close()
+    assert found.identity.peer_id == identity.peer_id
+    assert found.membership.remembered.card == ticket.card(digest, identity.peer_id)
     with pytest.raises(MembershipError, match=r"is for the peer .* without --for"):
         visiting(ticket, digest, tmp_path / "elsewhere")

@@ -5,6 +5,8 @@ import http.client
 import httpx
 import pytest
 
+from coordinator_web.guard import is_exposed
+
 from .conftest import Serve
 from .fake_source import FakeRun
 
@@ -66,3 +68,27 @@ def test_the_way_back_never_leads_to_another_host(serve: Serve) -> None:
     connection.request("GET", "//evil.example/?token=secret")
     assert connection.getresponse().headers["location"] == "/evil.example/"
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "exposed"),
+    [
+        ("127.0.0.1", [], False),
+        ("::1", [], False),
+        ("localhost", [], False),
+        ("127.0.0.1", ["run.example.org"], True),
+        ("0.0.0.0", [], True),
+        ("", [], True),
+        ("192.168.1.4", [], True),
+        ("monitor", [], True),
+    ],
+)
+def test_a_dashboard_that_others_may_reach_wants_a_token(host: str, names: list[str], exposed: bool) -> None:
+    assert is_exposed(host, names) == exposed
+
+
+def test_nothing_can_be_changed(serve: Serve) -> None:
+    with httpx.Client(base_url=serve(FakeRun()).url) as client:
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            for path in ("/", "/api/v1/status", "/api/v1/peers", "/join"):
+                assert client.request(method, path).status_code == 405

@@ -30,6 +30,7 @@ class JoinOptions:
     resume: str | None
     web: int | None
     web_host: str
+    web_names: Sequence[str]
     verbose: bool
 
 
@@ -71,6 +72,7 @@ def _lead(
             verbose=options.verbose,
             web_port=options.web,
             web_host=options.web_host,
+            web_names=options.web_names,
             process=process,
         ) as session,  # fmt: skip
         process.telling(),
