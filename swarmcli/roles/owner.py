@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import pydantic
 from pydantic import ConfigDict, Field
@@ -155,8 +155,7 @@ class Visit:
             )
             dht.membership = membership
             dht.run_in_background()
-            found: Any = dht.run_coroutine(lambda _, node: action(node, membership))
-            return found  # type: ignore[no-any-return]
+            return cast(T, dht.run_coroutine(lambda _, node: action(node, membership)))
         finally:
             dht.shutdown()
 

@@ -41,9 +41,9 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The answer: how many of them were new."""
+    """The answer: what the answerer knows besides."""
 
-    new: int
+    known: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MOST_TOLD)] = ()
 
 
 def key_of(run_id: str) -> str:
@@ -68,8 +68,8 @@ class Revocations:
 
     def start(self) -> None:
         self._endpoint.serve(METHOD, Revoked, self._answer)
-        for peer in self._endpoint.connected():  # from before
-            self._tell_all([peer], self._known)
+        # With those from before it is this end's to begin: they saw the connection when nobody here could answer.
+        self._tasks.spawn(self._exchange(self._endpoint.connected()))
         self._tasks.spawn(self._keep_looking())
 
     async def close(self) -> None:
@@ -83,10 +83,11 @@ class Revocations:
 
         async def tell_one(peer: PeerID) -> PeerID | None:
             try:
-                for first in range(0, len(told), MOST_TOLD):
+                for first in range(0, max(1, len(told)), MOST_TOLD):
                     some = Revoked(tuple(told[first : first + MOST_TOLD]))
-                    await self._endpoint.call(peer, METHOD, some, Taken, timeout=TELL_SECONDS)
-            except NetworkError as error:
+                    answer = await self._endpoint.call(peer, METHOD, some, Taken, timeout=TELL_SECONDS)
+                    await self.take_up(answer.known, peer)
+            except (NetworkError, ValueError) as error:
                 logger.debug("%s was not told of revocations: %s", peer.short, error)
                 return None
             return peer
@@ -112,9 +113,11 @@ class Revocations:
 
     async def _answer(self, peer: PeerID, told: Revoked) -> Taken:
         try:
-            return Taken(await self.take_up(told.revocations, peer))
+            await self.take_up(told.revocations, peer)
         except ValueError as error:
             raise CallRefused("unsigned", str(error)) from None
+        subjects = {each.subject for each in told.revocations}
+        return Taken(tuple(each for each in self._known if each.subject not in subjects)[-MOST_TOLD:])
 
     async def _enforce(self, new: list[Revocation], source: PeerID | None) -> None:
         connected = self._endpoint.connected()
@@ -139,8 +142,10 @@ class Revocations:
         async def tell() -> None:
             await self.tell(peers, revocations)
 
-        if revocations:
-            self._tasks.spawn(tell())
+        self._tasks.spawn(tell())
+
+    async def _exchange(self, peers: Iterable[PeerID]) -> None:
+        await self.tell(peers, self._known)
 
     def _note(self, event: Event) -> None:
         if isinstance(event, PeerConnected) and self._known:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from swarmcli.dht import DHTNode
+from swarmcli.errors import NetworkError
+from swarmcli.events import Event
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.membership import Membership, Pass, Remembered, claimed
 from swarmcli.recipe.run_key import RunKey
+from swarmcli.roles.revocations import Revocations
+from swarmcli.testing import MemoryNetwork
 
 RECIPE = "a" * 32
 NOON, TONIGHT = 1_000_000, 1_040_000  # seconds
@@ -48,3 +56,46 @@ def meet(dialer: Membership, listener: Membership) -> None:
     own, other = dialer._identity.peer_id, listener._identity.peer_id
     binding = listener.check(own, dialer.proof(other))
     dialer.welcomed(other, listener.proof(own), binding)
+
+
+class ClosedSwarm:
+    """Members on one memory network, each with a node and what follows revocations. An async context manager."""
+
+    def __init__(self, world: ClosedRunWorld, network: MemoryNetwork | None = None) -> None:
+        self.world = world
+        self.network = network or MemoryNetwork(seed=1)
+        self.nodes: list[DHTNode] = []
+        self.revocations: list[Revocations] = []
+        self.heard: list[Event] = []
+        self._ends = contextlib.AsyncExitStack()
+
+    async def add(self, membership: Membership) -> DHTNode:
+        """Its first contact is the first one."""
+        transport = self.network.transport(membership._identity)
+        endpoint = Endpoint(transport, seed=len(self.nodes), membership=membership)
+        endpoint.events.subscribe(self.heard.append)
+        await endpoint.start()
+        contacts = self.nodes[0].endpoint.addresses if self.nodes else ()
+        self._ends.push_async_callback(endpoint.close)
+        node = await DHTNode.create(endpoint, initial_peers=contacts)
+        self._ends.push_async_callback(node.shutdown)
+        revocations = Revocations(node, "run", membership)
+        revocations.start()
+        self._ends.push_async_callback(revocations.close)
+        self.nodes.append(node)
+        self.revocations.append(revocations)
+        return node
+
+    async def connect_all(self) -> None:
+        """Everybody with everybody who takes it in."""
+        for node in self.nodes:
+            for other in self.nodes:
+                if other is not node:
+                    with contextlib.suppress(NetworkError):
+                        await node.endpoint.connect(other.endpoint.addresses[0], timeout=5)
+
+    async def __aenter__(self) -> ClosedSwarm:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._ends.aclose()
