@@ -202,6 +202,10 @@ class AveragerCore:
         """Raises ValueError for anything but zeros and ones."""
         self._finder.set_group_bits(bits)
 
+    def give_up_leader(self) -> None:
+        """The group that this peer waits in should have begun, and its leader has not: another one is to lead it."""
+        self._finder.give_up_leader()
+
     def expect(self, peers: Iterable[PeerID]) -> None:
         """The next group waits for these as for the members of the last one: while they can be reached, and at most
         until its time is up."""

@@ -208,8 +208,11 @@ class OptimizerCore:
             self._report_samples()
 
     def _report_samples(self) -> None:
-        self.tracker.report_local_progress(self.position.epoch, self._work.samples)
-        self._group.report(self._rule.told(self._work.samples))
+        epoch, samples = self.position.epoch, self._work.samples
+        self.tracker.report_local_progress(epoch, samples)
+        self._group.report(self._rule.told(samples))
+        others = sum(report.samples_accumulated for report in self.tracker.reports if report.epoch == epoch)
+        self._group.heed(samples + others)
 
     async def _epoch_is_over(self, batch_size: int) -> bool:
         """Whether the round has begun, or this peer alone has enough. `batch_size`: of the step that asks."""

@@ -12,6 +12,7 @@ from swarmcli.averaging.control import RoundResult
 from swarmcli.testing import virtual_time
 from swarmcli.testing.adversary import LIES, Liar, stalling
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
+from tests.optim.optim_swarm import TARGET, Swarm, together
 
 ROUND_TIME = 60.0
 OPTIONS = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=ROUND_TIME)
@@ -69,17 +70,36 @@ def test_a_leader_that_never_begins_holds_its_followers_for_one_search() -> None
         async with Averagers(6) as swarm:
             peers = await swarm.add(4, allreduce=OPTIONS)
             await all_outcomes([peer.begin() for peer in peers])
-            liars = {peer: Liar(random.Random(0), peer.endpoint, peer.node, peer.core) for peer in peers}
-            controls = {peer: peer.begin(timeout=600) for peer in peers}
-            await asyncio.sleep(0)
-            first = min(peers, key=lambda peer: peer.search.rank)
-            stalling.gather_and_never_begin(liars[first])
-            honest = [peer for peer in peers if peer is not first]
-            began = asyncio.get_running_loop().time()
-            outcomes = await all_outcomes([controls[peer] for peer in honest])
-            assert liars[first].told and all(isinstance(outcome, RoundResult) for outcome in outcomes)
+            first, *honest = peers
+            liar = Liar(random.Random(0), first.endpoint, first.node, first.core)
+            stalling.gather_and_never_begin(liar)
+            lied, began = first.begin(timeout=600), asyncio.get_running_loop().time()
+            outcomes = await all_outcomes([peer.begin(timeout=600) for peer in honest])
+            assert liar.told and all(isinstance(outcome, RoundResult) for outcome in outcomes)
             assert asyncio.get_running_loop().time() - began < 15
             assert all(peer.core.suspicions.is_suspect(first.peer_id) for peer in honest)
-            controls[first].cancel()
+            lied.cancel()
+
+    virtual_time.run(main(), timeout=3600)
+
+
+def test_a_leader_that_never_begins_holds_up_an_epoch_by_the_time_for_matchmaking() -> None:
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(4)]
+            honest = trainers[:3]
+            for trainer in trainers:
+                await trainer.core.join()
+            await together(*(trainer.train(1) for trainer in trainers))
+            liar = Liar(random.Random(0), trainers[3].node.endpoint, averager=trainers[3].core._work.averager)
+            stalling.gather_and_never_begin(liar)
+            lying = asyncio.create_task(trainers[3].train(100))
+            usual, patience = TARGET * 2.0 / 4, honest[0].core.config.matchmaking_time
+            for epoch in range(2, 6):
+                began = asyncio.get_running_loop().time()
+                await together(*(trainer.train(epoch) for trainer in honest))
+                assert asyncio.get_running_loop().time() - began < usual * 4 / 3 + patience + 10
+            assert liar.told and len({trainer.core.position.lineage for trainer in honest}) == 1
+            lying.cancel()
 
     virtual_time.run(main(), timeout=3600)

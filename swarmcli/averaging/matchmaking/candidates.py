@@ -138,7 +138,7 @@ class Candidates:
         self.entries: dict[PeerID, Entry] = {}
         self.elsewhere: set[PeerID] = set()  # who has begun without this peer, where there is one round for all
         self._only_one = only_one
-        self._shunned = shunned
+        self._shunned = frozenset(shunned)
         self._me = me
         self._memory = memory
 
@@ -166,6 +166,11 @@ class Candidates:
         self.entries[peer] = Entry(candidate, rank_of(candidate), since=now, expires=now + LIFETIME)
         self.elsewhere.discard(peer)  # it is back, so its round has failed
         return True
+
+    def shun(self, peer: PeerID) -> None:
+        """This peer is no candidate any more."""
+        self._shunned |= {peer}
+        self.entries.pop(peer, None)
 
     def finish(self, peer: PeerID) -> None:
         """The search of this peer that is known has ended: it is no candidate until it declares a later one."""

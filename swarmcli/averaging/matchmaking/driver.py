@@ -102,6 +102,11 @@ class SearchDriver:
         timeout = timeout or self.search.options.request_timeout
         return await self._endpoint.call(peer, method, message, answer, timeout=timeout)
 
+    def give_up_leader(self) -> None:
+        """See Search."""
+        self.search.give_up_leader(self._loop.time())
+        self._wake.set()
+
     # What others say
 
     def hear(self, peer: PeerID, message: Join | Invitation | Heartbeat | Progress | Leave) -> Answer | Pulse:

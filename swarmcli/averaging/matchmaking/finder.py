@@ -159,6 +159,11 @@ class GroupFinder:
         while len(self._spared) > MAX_CANDIDATES:
             del self._spared[next(iter(self._spared))]
 
+    def give_up_leader(self) -> None:
+        """The leader that this peer follows in the search under way should have begun: another one is to lead."""
+        if self.driver is not None:
+            self.driver.give_up_leader()
+
     def expect(self, peers: Iterable[PeerID]) -> None:
         """The next group waits for these while they can be reached, until its time is up, and for no other holder."""
         self._memory.mates, self._memory.only_mates = frozenset(peers), True

@@ -249,6 +249,17 @@ class Search:
         self.known.fail(peer, now, 2 * self.options.request_timeout)
         self.drop_leader(peer, now)
 
+    def give_up_leader(self, now: float) -> None:
+        """The leader, if there is one, could have begun and has not: it leads this peer no more."""
+        if self.leader is None:
+            return
+        leader = self.leader.peer_id
+        self.unfaithful.add(leader)
+        self._moves.leave.append(leader)
+        self.on_lost(leader, now)
+        self._shunned |= {leader}
+        self.known.shun(leader)
+
     # How own requests ended
 
     def on_answer(self, peer: PeerID, answer: Answer, now: float) -> None:
@@ -390,9 +401,9 @@ class Search:
         overdue_at = self._overdue_at(now)
         until = min(self._leader_until, overdue_at)
         self._wake_by(until, now)
-        if now >= until:
-            if now >= overdue_at and self.leader_has >= self.options.min_group_size:
-                self.unfaithful.add(leader)
+        if now >= overdue_at and self.leader_has >= self.options.min_group_size:
+            self.give_up_leader(now)
+        elif now >= until:
             self._moves.leave.append(leader)
             self.on_lost(leader, now)
 

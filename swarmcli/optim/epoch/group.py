@@ -148,6 +148,7 @@ class PreformedGroup:
         self._begun_at = 0.0  # loop time; of the last round that began
         self._time: Callable[[], float] = float  # the loop's, for threads that have none
         self._samples = 0.0
+        self._enough_since = math.inf  # since when the reports of all have had enough samples for the epoch
         self._missed: tuple[bytes, float] | None = None  # the lineage whose round began without this peer, since when
         self.undecided = ""  # why, once an outcome is not known here
         self.refused: FingerprintError | None = None  # by everyone else in the run
@@ -163,6 +164,7 @@ class PreformedGroup:
         if self._forming is not None:
             return
         self.position, self.undecided, self._samples = position, "", 0.0
+        self._enough_since = math.inf
         self._forming = self._tasks.spawn(self._keep(position))
 
     async def close(self) -> None:
@@ -178,6 +180,17 @@ class PreformedGroup:
         self._samples = samples
         if self._control is not None:
             self._control.report(samples)
+
+    def heed(self, reported: float) -> None:
+        """By the reports, everyone together has so many samples of the epoch. A leader hears of samples before they are
+        reported, so one that does not begin long after there are enough is given up: once for each lineage, since
+        reports may lie as well."""
+        if reported < self._config.target_batch_size or self.begun:
+            return
+        self._enough_since = min(self._enough_since, _now())
+        if -math.inf < self._enough_since < _now() - self._config.matchmaking_time:
+            self._enough_since = -math.inf
+            self._averager.give_up_leader()
 
     @property
     def begun(self) -> bool:

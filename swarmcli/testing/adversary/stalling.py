@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from swarmcli.averaging.round.messages import AverageHeader, PartHeader
-from swarmcli.errors import NoReducerError
 from swarmcli.network import Stream
 from swarmcli.testing.adversary.base import Liar, lie
 
@@ -82,13 +81,22 @@ def never_begin(liar: Liar) -> None:
 
 @lie("leader that never begins", "matchmaking", at_most="the time for which followers wait; it leads no next group")
 def gather_and_never_begin(liar: Liar) -> None:
-    """It ranks first, gathers everyone, sends its heartbeats, and does not begin."""
+    """It draws its searches until one ranks first, gathers everyone, sends heartbeats, and never begins."""
     assert liar.averager is not None
     finder = liar.averager._finder
+    new_search = finder._new_search
 
-    def never(driver: Any) -> Any:
-        liar.told.append("gathered everyone")
-        driver.search.gathering.opens_at = driver.search.gathering.close_at = math.inf
-        raise NoReducerError("")
+    def search_with_a_good_rank(control: Any, gathered: bytes) -> Any:
+        search = min((new_search(control, gathered) for _ in range(64)), key=lambda search: search.rank)
+        moves = search.moves
 
-    finder._begin = never  # type: ignore[method-assign]
+        def all_but_to_begin(now: float) -> Any:
+            found = moves(now)
+            if found.begin:
+                liar.told.append("did not begin")
+            return replace(found, begin=False, failure=None, wake_at=now + 1.0)
+
+        search.moves = all_but_to_begin  # type: ignore[method-assign]
+        return search
+
+    finder._new_search = search_with_a_good_rank  # type: ignore[method-assign]
