@@ -80,7 +80,9 @@ class RunWatch:
             join_line=command_of(link) if link else self._join_line,
             link=str(link or ""),
             install=install_command(recipe),
-            link_reach=reach_in_words(link) if link else peer.no_link,
+            link_reach=" ".join(
+                filter(None, [reach_in_words(link) if link else peer.no_link, access_in_words(recipe)])
+            ),
             reach=self._reach,
             result=peer.saved,
         )
@@ -172,6 +174,15 @@ def reach_in_words(link: Link) -> str:
             return "This link works within this network only."
         case _:
             return ""
+
+
+def access_in_words(recipe: Recipe) -> str:
+    """What else than the link it takes to join; "" if nothing."""
+    if recipe.access == "open":
+        return ""
+    return (
+        "This run is closed: whoever joins needs an invitation, which its owner puts into a link with `swarm invite`."
+    )
 
 
 class EpochHistory:
