@@ -21,6 +21,7 @@ from swarmcli.network.limits import MAX_TAG_BYTES
 
 GROUP_ID_BYTES = 32
 NONCE_BYTES = 16
+MAX_SEARCH_BYTES = 32
 MAX_MEMBERS = 4096
 MAX_GATHERED_BYTES = 16 << 10  # of one member
 
@@ -49,11 +50,14 @@ class Member:
     bandwidth: float = 1.0  # relative to the other members; 0: reduces nothing
     addresses: tuple[str, ...] = ()  # where it can be dialed; of one that does not listen, those at relays
     gathered: bytes = b""  # what it handed to `gather`
+    search: bytes = b""  # the id of the search with which it came: fresh, so nobody can bring it into this group again
     ramp: float = math.inf  # so many times the group's median weight counts of its own at most, see `weights.py`
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.bandwidth) and self.bandwidth >= 0):
             raise ValueError(f"a member's bandwidth must be finite and not negative, got {self.bandwidth}")
+        if len(self.search) > MAX_SEARCH_BYTES:
+            raise ValueError(f"the id of a search has at most {MAX_SEARCH_BYTES} bytes, got {len(self.search)}")
         if not self.ramp >= 1:  # or a leader could count nothing of others
             raise ValueError(f"at least the median weight counts of a member, got {self.ramp} times that")
         if len(self.gathered) > MAX_GATHERED_BYTES:
@@ -166,6 +170,7 @@ def _rest(group: Group) -> Iterator[bytes]:
         yield struct.pack(">Q", len(member.addresses))
         yield from (_counted(address.encode()) for address in member.addresses)
         yield _counted(member.gathered)
+        yield _counted(member.search)
 
 
 def _counted(data: bytes) -> bytes:

@@ -131,6 +131,10 @@ class SearchDriver:
         own, members = self.search.me, [member.peer_id for member in group.members]
         if own.peer_id not in group or group.tag != own.tag:
             return False
+        # A leader that could bring a peer into an old group again, after a restart or from another averager, would have
+        # it sign two unlike things under one id, which is evidence against it.
+        if group.members[group.index_of(own.peer_id)].search != own.search:
+            return False
         if not self.search.on_begin(message.search, members, waited_in_vain=message.waited_in_vain):
             return False
         self.group = group

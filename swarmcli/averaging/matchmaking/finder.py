@@ -274,7 +274,7 @@ class GroupFinder:
         offers = [join.offer for join in joins]
         speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
         said = [
-            Member(who.peer_id, who.listening, offer.auxiliary, speed, who.addresses, offer.gathered)
+            Member(who.peer_id, who.listening, offer.auxiliary, speed, who.addresses, offer.gathered, who.search)
             for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
         ]
         ramps = self.experience.ramps(member.peer_id for member in said)

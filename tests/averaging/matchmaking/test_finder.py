@@ -107,6 +107,25 @@ def test_strangers_have_no_say_in_a_group() -> None:
     run(main())
 
 
+def test_a_leader_cannot_bring_its_follower_into_an_old_group_again() -> None:
+    """A group names the search with which each member came: so nobody signs two unlike things under one group's id,
+    which would be evidence against it."""
+
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers, controls, at_leader, at_follower = await preformed(swarm)
+            follower, leader = at_follower.victim, at_leader.victim
+            at_follower.endpoint = leader.endpoint  # the leader itself says it
+            search, mine = follower.search.me.search, leader.search.me.search
+            for old in (b"", bytes(16)):
+                members = [Member(leader.peer_id, search=mine), Member(follower.peer_id, search=old)]
+                with pytest.raises(CallRefused, match="not waiting"):
+                    await at_follower.say(Begin(search, Group.form(b"", members, [1.0, 0.0], bytes(16))))
+            await finish(peers, controls)
+
+    run(main())
+
+
 @pytest.mark.parametrize(("tag", "bits"), [(b"", "1"), (b"other", "")])
 def test_requests_for_another_bucket_are_refused(tag: bytes, bits: str) -> None:
     async def main() -> None:
