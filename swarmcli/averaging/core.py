@@ -90,7 +90,8 @@ class AveragerCore:
         self.archive = RoundArchive(node.endpoint, config.prefix)
         self._ban_news = BanNews.of(node, config.run or config.prefix)
         self.bans = self._ban_news.bans
-        self._service = AllreduceService(node.endpoint, config.prefix, self.archive.fetch_committed, self.bans)
+        trust = config.allreduce.trust
+        self._service = AllreduceService(node.endpoint, config.prefix, self.archive.fetch_committed, self.bans, trust)
         self._program = program
         self._news = PhaseNews(self._service)
         self._finder = GroupFinder(

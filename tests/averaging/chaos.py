@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.quorum import majority
+from swarmcli.averaging.config import AllreduceOptions, Trust
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
@@ -17,7 +16,7 @@ from swarmcli.network import Endpoint, PeerID
 from tests.averaging.rounds import Kind, Outcome, Swarm
 
 BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases
-CALLS = ("vote", "propose", "prepare", "outcome", "presence", "absence", "holdings")
+CALLS = ("vote", "propose", "prepare", "outcome", "presence", "absence", "holdings", "confirm", "compare")
 THAW = 100.0  # seconds after which everything heals; whoever was frozen so long finds the others gone on
 
 
@@ -198,14 +197,15 @@ class Chaos:
     # What must hold
 
     def check(self, outcomes: list[Outcome | None]) -> list[AllreduceResult]:
-        """One outcome; and nobody who was left in peace among a majority of such stays without it."""
+        """One outcome; and nobody who was left in peace among a quorum of such stays without it."""
         holders = self.swarm.check(outcomes)
         for outcome in outcomes:
             if isinstance(outcome, RoundFailed | RoundUndecided):
                 assert str(outcome), outcome
         peaceful = set(range(len(outcomes))) - self.touched
         in_reach = any(self.swarm.peers[index].kind.listening for index in peaceful)  # all others can dial that one
-        if in_reach and len(peaceful) >= majority(len(outcomes)):
+        quorum = self.swarm.quorum()
+        if in_reach and len(quorum.voters & peaceful) >= quorum.to_decide:
             undecided = {index for index in peaceful if isinstance(outcomes[index], RoundUndecided)}
             stranded = {index for index in undecided if self._is_stranded(index, outcomes, peaceful)}
             assert undecided == stranded, f"{undecided - stranded} have a quorum and are undecided"
@@ -227,7 +227,8 @@ async def play(seed: int, faults: int) -> tuple[Chaos, list[Outcome | None]]:
     """One round of a drawn group with drawn faults."""
     random_ = random.Random(f"{seed} {faults}")
     kinds = draw_kinds(random_)
-    options = AllreduceOptions(part_size_bytes=512)
+    trust: Trust = "members" if seed % 2 else "strangers"
+    options = AllreduceOptions(part_size_bytes=512, trust=trust)
     swarm = Swarm(kinds, seed=seed, bandwidth=BANDWIDTH, options=options, shapes=((20, 30), (7,), (250,)))
     drawn = [draw_fault(random_, first=number == 0) for number in range(faults)]
     chaos = Chaos(swarm, drawn, random_)

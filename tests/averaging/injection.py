@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions, Trust
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.leader import Agreement
 from swarmcli.averaging.consensus.presence import Mates
@@ -47,9 +47,9 @@ class Steps:
             steps.reach(f"after {name}", mates.me)
             return answer
 
-        def heard_learn(votes: RoundVotes, decision: Any) -> None:
+        def heard_learn(votes: RoundVotes, decided: Any) -> bool:
             steps.reach("learns", votes.me)
-            learn(votes, decision)
+            return learn(votes, decided)
 
         async def heard_report(agreement: Agreement, *rest: Any) -> None:
             steps.reach("has gathered", agreement._mates.me)
@@ -77,10 +77,11 @@ class Play:
     took: float
 
     def check(self) -> None:
-        """One outcome; and where a majority was never hit, all of it knows the outcome, soon."""
+        """One outcome; and where a quorum was never hit, all of it knows the outcome, soon."""
         self.swarm.check(self.outcomes)
         well = [index for index in range(len(self.outcomes)) if index not in self.hit]
-        if len(well) > len(self.outcomes) // 2:
+        quorum = self.swarm.quorum()
+        if len(quorum.voters.intersection(well)) >= quorum.to_decide:
             assert not any(isinstance(self.outcomes[index], RoundUndecided) for index in well), self.outcomes
             assert self.took < 60
         for outcome in self.outcomes:
@@ -88,12 +89,18 @@ class Play:
                 self.swarm.check_mean(outcome)
 
 
-def play(kinds: Sequence[Kind], steps: Steps, faults: Sequence[tuple[str, int]], first_at: float | None = None) -> Play:
+def play(
+    kinds: Sequence[Kind],
+    steps: Steps,
+    faults: Sequence[tuple[str, int]],
+    first_at: float | None = None,
+    trust: Trust = "strangers",
+) -> Play:
     """The last fault happens at the step, one before it (if any) at `first_at` seconds. Frozen members thaw when all
     others are done."""
 
     async def main() -> Play:
-        options = AllreduceOptions(part_size_bytes=512)
+        options = AllreduceOptions(part_size_bytes=512, trust=trust)
         async with Swarm(kinds, bandwidth=BANDWIDTH, options=options) as swarm:
             loop, hit, done = asyncio.get_running_loop(), set[int](), [0.0]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
 from swarmcli.averaging.round.service import AllreduceService
@@ -70,7 +71,9 @@ class Swarm:
             endpoint = Endpoint(transport, client_mode=not kind.listening, seed=index)
             endpoint.events.subscribe(self.events.append)
             tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-            self.peers.append(Peer(kind, endpoint, AllreduceService(endpoint, "test"), tensors))
+            self.peers.append(
+                Peer(kind, endpoint, AllreduceService(endpoint, "test", trust=self.options.trust), tensors)
+            )
         self._nonce = 0
 
     async def __aenter__(self) -> Swarm:
@@ -101,6 +104,10 @@ class Swarm:
         self._nonce += 1
         shares = reducing_shares(members, sum(tensor.numel() for tensor in self.peers[0].tensors))
         return Group.form(b"lineage", members, shares, self._nonce.to_bytes(16, "big"))
+
+    def quorum(self) -> Quorum:
+        auxiliaries = frozenset(index for index, peer in enumerate(self.peers) if peer.kind.auxiliary)
+        return Quorum(len(self.peers), auxiliaries, self.options.trust)
 
     async def take_part(self, peer: Peer, group: Group) -> Outcome:
         with peer.service.expecting(group):

@@ -6,11 +6,27 @@ silent for ever: one that forgot a promise and answered again could contradict i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from swarmcli.averaging.config import Trust
 from swarmcli.averaging.consensus.ballots import ZERO, Acceptor, Refusal, proposer_of
-from swarmcli.averaging.consensus.messages import Committed, Decision, PrepareAnswer, ProposeAnswer
+from swarmcli.averaging.consensus.certificate import DoubleVote, Electorate, sign_vote, value_hash
+from swarmcli.averaging.consensus.messages import (
+    Certificate,
+    Committed,
+    Decided,
+    Decision,
+    Kind,
+    PrepareAnswer,
+    Prepared,
+    Propose,
+    ProposeAnswer,
+)
+from swarmcli.averaging.consensus.quorum import Quorum
+from swarmcli.averaging.consensus.strangers import GuardedAcceptor
 from swarmcli.averaging.group import Group
 from swarmcli.errors import CallRefused
-from swarmcli.network import PeerID
+from swarmcli.network import Identity, PeerID
 
 _FURTHEST = 1000  # turns that a ballot may be ahead of what was promised: nobody may use them up for everyone
 
@@ -18,20 +34,54 @@ _FURTHEST = 1000  # turns that a ballot may be ahead of what was promised: nobod
 class RoundVotes:
     """One member's side of the ballots of one round."""
 
-    def __init__(self, group: Group, me: int) -> None:
-        self.group, self.me = group, me
-        self.acceptor = Acceptor()
-        self.decision: Decision | None = None
+    def __init__(
+        self,
+        group: Group,
+        identity: Identity,
+        trust: Trust = "strangers",
+        accuse: Callable[[DoubleVote], None] = lambda proof: None,
+    ) -> None:
+        """`accuse` hears of proof against a member that votes twice. Raises KeyError for one that is not a member."""
+        self.group, self.me = group, group.index_of(identity.peer_id)
+        peers = [member.peer_id for member in group.members]
+        self.quorum = Quorum(len(group), group.auxiliaries, trust)
+        self.electorate = Electorate(group.group_id, peers, self.quorum)
+        self.plain = Acceptor()
+        self.guarded = GuardedAcceptor(self.electorate, identity) if self.quorum.guarded else None
+        self.decided: Decided | None = None
+        self.begun = False  # this member has taken up its part in the round, or has declined it
         self.over = False  # this member takes no part in the round any more
+        self._identity, self._accuse = identity, accuse
+
+    @property
+    def acceptor(self) -> Acceptor | GuardedAcceptor:
+        return self.plain if self.guarded is None else self.guarded
+
+    @property
+    def decision(self) -> Decision | None:
+        return None if self.decided is None else self.decided.decision
+
+    @property
+    def votes(self) -> bool:
+        """Whether this member has a vote."""
+        return self.me in self.quorum.voters
 
     @property
     def auxiliary(self) -> bool:
         return self.group.members[self.me].auxiliary
 
-    def learn(self, decision: Decision) -> None:
-        """Decisions never change: whoever knows one knows the same, and the first word stands."""
-        if self.decision is None:
-            self.decision = decision
+    @property
+    def evidence(self) -> DoubleVote | None:
+        """Against a member that has voted twice: the round is void here."""
+        return None if self.guarded is None else self.guarded.evidence
+
+    def learn(self, decided: Decided) -> bool:
+        """Believes a decision that its votes prove. Decisions never change: the first one stands. Returns whether one
+        is known."""
+        believed = self.guarded is None or self.guarded.believes(decided)
+        if self.decided is None and believed and self.electorate.is_decided(decided):
+            self.decided = decided
+        return self.decided is not None
 
     def member(self, peer: PeerID) -> int:
         """Raises CallRefused for a stranger."""
@@ -47,24 +97,75 @@ class RoundVotes:
         if ballot > self.acceptor.promised + _FURTHEST * len(self.group):
             raise CallRefused("ballot", f"ballot {ballot} is far beyond those that were seen here")
 
+    # Votes
+
+    @property
+    def kind(self) -> Kind:
+        """Of votes in this group."""
+        return "accept" if self.guarded is None else "vote"
+
+    def sign(self, ballot: int, kind: Kind, value: Decision) -> bytes:
+        return sign_vote(self._identity, self.group.group_id, ballot, kind, value_hash(value))
+
+    def is_vote(self, member: int, ballot: int, value: Decision, signature: bytes) -> bool:
+        """Whether this is the member's vote, and it has one."""
+        return self.electorate.is_vote(member, ballot, self.kind, value_hash(value), signature)
+
+    def vote_zero(self, digest: bytes) -> bytes | None:
+        """Accepts the result that is here at ballot zero. None: it does not vote any more, or has no vote."""
+        if not self.votes or not self.acceptor.accept_zero(digest):
+            return None
+        signature = self.sign(ZERO, self.kind, Committed(digest))
+        if self.guarded is not None:
+            self.note(Certificate(ZERO, "vote", value_hash(Committed(digest)), {self.me: signature}))
+        return signature
+
     def prepare(self, ballot: int) -> PrepareAnswer:
         """Promises nothing once the outcome is known, but says it."""
-        if self.decision is not None:
-            return PrepareAnswer(self.decision)
+        if self.decided is not None:
+            return PrepareAnswer(self.decided)
+        if not self.votes:
+            return PrepareAnswer()
         answer = self.acceptor.prepare(ballot)
         if isinstance(answer, Refusal):
             return PrepareAnswer(promised=answer.promised)
-        return PrepareAnswer(promise=answer, promised=answer.ballot)
+        if self.guarded is None:
+            return PrepareAnswer(promise=answer, promised=answer.ballot)  # type: ignore[arg-type]
+        prepared = None if answer.prepared is None else self.guarded.prepared  # type: ignore[union-attr]
+        return PrepareAnswer(signed=answer, promised=answer.ballot, prepared=prepared)  # type: ignore[arg-type]
 
-    def accept(self, ballot: int, value: Decision, held: bool) -> ProposeAnswer:
+    def accept(self, proposed: Propose, held: bool) -> ProposeAnswer:
         """Accepts a value, a result only if it is `held` here. Auxiliaries hold none and accept any."""
-        if self.decision is not None:
-            return ProposeAnswer(self.decision == value, self.acceptor.promised, self.decision)
-        match value:
-            case Committed(digest) if ballot == ZERO:
-                accepted = self.auxiliary and self.acceptor.accept_zero(digest)
-            case Committed():
-                accepted = (self.auxiliary or held) and self.acceptor.accept(ballot, value)
-            case _:
-                accepted = self.acceptor.accept(ballot, value)
-        return ProposeAnswer(accepted, self.acceptor.promised)
+        ballot, value = proposed.ballot, proposed.value
+        if self.decided is not None:
+            return ProposeAnswer(promised=self.acceptor.promised, decided=self.decided)
+        may = not isinstance(value, Committed) or self.auxiliary or held
+        if not may or not self.votes:
+            accepted = False
+        elif self.guarded is not None:
+            accepted = self.guarded.accept(ballot, value, proposed.promises, proposed.prepared)
+        elif ballot == ZERO:
+            accepted = isinstance(value, Committed) and self.auxiliary and self.plain.accept_zero(value.digest)
+        else:
+            accepted = self.plain.accept(ballot, value)
+        signature = self.sign(ballot, self.kind, value) if accepted else None
+        return ProposeAnswer(signature, self.acceptor.promised)
+
+    # Certificates of a guarded group
+
+    def see(self, prepared: Prepared) -> bool:
+        """Somebody shows a certificate. Returns whether it is one; raises nothing for one that is not."""
+        if self.guarded is None or not self.electorate.is_prepared(prepared):
+            return False
+        proof = self.guarded.see(prepared)
+        if proof is not None:
+            self._accuse(proof)
+        return True
+
+    def note(self, votes: Certificate) -> None:
+        """Somebody shows votes; what is not signed by voters is passed over."""
+        if self.guarded is None or votes.kind != "vote" or not self.electorate.is_signed(votes, 1):
+            return
+        proof = self.guarded.note(votes)
+        if proof is not None:
+            self._accuse(proof)

@@ -90,6 +90,10 @@ class Tally:
                 self.decision = Committed(digest)
         return self.decision
 
+    def supporters(self, digest: bytes) -> list[int]:
+        """Who has accepted this."""
+        return [member for member, vote in self._votes.items() if vote == digest]
+
     def lose(self, member: int) -> None:
         """A member will not accept: it cannot come to hold the result, or is out of reach.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -13,12 +13,18 @@ from swarmcli.averaging.config import Trust
 from swarmcli.averaging.consensus.messages import (
     ZERO,
     Aborted,
+    Ballot,
     Certificate,
     Committed,
+    Decided,
     Decision,
+    GroupID,
     Hash,
     Indices,
     Kind,
+    Prepared,
+    Signature,
+    SignedPromise,
 )
 from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.group import MAX_MEMBERS, NONCE_BYTES, Group, derived_nonce, group_id_of
@@ -27,6 +33,7 @@ from swarmcli.network.limits import MAX_TAG_BYTES
 
 MOST_DERIVATIONS = 2  # a step of a round, and a try at it
 _MAX_PURPOSE = 16
+_MOST_REMEMBERED = 4 * MAX_MEMBERS  # valid votes of one group
 
 
 def value_hash(value: Decision) -> bytes:
@@ -44,31 +51,104 @@ def is_vote(signature: bytes, peer: PeerID, group_id: bytes, ballot: int, kind: 
     return verify(peer, kind, signature, group_id, struct.pack(">Q", ballot), value)
 
 
-def is_signed(
-    votes: Certificate, group_id: bytes, peers: Sequence[PeerID], voters: Collection[int], least: int
-) -> bool:
-    """Whether at least so many voters have signed it, and no signature is false. The work is one check for each
-    signature, up to the first false one."""
-    if len(votes.signatures) < least or not votes.signatures.keys() <= set(voters):
-        return False
-    return all(
-        is_vote(signature, peers[member], group_id, votes.ballot, votes.kind, votes.value)
-        for member, signature in votes.signatures.items()
-    )
+class DoubleVote(msgspec.Struct, frozen=True, tag=True):
+    """A peer has signed two unlike values in one ballot of one group: `values` are their hashes."""
+
+    culprit: PeerID
+    group_id: GroupID
+    ballot: Ballot
+    kind: Kind
+    values: tuple[Hash, Hash]
+    signatures: tuple[Signature, Signature]
+
+    def verify(self) -> bool:
+        """Whether it proves what it says; two signatures are checked."""
+        return self.values[0] != self.values[1] and all(
+            is_vote(signature, self.culprit, self.group_id, self.ballot, self.kind, value)
+            for value, signature in zip(self.values, self.signatures, strict=True)
+        )
+
+    def words(self) -> str:
+        return f"it voted twice in ballot {self.ballot} of round {self.group_id.hex()[:8]}"
 
 
-def decides(votes: Certificate, group_id: bytes, peers: Sequence[PeerID], quorum: Quorum, value: Decision) -> bool:
-    """Whether it proves that this value was chosen."""
+class Electorate:
+    """Who votes in one group, and whose signature is whose."""
+
+    def __init__(self, group_id: bytes, peers: Sequence[PeerID], quorum: Quorum) -> None:
+        self.group_id, self.peers, self.quorum = group_id, peers, quorum
+        self._valid: set[tuple[int, int, Kind, bytes, bytes]] = set()
+
+    def is_vote(self, member: int, ballot: int, kind: Kind, value: bytes, signature: bytes) -> bool:
+        """`value`: its hash. A vote that was found valid is not checked again: each member shows the same ones."""
+        vote = (member, ballot, kind, value, signature)
+        if vote in self._valid:
+            return True
+        valid = member in self.quorum.voters and is_vote(
+            signature, self.peers[member], self.group_id, ballot, kind, value
+        )
+        if valid and len(self._valid) < _MOST_REMEMBERED:
+            self._valid.add(vote)
+        return valid
+
+    def is_prepared(self, prepared: Prepared) -> bool:
+        """Whether a quorum has voted for it."""
+        votes = prepared.votes
+        return (
+            votes.kind == "vote"
+            and (votes.ballot > ZERO or isinstance(prepared.value, Committed))
+            and votes.value == value_hash(prepared.value)
+            and self.is_signed(votes, self.quorum.to_decide)
+        )
+
+    def is_decided(self, decided: Decided) -> bool:
+        """Whether it proves that the value was chosen."""
+        least = votes_needed(decided.votes, self.quorum, decided.decision)
+        return (
+            least is not None
+            and decided.votes.value == value_hash(decided.decision)
+            and self.is_signed(decided.votes, least)
+        )
+
+    def is_signed(self, votes: Certificate, least: int) -> bool:
+        """Whether at least so many voters have signed it, and no signature is false. The work is one check for each
+        signature, up to the first false one."""
+        return len(votes.signatures) >= least and all(
+            self.is_vote(member, votes.ballot, votes.kind, votes.value, signature)
+            for member, signature in votes.signatures.items()
+        )
+
+    def is_promise(self, member: int, promise: SignedPromise) -> bool:
+        """Whether this voter has made it; and it makes sense."""
+        return (
+            member in self.quorum.voters
+            and (promise.prepared is None) == (promise.value is None)
+            and (promise.prepared is None or promise.prepared < promise.ballot)
+            and verify(self.peers[member], "promise", promise.signature, *_promised(self.group_id, promise))
+        )
+
+
+def sign_promise(identity: Identity, group_id: bytes, promise: SignedPromise) -> SignedPromise:
+    """The same with its signature."""
+    signature = identity.sign("promise", *_promised(group_id, promise))
+    return msgspec.structs.replace(promise, signature=signature)
+
+
+def _promised(group_id: bytes, promise: SignedPromise) -> tuple[bytes, ...]:
+    prepared = b"" if promise.prepared is None else struct.pack(">Q", promise.prepared)
+    return group_id, struct.pack(">Q", promise.ballot), prepared, promise.value or b"", promise.zero or b""
+
+
+def votes_needed(votes: Certificate, quorum: Quorum, value: Decision) -> int | None:
+    """How many of such votes choose a value; None: such votes choose nothing."""
     match votes.kind:
         case "confirm" if quorum.guarded:
-            least = quorum.to_decide
-        case "vote" if quorum.guarded and votes.ballot == ZERO:
-            least = quorum.at_once
+            return quorum.to_decide
+        case "vote" if quorum.guarded and votes.ballot == ZERO and isinstance(value, Committed):
+            return quorum.at_once
         case "accept" if not quorum.guarded:
-            least = quorum.to_abort if isinstance(value, Aborted) else quorum.to_decide
-        case _:
-            return False
-    return votes.value == value_hash(value) and is_signed(votes, group_id, peers, quorum.voters, least)
+            return quorum.to_abort if isinstance(value, Aborted) else quorum.to_decide
+    return None
 
 
 class RoundCertificate(msgspec.Struct, frozen=True):
@@ -131,8 +211,8 @@ class RoundCertificate(msgspec.Struct, frozen=True):
         auxiliaries = frozenset(self.auxiliaries)
         if len(set(self.peers)) != len(self.peers) or any(index >= len(self.peers) for index in auxiliaries):
             return False
-        quorum = Quorum(len(self.peers), auxiliaries, self.trust)
-        return decides(self.votes, self.voted_id, self.peers, quorum, Committed(self.digest))
+        electorate = Electorate(self.voted_id, self.peers, Quorum(len(self.peers), auxiliaries, self.trust))
+        return electorate.is_decided(Decided(Committed(self.digest), self.votes))
 
 
 def signed(signatures: Mapping[int, bytes], ballot: int, kind: Kind, value: Decision) -> Certificate:

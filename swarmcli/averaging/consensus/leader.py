@@ -9,14 +9,17 @@ promises anything to a proposer while it follows one of a lower rank, so propose
 from __future__ import annotations
 
 import asyncio
+import math
 
 import msgspec
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.comparing import gather_confirms
 from swarmcli.averaging.consensus.messages import (
     MAX_WORDS,
     AbsenceNotice,
+    Decided,
     Decision,
     Noted,
     OutcomeAnswer,
@@ -34,7 +37,14 @@ _ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one
 _RELAYS = 3  # that may be lost on the way to one leader, before another one is followed
 _SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one …
 _SEARCH_ALONE = 6.0  # … or, if all others are plainly gone
+_PER_LIAR = 8.0  # and so much for each hostile leader that may take its turn for nothing. In a guarded group the time
+# counts from the first leader that was lost, so that members do not search one after the other.
 _LONGEST_SEARCH = 120.0  # seconds for all ballots of one that finds a quorum, but comes to no result with it
+_LOOKS = (2.0, 2.0, 2.0, 4.0, 8.0)  # seconds between two looks at who waits for the leader; the last one repeats
+_TURN = 6.0  # seconds that a leader of a guarded group may be silent while a quorum waits for it …
+_BALLOT = 13.0  # … longer by so much after each message of a ballot: others may hold it up for so long …
+_LONGEST_TURN = 30.0  # … and so many seconds in all
+_TURN_TRIPS = 10.0
 _GRACE = 10.0  # seconds to agree on giving up, once the deadline has passed: at most, and not more than the deadline
 _GRACE_TRIPS = 10.0  # … and so many round trips
 
@@ -62,6 +72,10 @@ class Agreement:
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
         self._following = self._candidates()[0]
         self._gathered, self._settled = asyncio.Event(), asyncio.Event()
+        self._passed_over = asyncio.Event()  # the leader does nothing, although it could
+        self._passed: set[int] = set()  # leaders that did nothing
+        self._last_sign = -math.inf  # when it last did something, by the clock of the loop
+        self._first_lost = math.inf  # when this member lost or passed over its first leader, by the clock of the loop
         self._give_up = ""  # why the round is to be given up
         self._hurry = asyncio.Event()  # set with it
 
@@ -71,7 +85,10 @@ class Agreement:
         """Takes part until the outcome is known, or (None) known to stay unknown here."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                helpers = [tasks.create_task(work) for work in (self._pursue(), self._watch_time())]
+                works = [self._pursue(), self._watch_time()]
+                if self._votes.guarded is not None:
+                    works.append(self._watch_leader())
+                helpers = [tasks.create_task(work) for work in works]
                 await self._settled.wait()
                 for helper in helpers:
                     helper.cancel()
@@ -88,9 +105,10 @@ class Agreement:
         An auxiliary has neither; it waits until a result is named to it. Never fails: whoever cannot hear it will
         notice that by itself.
         """
-        vote = VoteMessage(self._mates.group.group_id, digest, reason)
+        signature = None if digest is None else self._votes.vote_zero(digest)
+        vote = VoteMessage(self._mates.group.group_id, digest, reason, signature)
         self._gathered.set()
-        if digest is not None and not self._votes.acceptor.accept_zero(digest):
+        if digest is not None and signature is None:
             return  # a ballot above zero is under way, which will ask
         if digest is None and not reason:
             return
@@ -119,7 +137,7 @@ class Agreement:
             self._announce(voter, vote.reason)
         self._check_zero()
 
-    async def tell_outcome(self, asker: int) -> Decision | None:
+    async def tell_outcome(self, asker: int) -> Decided | None:
         """Answers another member: waits until the outcome is known, or (None) known to stay unknown here."""
         self._attendance.begun[asker].set()
         self._attendance.strangers.discard(asker)
@@ -131,7 +149,7 @@ class Agreement:
             else:
                 self._lose(asker, "its connection to the leader ended")
             raise
-        return self._votes.decision
+        return self._votes.decided
 
     def hear_absence(self, teller: int, notice: AbsenceNotice) -> None:
         """Raises CallRefused unless the teller leads, as seen from here."""
@@ -142,13 +160,15 @@ class Agreement:
 
     async def prepare(self, proposer: int, ballot: int) -> PrepareAnswer:
         """Promises once nothing more comes by itself; or says whom this member follows instead."""
+        self.note_sign(proposer)
         if self.follows(proposer) is None:
             await self.gathered()
         leader, votes = self.follows(proposer), self._votes
-        if leader is not None and votes.decision is None:
+        if leader is not None and votes.decided is None:
             return PrepareAnswer(promised=votes.acceptor.promised, follows=leader)
         answer = votes.prepare(ballot)
-        if answer.promise is None or self._settled.is_set():
+        promises = answer.promise is not None or answer.signed is not None or not votes.votes
+        if not promises or self._settled.is_set():
             return answer
         return msgspec.structs.replace(answer, report=self._parts.report())
 
@@ -161,9 +181,21 @@ class Agreement:
         """Waits until this member's own exchange has come to its end, or the outcome is known."""
         await _first(self._gathered, self._settled)
 
-    def learn(self, decision: Decision) -> None:
-        self._votes.learn(decision)
-        self._settled.set()
+    def learn(self, decided: Decided) -> bool:
+        """Believes what its votes prove, and is done. Returns whether it does."""
+        if self._votes.learn(decided):
+            self._settled.set()
+        return self._settled.is_set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether this member has nothing left to do but to wait for the outcome."""
+        return self._gathered.is_set() and not self._parts.busy
+
+    def note_sign(self, member: int) -> None:
+        """A member does what leaders do."""
+        if member == self._following:
+            self._last_sign = asyncio.get_running_loop().time()
 
     # Following
 
@@ -186,26 +218,67 @@ class Agreement:
             if self._following == self._mates.me:
                 await self._lead()
                 return
-            decision = await self._ask(self._following)
-            if decision is not None:
-                self.learn(decision)
+            decided = await self._ask_unless_passed_over(self._following)
+            if decided is not None and self.learn(decided):
                 return
-            if relays and await self._is_behind_a_lost_relay(self._following):
+            if relays and not self._passed_over.is_set() and await self._is_behind_a_lost_relay(self._following):
                 relays -= 1
                 continue
             relays = _RELAYS
             self._unreachable.add(self._following)
+            self._first_lost = min(self._first_lost, asyncio.get_running_loop().time())
+            if self._passed_over.is_set():
+                self._passed.add(self._following)
             candidates = self._candidates()
             self._following = candidates[0]
             self._following = await self._first_alive(candidates)
+            self._passed_over.clear()
 
-    async def _ask(self, member: int) -> Decision | None:
+    async def _ask_unless_passed_over(self, leader: int) -> Decided | None:
+        async with beside(self._ask(leader)) as asking, beside(self._passed_over.wait()) as passed:
+            await asyncio.wait([asking, passed], return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+
+    async def _ask(self, member: int) -> Decided | None:
         """None: it does not know and never will, or cannot be reached."""
         question = OutcomeQuestion(self._mates.group.group_id)
         try:
-            return (await self._mates.ask(member, "outcome", question, OutcomeAnswer)).decision
+            return (await self._mates.ask(member, "outcome", question, OutcomeAnswer)).decided
         except NetworkError:
             return None
+
+    async def _watch_leader(self) -> None:
+        """In a guarded group: passes over a leader that does nothing although enough voters wait for it.
+
+        Who still exchanges parts is not waited for here, but by the leader: nobody can tell how long that may take.
+        """
+        await self._gathered.wait()
+        loop, pauses = asyncio.get_running_loop(), iter(_LOOKS)
+        watched, since = -1, 0.0
+        while True:
+            await asyncio.sleep(next(pauses, _LOOKS[-1]))
+            if self._following == self._mates.me or not self.idle or not await self._enough_wait():
+                watched = -1
+            elif watched != self._following:
+                watched, since = self._following, loop.time()
+            elif self._is_stalled(loop.time(), since):
+                watched = -1
+                self._passed_over.set()
+
+    def _is_stalled(self, now: float, since: float) -> bool:
+        trips = _TURN_TRIPS * self._mates.slowest_round_trip
+        silent = now - max(since, self._last_sign + _BALLOT) > _TURN + trips
+        return silent or now - since > _LONGEST_TURN + trips
+
+    async def _enough_wait(self) -> bool:
+        """Whether a quorum of voters, with this member, has nothing to do but to wait."""
+        others = self._votes.quorum.voters - {self._mates.me}
+        answers = await asyncio.gather(*(self._mates.presence(other) for other in others))
+        for answer in answers:
+            if answer is not None and answer.decided is not None and self.learn(answer.decided):
+                return False
+        idle = sum(answer is not None and answer.idle for answer in answers)
+        return idle + self._votes.votes >= self._votes.quorum.to_decide
 
     def _candidates(self) -> list[int]:
         """Who may lead, by rank, up to this member."""
@@ -230,8 +303,8 @@ class Agreement:
 
     async def _takes_part(self, member: int) -> bool:
         answer = await self._mates.presence(member)
-        if answer is not None and answer.decision is not None:
-            self.learn(answer.decision)
+        if answer is not None and answer.decided is not None:
+            self.learn(answer.decided)
         return answer is not None and answer.standing == "running"
 
     # Leading
@@ -244,7 +317,10 @@ class Agreement:
             helpers = [tasks.create_task(self._tell_of_absence()), tasks.create_task(self._attendance.run(self._lose))]
             helpers.append(tasks.create_task(self._look_for_the_cut_off()))
             if self._zero is not None:
-                helpers.append(tasks.create_task(self._zero.ask_auxiliaries(self._check_zero)))
+                ballot_zero = (
+                    self._confirm_zero() if self._votes.guarded else self._zero.ask_auxiliaries(self._check_zero)
+                )
+                helpers.append(tasks.create_task(ballot_zero))
                 if self._mates.me in self._lost:
                     self._zero.failed.set()  # the others follow another one, which the first ballot shows
                 await _first(self._zero.failed, self._hurry, self._settled)
@@ -258,6 +334,16 @@ class Agreement:
             for helper in helpers:
                 helper.cancel()
 
+    async def _confirm_zero(self) -> None:
+        """In a guarded group: has all confirm what a quorum has voted for, where not all vote for it."""
+        zero = self._zero
+        prepared = None if zero is None else await zero.prepared()
+        decided = None if prepared is None else await gather_confirms(self._mates, self._votes, prepared)
+        if decided is not None:
+            self.learn(decided)
+        if zero is not None:
+            zero.failed.set()
+
     async def _look_for_the_cut_off(self) -> None:
         async def look_for(member: int) -> None:
             if not await self._takes_part(member):
@@ -269,37 +355,47 @@ class Agreement:
 
     async def _listen(self, member: int) -> None:
         """Another member may know the outcome, or come to know it from one that cannot be reached from here."""
-        decision = await self._ask(member)
-        if decision is not None:
-            self.learn(decision)
+        decided = await self._ask(member)
+        if decided is not None:
+            self.learn(decided)
 
     async def _propose_until_settled(self) -> None:
         """Ballot after ballot, until one decides or there has been no quorum for long."""
         loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
-        begun = quorum = loop.time()
+        begun = loop.time()
+        quorum, guarded = min(begun, self._first_lost), self._votes.guarded is not None
+        longest = _SEARCH + _PER_LIAR * self._votes.quorum.hostile
         while not self._settled.is_set():
-            decision = await self._proposer.attempt(self._give_up, self._attendance.strangers)
-            decision = decision or await self._outcome_of_another_leader()
+            if guarded and loop.time() > quorum + longest:
+                self.stop()
+                return
+            decided = await self._proposer.attempt(self._give_up, self._attendance.strangers)
+            decided = decided or await self._outcome_of_another_leader()
             quorum = loop.time() if self._proposer.had_quorum else quorum  # a ballot may fail, and take long for it
-            search = _SEARCH_ALONE if self._proposer.deserted else _SEARCH
-            if decision is not None:
-                self.learn(decision)
-            elif loop.time() > min(quorum + search, begun + _LONGEST_SEARCH):
+            search = _SEARCH_ALONE if self._proposer.deserted else longest
+            if decided is not None and self.learn(decided):
+                return
+            if loop.time() > min(quorum + search, begun + _LONGEST_SEARCH):
                 self.stop()
             else:
                 wait = pause * (1 + self._mates.endpoint.random.random())
                 await asyncio.sleep(wait + _ROUND_TRIPS * self._mates.slowest_round_trip)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _outcome_of_another_leader(self) -> Decision | None:
+    async def _outcome_of_another_leader(self) -> Decided | None:
         """Where others follow one that goes before, and it can be reached by now, this member follows it too."""
-        leader = self._proposer.follows
-        if leader is None or leader == self._mates.me or not await self._takes_part(leader):
-            return self._votes.decision
+        leader, ranks = self._proposer.follows, self._mates.ranks
+        if leader is None or ranks.get(leader, math.inf) >= ranks[self._mates.me] or not await self._takes_part(leader):
+            return self._votes.decided
+        if self._votes.guarded is not None and leader in self._passed:
+            return self._votes.decided  # whoever still follows it will pass it over too
         self._following = leader
-        decision = await self._ask(leader)
+        decided = await self._ask_unless_passed_over(leader)
         self._following = self._mates.me
-        return decision
+        if self._passed_over.is_set():
+            self._passed.add(leader)
+            self._passed_over.clear()
+        return decided
 
     def _lose(self, member: int, reason: str) -> None:
         """A member is out of this leader's reach."""
@@ -336,8 +432,8 @@ class Agreement:
                 return  # its own patience does the same, later
 
     def _check_zero(self) -> None:
-        if self._zero is not None and self._zero.decision is not None:
-            self.learn(self._zero.decision)
+        if self._zero is not None and self._zero.decided is not None:
+            self.learn(self._zero.decided)
 
     # Time
 

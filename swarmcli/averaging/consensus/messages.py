@@ -14,6 +14,7 @@ AVERAGES = "averages"  # purpose of a reducer's signature over the digests of al
 MAX_SIGNED = 1024  # reducers whose signatures one message carries
 MAX_WORDS = 500
 DIGEST_BYTES = 32
+MAX_UNLIKE = 16  # values that voters have voted for instead of another one, in one answer
 MAX_PARTS = 24_576  # of a plan of which averages are copied: so many digests fit into one message
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -77,11 +78,40 @@ class Certificate(msgspec.Struct, frozen=True):
     signatures: Signatures
 
 
+Unlike = Annotated[tuple[Certificate, ...], msgspec.Meta(max_length=MAX_UNLIKE)]
+
+
 class Decided(msgspec.Struct, frozen=True):
     """A decision, and the votes that prove it. Whoever is told one checks them: nobody's word is enough."""
 
     decision: Decision
     votes: Certificate
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A value and a quorum's votes for it in one ballot of a guarded group: nothing else can have as many there."""
+
+    value: Decision
+    votes: Certificate
+
+
+class SignedPromise(msgspec.Struct, frozen=True):
+    """A voter's answer to Prepare in a guarded group, as the proposer shows it to everyone.
+
+    prepared   the ballot of the highest certificate that the voter has seen; None: it has seen none
+    value      the hash of the value there
+    zero       the digest that it has voted for at ballot zero
+    signature  over all of these
+    """
+
+    ballot: Ballot
+    prepared: Ballot | None
+    value: Hash | None
+    zero: Hash | None
+    signature: Signature
+
+
+Promises = Annotated[dict[Index, SignedPromise], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +135,13 @@ class Promise:
 
 
 class VoteMessage(msgspec.Struct, frozen=True):
-    """A member's word to the leader: the digest of the result that it holds, which is its vote at ballot zero, or
-    (None) why it does not come to hold one."""
+    """A member's word to the leader: the digest of the result that it holds, which is its vote at ballot zero, with its
+    signature; or (None) why it does not come to hold one."""
 
     group_id: GroupID
     digest: Hash | None = None
     reason: Words = ""
+    signature: Signature | None = None
 
 
 class OutcomeQuestion(msgspec.Struct, frozen=True):
@@ -120,9 +151,9 @@ class OutcomeQuestion(msgspec.Struct, frozen=True):
 
 
 class OutcomeAnswer(msgspec.Struct, frozen=True):
-    """`decision` is None if the answerer does not know it and never will."""
+    """`decided` is None if the answerer does not know the outcome and never will."""
 
-    decision: Decision | None = None
+    decided: Decided | None = None
 
 
 class PresenceQuestion(msgspec.Struct, frozen=True):
@@ -135,7 +166,8 @@ class PresenceAnswer(msgspec.Struct, frozen=True):
     """running: it takes part. expected: it will, but still computes. over: it has left. unknown: it knows of none."""
 
     standing: Standing
-    decision: Decision | None = None  # if it knows the outcome
+    decided: Decided | None = None  # if it knows the outcome
+    idle: bool = False  # it has nothing more to do in the round, and waits for the outcome
 
 
 class SignedAverages(msgspec.Struct, frozen=True):
@@ -182,32 +214,79 @@ class Prepare(msgspec.Struct, frozen=True):
 class PrepareAnswer(msgspec.Struct, frozen=True):
     """What an acceptor says to Prepare.
 
-    decision   the outcome is known here; nothing else counts then
+    decided    the outcome is known here; nothing else counts then
     promise    None: a higher ballot was promised, or this member follows another one
     promised   the highest ballot that was
     follows    the member of a lower rank that leads as seen from here
-    report     with a promise, by a member that has not left the round
+    report     with a promise, by a member that has not left the round; and by auxiliaries of a guarded group
+    signed     in a guarded group, in the place of `promise`
+    prepared   the certificate that it speaks of
     """
 
-    decision: Decision | None = None
+    decided: Decided | None = None
     promise: Promise | None = None
     promised: Ballot = 0
     follows: Annotated[int, msgspec.Meta(ge=0)] | None = None
     report: Report | None = None
+    signed: SignedPromise | None = None
+    prepared: Prepared | None = None
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """A value is to be accepted; at ballot zero by an auxiliary, to which the leader names the result."""
+    """A value is to be accepted; at ballot zero by an auxiliary, to which the leader names the result.
+
+    promises   in a guarded group: of a quorum of voters, from which the value follows
+    prepared   the highest certificate of which they speak
+    """
 
     group_id: GroupID
     ballot: Ballot
     value: Decision
+    promises: Promises = {}
+    prepared: Prepared | None = None
 
 
 class ProposeAnswer(msgspec.Struct, frozen=True):
-    accepted: bool
+    """`signature`: the vote for it; None: it is not accepted."""
+
+    signature: Signature | None = None
     promised: Ballot = 0
-    decision: Decision | None = None  # if the outcome is known here
+    decided: Decided | None = None  # if the outcome is known here
+
+
+class Confirm(msgspec.Struct, frozen=True):
+    """In a guarded group, from the leader or a proposer: a quorum has voted for this. Answered once the answerer has
+    compared it with all others."""
+
+    group_id: GroupID
+    prepared: Prepared
+
+
+class ConfirmAnswer(msgspec.Struct, frozen=True):
+    """`signature`: the confirm; None: the answerer does not confirm. `unlike`: the votes because of which."""
+
+    signature: Signature | None = None
+    unlike: Unlike = ()
+    decided: Decided | None = None
+
+
+class Compare(msgspec.Struct, frozen=True):
+    """In a guarded group, from any voter to any other, before it confirms: do you know of anything unlike? Answered at
+    once."""
+
+    group_id: GroupID
+    prepared: Prepared
+
+
+class CompareAnswer(msgspec.Struct, frozen=True):
+    """
+    standing   what the answerer has confirmed, or compares itself, if that is something else
+    unlike     votes for something else in the same ballot
+    """
+
+    standing: Prepared | None = None
+    unlike: Unlike = ()
+    decided: Decided | None = None
 
 
 class HoldingsQuestion(msgspec.Struct, frozen=True):

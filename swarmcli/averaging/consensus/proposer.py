@@ -1,11 +1,14 @@
 """Those who count: ballot zero at the leader of a group, and each ballot above zero at its proposer.
 
-    ballot zero   votes of those who hold everything ─▶ a majority for one digest decides
-    above zero    Prepare ─▶ what a majority has accepted, and which averages they hold
-                  Propose ─▶ the result that may have been chosen; if none can have been, one that a majority holds, or
-                  that the group tries again with what is held, or that the round is given up; a majority decides
+    ballot zero   votes of those who hold everything ─▶ enough for one digest decide
+    above zero    Prepare ─▶ what a quorum has accepted, and which averages they hold
+                  Propose ─▶ the result that may have been chosen; if none can have been, one that a quorum holds, or
+                  that the group tries again with what is held, or that the round is given up; a quorum decides
 
-`ballots.py` says what may be proposed. Whoever is asked to accept a result and does not hold it copies it first.
+`ballots.py` says what may be proposed, and `strangers.py` where some members may lie: there a quorum's votes are only a
+certificate, which all compare before they confirm it (`comparing.py`).
+
+Whoever is asked to accept a result and does not hold it copies it first.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -29,57 +33,88 @@ from swarmcli.averaging.consensus.ballots import (
     Waiting,
     ballot_after,
 )
+from swarmcli.averaging.consensus.certificate import signed, value_hash
+from swarmcli.averaging.consensus.comparing import gather_confirms
 from swarmcli.averaging.consensus.messages import (
     MAX_WORDS,
     Aborted,
     Again,
+    Certificate,
     Committed,
-    Decision,
+    Decided,
     Prepare,
     PrepareAnswer,
+    Prepared,
     Propose,
     ProposeAnswer,
     Report,
     VoteMessage,
 )
 from swarmcli.averaging.consensus.presence import Mates
-from swarmcli.averaging.consensus.quorum import majority
-from swarmcli.errors import NetworkError
+from swarmcli.averaging.consensus.strangers import GuardedProposal, GuardedTally
+from swarmcli.errors import CallRefused, NetworkError
 
 _STRAGGLERS = 10.0  # seconds for a member that is connected and still receives averages, once a majority has promised
 _UNREACHED = 1.0  # the same for members without a connection
 _HASTE, _ROUND_TRIPS = 0.05, 4.0  # seconds and round trips, where the round is past its deadline
+_FOR_ALL, _SHARE = 1.0, 0.1  # seconds for the last voters at most, or so much of the time that the first ones took
 _AT_ONCE = 0.5  # seconds in which a dialed port refuses; one that is cut off or frozen says nothing
 
 
 class BallotZero:
-    """Ballot zero at the leader: members that hold the whole result vote for it, and a majority commits it.
+    """Ballot zero at the leader: members that hold the whole result vote for it, and enough of them commit it.
 
-    It counts until the leader itself has promised a ballot above zero: from then on this one is dead.
+    In a group that is not guarded it counts until the leader itself has promised a ballot above zero: from then on this
+    one is dead.
     """
 
     def __init__(self, mates: Mates, votes: RoundVotes) -> None:
-        self.failed = asyncio.Event()  # no majority can be reached any more
+        self.failed = asyncio.Event()  # it comes to no decision by itself
+        self.enough = asyncio.Event()  # in a guarded group: so many have voted, or cannot, that the rest get a moment
+        self.decided: Decided | None = None
+        self._began = asyncio.get_running_loop().time()
+        self._complete = asyncio.Event()  # nobody else is expected to vote
         self._mates, self._votes = mates, votes
         self._tally = Tally(len(mates), mates.auxiliaries)
+        self._guarded = GuardedTally(votes.quorum)
+        self._signatures: dict[int, bytes] = {}
+        self._ended: set[int] = set()  # who has said how its exchange ended
         self._named = asyncio.Event()  # the auxiliaries are to be asked
 
-    @property
-    def decision(self) -> Decision | None:
-        return self._tally.decision
-
     def hear(self, voter: int, vote: VoteMessage) -> None:
-        """A member holds the result, or says that it does not come to hold it. Its first vote stands."""
+        """A member holds the result, or says that it does not come to hold it. Its first vote stands.
+
+        Raises CallRefused for a vote without the voter's signature.
+        """
+        self._ended.add(voter)
         if vote.digest is None:
             self.lose(voter)
+            return
+        signature, value = vote.signature, Committed(vote.digest)
+        if signature is None or not self._votes.is_vote(voter, ZERO, value, signature):
+            raise CallRefused("vote", "a vote is signed by the voter")
+        if self._votes.guarded is not None:
+            self._guarded.accept(voter, vote.digest, signature)
+            self._votes.note(Certificate(ZERO, "vote", value_hash(value), {voter: signature}))
         elif self._votes.acceptor.promised == ZERO:
-            self._tally.accept(voter, vote.digest)
+            self._accept(voter, vote.digest, signature)
         self._look()
 
     def lose(self, member: int) -> None:
         """It is out of reach. A vote that it has cast stands, and one that still arrives counts."""
         self._tally.lose(member)
+        self._guarded.lose(member)
         self._look()
+
+    async def prepared(self) -> Prepared | None:
+        """In a guarded group: what a quorum has voted for, once the others have had a moment to vote too. None: no
+        quorum has voted for one result."""
+        await self.enough.wait()
+        with suppress(TimeoutError):
+            moment = min(_FOR_ALL, _SHARE * (asyncio.get_running_loop().time() - self._began))
+            async with asyncio.timeout(moment + self._mates.slowest_round_trip):
+                await self._complete.wait()
+        return self._guarded.prepared
 
     async def ask_auxiliaries(self, heard: Callable[[], None]) -> None:
         """Names the result to them, once that is needed; `heard` is called after each answer."""
@@ -93,21 +128,40 @@ class BallotZero:
 
     async def _ask_auxiliary(self, member: int, digest: bytes, heard: Callable[[], None]) -> None:
         question = Propose(self._mates.group.group_id, ZERO, Committed(digest))
+        signature: bytes | None = None
         try:
             if member == self._mates.me:
-                accepted = self._votes.acceptor.accept_zero(digest)
+                signature = self._votes.vote_zero(digest)
             else:
-                accepted = (await self._mates.ask(member, "propose", question, ProposeAnswer)).accepted
+                signature = (await self._mates.ask(member, "propose", question, ProposeAnswer)).signature
         except NetworkError:
-            accepted = False
-        if accepted and self._votes.acceptor.promised == ZERO:
-            self._tally.accept(member, digest)
+            pass
+        valid = signature is not None and self._votes.is_vote(member, ZERO, question.value, signature)
+        if valid and signature is not None and self._votes.acceptor.promised == ZERO:
+            self._accept(member, digest, signature)
             self._look()
         else:
             self.lose(member)
         heard()
 
+    def _accept(self, member: int, digest: bytes, signature: bytes) -> None:
+        self._signatures.setdefault(member, signature)
+        decision = self._tally.accept(member, digest)
+        if decision is not None:
+            supporters = {each: self._signatures[each] for each in self._tally.supporters(digest)}
+            self.decided = Decided(decision, signed(supporters, ZERO, "accept", decision))
+
     def _look(self) -> None:
+        if self._votes.guarded is not None:
+            self.decided = self._guarded.decided
+            quorum = self._votes.quorum
+            if len(self._ended & quorum.voters) >= quorum.to_decide or self._guarded.prepared is not None:
+                self.enough.set()
+            if self._guarded.complete:
+                self._complete.set()
+            if self.decided is None and self._guarded.hopeless:
+                self.failed.set()
+            return
         if self._tally.decision is not None:
             return
         if self._tally.hopeless:
@@ -119,6 +173,10 @@ class BallotZero:
 
 class Parts(Protocol):
     """What consensus knows of the parts of a round: which averages are at this member, and who is not waited for."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are on their way to this member."""
 
     def report(self) -> Report: ...
     def holds(self, digest: bytes) -> bool:
@@ -139,19 +197,19 @@ class Proposer:
 
     def __init__(self, mates: Mates, votes: RoundVotes, parts: Parts) -> None:
         self.follows: int | None = None  # a member of a lower rank that leads, as others see it
-        self.had_quorum = False  # in the last ballot a majority promised
+        self.had_quorum = False  # in the last ballot enough have promised
         self.deserted = False  # in the last ballot nobody could be reached, and that was plain at once
         self._mates, self._votes, self._parts = mates, votes, parts
         self._highest = 0  # ballot that was used here or heard of
         self._among: set[int] = set()  # who is asked in the present ballot
         self._hasty = False
 
-    async def attempt(self, give_up: str = "", without: Collection[int] = ()) -> Decision | None:
+    async def attempt(self, give_up: str = "", without: Collection[int] = ()) -> Decided | None:
         """One ballot. `give_up`: why the round is to be given up, if it is. `without`: members that are known not to
         take part. Returns the decision if there is one."""
         seen = max(self._highest, self._votes.acceptor.promised)
         self._highest = ballot_after(seen, self._mates.me, len(self._mates))
-        proposal = Proposal(self._highest, len(self._mates))
+        proposal = self._new_proposal()
         for member in without:
             proposal.lose(member)
         self._among = set(self._mates.others) - set(without)
@@ -160,15 +218,21 @@ class Proposer:
         known, promised = await self._prepare(proposal)
         at_once = asyncio.get_running_loop().time() - began < _AT_ONCE + _ROUND_TRIPS * self._mates.slowest_round_trip
         self.deserted = at_once and not any(map(self._mates.is_connected, self._mates.others))
-        self.had_quorum = len(promised) >= majority(len(self._mates))
+        quorum = self._votes.quorum
+        self.had_quorum = len(promised.keys() & quorum.voters) >= quorum.to_decide
         if known is not None:
             return known
         value = self._value(proposal, promised, give_up)
         return None if value is None else await self._propose(proposal, value)
 
+    def _new_proposal(self) -> Proposal | GuardedProposal:
+        if self._votes.guarded is None:
+            return Proposal(self._highest, len(self._mates))
+        return GuardedProposal(self._highest, self._votes.electorate)
+
     # Phase 1
 
-    async def _prepare(self, proposal: Proposal) -> tuple[Decision | None, dict[int, PrepareAnswer]]:
+    async def _prepare(self, proposal: Proposal | GuardedProposal) -> tuple[Decided | None, dict[int, PrepareAnswer]]:
         """The decision, if somebody knows it; and what those say who promised. To give up, enough for that will do."""
         self.follows = None
         prepare = Prepare(self._mates.group.group_id, proposal.ballot)
@@ -176,9 +240,9 @@ class Proposer:
         own = self._votes.prepare(proposal.ballot)
         self._note(proposal, self._mates.me, own, promised)
 
-        def hear(member: int, answer: PrepareAnswer | None) -> Decision | None:
-            if answer is not None and answer.decision is not None:
-                return answer.decision
+        def hear(member: int, answer: PrepareAnswer | None) -> Decided | None:
+            if answer is not None and answer.decided is not None:
+                return self._proved(answer.decided)
             self._note(proposal, member, answer, promised)
             return None
 
@@ -190,18 +254,39 @@ class Proposer:
             promised[self._mates.me] = msgspec.structs.replace(own, report=self._parts.report())
         return known, promised
 
+    def _proved(self, decided: Decided) -> Decided | None:
+        """What somebody says was decided, if its votes prove it."""
+        return self._votes.decided if self._votes.learn(decided) else None
+
     def _note(
-        self, proposal: Proposal, member: int, answer: PrepareAnswer | None, promised: dict[int, PrepareAnswer]
+        self,
+        proposal: Proposal | GuardedProposal,
+        member: int,
+        answer: PrepareAnswer | None,
+        promised: dict[int, PrepareAnswer],
     ) -> None:
         if answer is None:
             proposal.lose(member)
-        elif answer.promise is None:
+        elif self._is_promise(proposal, member, answer):
+            promised[member] = answer
+        else:
             proposal.refuse(member, Refusal(answer.promised))
             self._see(answer.promised)
             self.follows = answer.follows if answer.follows is not None else self.follows
-        else:
-            proposal.promise(member, answer.promise)
-            promised[member] = answer
+
+    def _is_promise(self, proposal: Proposal | GuardedProposal, member: int, answer: PrepareAnswer) -> bool:
+        """In a guarded group auxiliaries promise nothing, and their reports count all the same."""
+        if isinstance(proposal, Proposal):
+            if answer.promise is not None:
+                proposal.promise(member, answer.promise)
+            return answer.promise is not None
+        if member not in self._votes.quorum.voters:
+            return member == self._mates.me or answer.report is not None
+        if answer.signed is not None:
+            if answer.prepared is not None:
+                self._votes.see(answer.prepared)
+            proposal.promise(member, answer.signed, answer.prepared)
+        return member in proposal.promises
 
     def _see(self, ballot: int) -> None:
         """Of ballots that others name, the next one here goes beyond; but no single word drives it up without bound."""
@@ -209,7 +294,9 @@ class Proposer:
 
     # Between the phases
 
-    def _value(self, proposal: Proposal, promised: dict[int, PrepareAnswer], give_up: str) -> Value | None:
+    def _value(
+        self, proposal: Proposal | GuardedProposal, promised: dict[int, PrepareAnswer], give_up: str
+    ) -> Value | None:
         """What to propose; None: nothing, in this ballot."""
         reports = {member: answer.report for member, answer in promised.items() if answer.report is not None}
         match proposal.state:
@@ -223,14 +310,15 @@ class Proposer:
         return None
 
     def _held(self, reports: Mapping[int, Report], promised: Collection[int]) -> Committed | None:
-        """The result that a majority can accept at once, if there is one: those who hold it, and the auxiliaries.
+        """The result that enough can accept at once, if there is one: those who hold it, and auxiliaries that vote.
 
         One that fewer hold is not proposed. Whoever accepts it binds all later ballots to it, and whether the others
         can copy it is not known: its only holder may be lost meanwhile, or lie.
         """
+        quorum = self._votes.quorum
         counts = Counter(report.digest for report in reports.values() if report.digest is not None)
         for digest, holders in counts.most_common(1):
-            if holders + len(self._mates.auxiliaries.intersection(promised)) >= majority(len(self._mates)):
+            if holders + len(self._mates.auxiliaries.intersection(promised) & quorum.voters) >= quorum.to_decide:
                 return Committed(digest)
         return None
 
@@ -243,32 +331,43 @@ class Proposer:
 
     # Phase 2
 
-    async def _propose(self, proposal: Proposal, value: Value) -> Decision | None:
+    async def _propose(self, proposal: Proposal | GuardedProposal, value: Value) -> Decided | None:
         proposal.propose(value)
         message = Propose(self._mates.group.group_id, proposal.ballot, value)
+        if isinstance(proposal, GuardedProposal):
+            message = msgspec.structs.replace(message, promises=proposal.promises, prepared=proposal.prepared)
         if isinstance(value, Committed):
             await self._parts.obtain(value.digest)
         held = isinstance(value, Committed) and self._parts.holds(value.digest)
-        own = self._votes.accept(proposal.ballot, value, held)
+        signatures: dict[int, bytes] = {}
 
-        def hear(member: int, answer: ProposeAnswer | None) -> Decision | None:
-            if answer is not None and answer.decision is not None:
-                return answer.decision
-            if answer is not None and answer.accepted:
-                return proposal.accepted(member)
+        def hear(member: int, answer: ProposeAnswer | None) -> Decided | None:
+            if answer is not None and answer.decided is not None:
+                return self._proved(answer.decided)
             if answer is None:
                 proposal.lose(member)
-            else:
+            elif answer.signature is None or not self._votes.is_vote(member, proposal.ballot, value, answer.signature):
                 self._see(answer.promised)
                 proposal.refuse(member, Refusal(answer.promised))
+            elif isinstance(proposal, GuardedProposal):
+                proposal.voted(member, answer.signature)
+            else:
+                signatures[member] = answer.signature
+                if proposal.accepted(member) is not None:
+                    return Decided(value, signed(signatures, proposal.ballot, "accept", value))
             return None
 
-        decision = hear(self._mates.me, own)
-        if decision is None:
-            decision = await self._ask_all(
-                "propose", message, ProposeAnswer, hear, lambda: not isinstance(proposal.state, Waiting)
-            )
-        return decision
+        def enough() -> bool:
+            voted = isinstance(proposal, GuardedProposal) and proposal.certificate is not None
+            return voted or not isinstance(proposal.state, Waiting)
+
+        decided = hear(self._mates.me, self._votes.accept(message, held))
+        if decided is None:
+            decided = await self._ask_all("propose", message, ProposeAnswer, hear, enough)
+        prepared = proposal.certificate if isinstance(proposal, GuardedProposal) else None
+        if decided is None and prepared is not None:
+            decided = await gather_confirms(self._mates, self._votes, prepared)
+        return decided
 
     # Asking
 
@@ -277,9 +376,9 @@ class Proposer:
         name: str,
         request: Any,
         answer_type: type[Any],
-        hear: Callable[[int, Any], Decision | None],
+        hear: Callable[[int, Any], Decided | None],
         enough: Callable[[], bool],
-    ) -> Decision | None:
+    ) -> Decided | None:
         """Asks the others at the same time, and tells `hear` of each answer (None: it cannot be reached) until that
         returns a decision, which is returned. Once there are `enough`, stragglers get a moment and no more."""
 

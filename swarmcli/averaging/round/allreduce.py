@@ -219,6 +219,8 @@ class Allreduce:
         if self._auxiliary and isinstance(decision, Committed):
             digest = decision.digest  # it holds no result that could differ
         members = [member.peer_id for member in self.group.members]
+        if decision is None and (proof := self._attempts[-1].evidence) is not None:
+            raise RoundUndecided(f"the round is void: {proof.culprit.short}: {proof.words()}")
         conclude(digest, decision, members)
         weights, partly = contributions(self.group, parts)
         left_out: dict[int, str] = {}
@@ -237,7 +239,19 @@ class Allreduce:
             tries=len(self._attempts),
             late=self._was_late,
             failed=() if self._again is None else self._failed_reducers(self._again),
+            certificate=self._certificate(digest),
         )
+
+    def _certificate(self, digest: bytes | None) -> RoundCertificate | None:
+        decided, purposes = self._attempts[-1].decided, [] if len(self._attempts) == 1 else [self._purpose]
+        if decided is None or digest is None:
+            return None
+        return RoundCertificate.of(self.group, self._options.trust, purposes, digest, decided.votes)
+
+    @property
+    def _purpose(self) -> str:
+        """Of the group of the last try."""
+        return f"try {len(self._attempts) - 1}"
 
     def _failed_reducers(self, again: Again) -> tuple[PeerID, ...]:
         failed = (set(self._plan.by_reducer) & set(again.members)) - set(again.reducers)

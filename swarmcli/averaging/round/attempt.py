@@ -16,10 +16,10 @@ from itertools import chain
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.certificate import DoubleVote
 from swarmcli.averaging.consensus.leader import Agreement
-from swarmcli.averaging.consensus.messages import Again, Committed, Decision, Report
+from swarmcli.averaging.consensus.messages import Again, Committed, Decided, Decision, Report
 from swarmcli.averaging.consensus.presence import Mates
-from swarmcli.averaging.consensus.quorum import majority
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round import pace
 from swarmcli.averaging.round.buffers import (
@@ -104,7 +104,7 @@ class Attempt:
 
     async def run(self) -> Decision | None:
         """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""
-        with self._service.hosting(self) as self._votes:
+        with self._service.hosting(self, self._options.trust) as self._votes:
             self.agreement = Agreement(self.mates, self._votes, self, self._options, self._lost, self._unreachable)
             decision: Decision | None = None
             try:
@@ -118,6 +118,16 @@ class Attempt:
                 if not isinstance(decision, Committed):  # otherwise whoever is still being served is served
                     self._reducer.abort("the round was given up")
                 del self.agreement  # which knows this try as its parts
+
+    @property
+    def decided(self) -> Decided | None:
+        """What this try has ended with, and the votes for it."""
+        return self._votes.decided
+
+    @property
+    def evidence(self) -> DoubleVote | None:
+        """Against a member that voted twice, so that this try is void."""
+        return self._votes.evidence
 
     @property
     def left_out(self) -> dict[int, str]:
@@ -146,6 +156,10 @@ class Attempt:
             await self._receiver.serve(member, stream)
 
     # What the agreement asks about the parts
+
+    @property
+    def busy(self) -> bool:
+        return self._one_copies.locked()
 
     def report(self) -> Report:
         held, trouble = self.holdings, self.trouble
@@ -188,7 +202,9 @@ class Attempt:
             held = unless_missing(held, self._again.held, [reports[member].digests for member in senders])
         held = without(held, [part.index for member in banned for part in self._plan.by_reducer.get(member, ())])
         reducers = reducers_among(mates.group.members, able, senders)
-        if self._last or not senders or not reducers or len(reports) < majority(len(mates)):
+        quorum = self._votes.quorum
+        able_to_vote = len(reports.keys() & quorum.voters)
+        if self._last or not senders or not reducers or able_to_vote < quorum.to_decide:
             return None
         return Again(tuple(sorted(reports)), reducers, held)
 

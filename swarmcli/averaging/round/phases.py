@@ -28,6 +28,7 @@ import msgspec
 import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
+from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.consensus.messages import MAX_WORDS, GroupID, Index, Words
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import MAX_MEMBERS, Group
@@ -317,7 +318,15 @@ class PhasedAllreduce:
             bytes_received=sum(result.bytes_received for result in self._done),
             parts=self._done[-1].parts,
             late=any(result.late for result in self._done),
+            certificate=self._certificate(),
         )
+
+    def _certificate(self) -> RoundCertificate | None:
+        """That of the last step, under the id of the round."""
+        last, number = self._done[-1].certificate, len(self._done) - 1
+        if last is None:
+            return None
+        return msgspec.structs.replace(last, nonce=self.group.nonce, derivations=(f"step {number}", *last.derivations))
 
 
 def _now() -> float:

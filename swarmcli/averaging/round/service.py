@@ -12,13 +12,19 @@ from typing import Protocol, TypeAlias
 import torch
 
 from swarmcli.averaging.bans import Bans
+from swarmcli.averaging.config import Trust
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import ZERO
+from swarmcli.averaging.consensus.comparing import compare, confirm
 from swarmcli.averaging.consensus.leader import Agreement
 from swarmcli.averaging.consensus.messages import (
     MAX_WORDS,
     AbsenceNotice,
     Committed,
+    Compare,
+    CompareAnswer,
+    Confirm,
+    ConfirmAnswer,
     HoldingsAnswer,
     HoldingsQuestion,
     Noted,
@@ -33,6 +39,8 @@ from swarmcli.averaging.consensus.messages import (
     Standing,
     VoteMessage,
 )
+from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.evidence import DoubleVote
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.buffers import Average, Holdings
 from swarmcli.averaging.round.copying import give_copies
@@ -43,7 +51,7 @@ from swarmcli.memory import ReusableBuffer
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.tasks import Bell, forgetful
 
-_CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "holdings")
+_CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "confirm", "compare", "holdings")
 _STREAMS = ("exchange", "copy")
 MOST_TRIES = 4  # at one round, after which it is given up
 _EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
@@ -86,11 +94,13 @@ class AllreduceService:
         prefix: str,
         fetch_committed: FetchCommitted | None = None,
         bans: Bans | None = None,
+        trust: Trust = "strangers",
     ) -> None:
         """`fetch_committed`: from where a member that was late may get what its group committed. `bans`: of the run;
-        None: of these rounds alone."""
+        None: of these rounds alone. `trust`: as in AllreduceOptions."""
         self.endpoint = endpoint
         self.bans = bans if bans is not None else Bans(endpoint.events.emit)
+        self._trust = trust
         self.fetch_committed = fetch_committed
         self.memory = ReusableBuffer()
         self.prefix = prefix
@@ -113,6 +123,8 @@ class AllreduceService:
         serve(method("presence"), PresenceQuestion, self._presence)
         serve(method("prepare"), Prepare, self._prepare)
         serve(method("propose"), Propose, self._propose)
+        serve(method("confirm"), Confirm, self._confirm)
+        serve(method("compare"), Compare, self._compare)
         serve(method("holdings"), HoldingsQuestion, self._holdings)
 
     def close(self) -> None:
@@ -141,13 +153,14 @@ class AllreduceService:
                 del self._expected[group.group_id]
 
     @contextmanager
-    def hosting(self, round_: Round) -> Iterator[RoundVotes]:
+    def hosting(self, round_: Round, trust: Trust) -> Iterator[RoundVotes]:
         """While the block runs, the round gets what arrives for it. Raises RoundFailed if it has been here before: then
         its leader has sent an old group again, and nobody may vote twice."""
         group_id = round_.group.group_id
-        if group_id in self._votes:
+        if group_id in self._votes and self._votes[group_id].begun:
             raise RoundFailed("its group has had a round before", [round_.group.leader])
-        votes = self._votes_for(round_.group)
+        votes = self._votes_for(round_.group, trust)
+        votes.begun = True
         self._rounds[group_id] = round_
         self._news.ring()
         try:
@@ -161,7 +174,8 @@ class AllreduceService:
         """This member will not take part in rounds that it was expected in. It still promises, so that the others need
         not wait for its silence."""
         for group in groups:
-            self._votes_for(group).over = True
+            votes = self._votes_for(group, self._trust)
+            votes.begun = votes.over = True
         self._news.ring()
 
     async def decline(self, group: Group) -> None:
@@ -232,24 +246,25 @@ class AllreduceService:
     async def _outcome(self, peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
         votes = await self._begun(question.group_id)
         member, round_ = votes.member(peer), self._rounds.get(question.group_id)
-        if votes.decision is None and round_ is not None:
+        if votes.decided is None and round_ is not None:
             await round_.agreement.tell_outcome(member)
-        return OutcomeAnswer(votes.decision)
+        return OutcomeAnswer(votes.decided)
 
     async def _presence(self, peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
         votes, group_id = self._votes.get(question.group_id), question.group_id
-        if votes is None:
+        if votes is None or not votes.begun:
             group = self._expected.get(group_id)
             return PresenceAnswer("expected" if group is not None and peer in group else "unknown")
         votes.member(peer)
         standing: Standing = "over" if votes.over else "running"
-        return PresenceAnswer(standing, votes.decision)
+        round_ = self._rounds.get(group_id)
+        return PresenceAnswer(standing, votes.decided, idle=round_ is None or round_.agreement.idle)
 
     async def _prepare(self, peer: PeerID, message: Prepare) -> PrepareAnswer:
         votes = await self._begun(message.group_id)
         votes.check_proposer(peer, message.ballot)
         round_ = self._rounds.get(message.group_id)
-        if round_ is not None and votes.decision is None:
+        if round_ is not None and votes.decided is None:
             return await round_.agreement.prepare(votes.member(peer), message.ballot)
         return votes.prepare(message.ballot)
 
@@ -257,10 +272,40 @@ class AllreduceService:
         votes = await self._begun(message.group_id)
         votes.check_proposer(peer, message.ballot)
         round_, value = self._rounds.get(message.group_id), message.value
+        if round_ is not None:
+            round_.agreement.note_sign(votes.member(peer))
         if round_ is not None and isinstance(value, Committed) and message.ballot == votes.acceptor.promised > ZERO:
             await round_.obtain(value.digest)
         held = round_ is not None and isinstance(value, Committed) and round_.holds(value.digest)
-        return votes.accept(message.ballot, value, held)
+        return votes.accept(message, held)
+
+    async def _confirm(self, peer: PeerID, message: Confirm) -> ConfirmAnswer:
+        votes = await self._begun(message.group_id)
+        votes.check_proposer(peer, message.prepared.votes.ballot)
+        round_ = self._rounds.get(message.group_id)
+        if round_ is not None:
+            round_.agreement.note_sign(votes.member(peer))
+        answer = await confirm(Mates(self.endpoint, self.method, votes.group), votes, message.prepared)
+        self._settle(message.group_id, votes)
+        return answer
+
+    async def _compare(self, peer: PeerID, message: Compare) -> CompareAnswer:
+        """Answered at once, also by a member that is expected: it must know of the certificate when it begins."""
+        votes, group = self._votes.get(message.group_id), self._expected.get(message.group_id)
+        if votes is None and group is not None and peer in group:
+            votes = self._votes_for(group, self._trust)
+        if votes is None:
+            raise CallRefused("unknown", "this round has not begun here")
+        votes.member(peer)
+        answer = compare(votes, message.prepared)
+        self._settle(message.group_id, votes)
+        return answer
+
+    def _settle(self, group_id: bytes, votes: RoundVotes) -> None:
+        """What was learned by the way ends the round here: a decision, or that a member voted twice."""
+        round_ = self._rounds.get(group_id)
+        if round_ is not None and (votes.decided is not None or votes.evidence is not None):
+            round_.agreement.stop()
 
     async def _holdings(self, peer: PeerID, question: HoldingsQuestion) -> HoldingsAnswer:
         holdings = await self._held_for(peer, question.group_id)
@@ -289,7 +334,7 @@ class AllreduceService:
         """This member's votes in a round; waits for the round to begin. Raises CallRefused if it does not."""
         try:
             async with asyncio.timeout(_EARLY):
-                while group_id not in self._votes:
+                while group_id not in self._votes or not self._votes[group_id].begun:
                     if self._closed:
                         raise CallRefused("over", "this averager is closed")
                     await self._news.wait()
@@ -297,9 +342,14 @@ class AllreduceService:
             raise CallRefused("unknown", "this round has not begun here") from None
         return self._votes[group_id]
 
-    def _votes_for(self, group: Group) -> RoundVotes:
+    def _accuse(self, proof: DoubleVote) -> None:
+        self.bans.add(proof)
+
+    def _votes_for(self, group: Group, trust: Trust) -> RoundVotes:
         """Kept until so many others have come that nobody asks any more; what is forgotten is never answered again."""
-        votes = self._votes.setdefault(group.group_id, RoundVotes(group, group.index_of(self.endpoint.peer_id)))
+        votes = self._votes.get(group.group_id)
+        if votes is None:
+            votes = self._votes[group.group_id] = RoundVotes(group, self.endpoint.identity, trust, self._accuse)
         for group_id in [each for each in self._votes if each not in self._rounds and each != group.group_id]:
             if len(self._votes) <= _REMEMBERED:
                 break

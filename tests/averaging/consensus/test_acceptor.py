@@ -2,53 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
 import pytest
 
 from swarmcli.averaging.consensus.acceptor import RoundVotes
-from swarmcli.averaging.consensus.messages import Aborted, Committed
+from swarmcli.averaging.consensus.certificate import sign_vote, signed, value_hash
+from swarmcli.averaging.consensus.messages import Aborted, Committed, Decided, Decision, Propose
 from swarmcli.averaging.group import Group, Member
 from swarmcli.errors import CallRefused
 from swarmcli.network import Identity
 
 A = b"a" * 32
-IDS = [Identity.from_seed(index).peer_id for index in range(4)]
+KEYS = [Identity.from_seed(index) for index in range(4)]
+IDS = [key.peer_id for key in KEYS]
 
 
 def votes(me: int = 1, auxiliary: bool = False) -> RoundVotes:
     members = [Member(peer, auxiliary=auxiliary and index == me) for index, peer in enumerate(IDS[:3])]
-    return RoundVotes(Group.form(b"", members, [1, 1, 1], bytes(16)), me)
+    return RoundVotes(Group.form(b"", members, [1, 1, 1], bytes(16)), KEYS[me])
+
+
+def accept(mine: RoundVotes, ballot: int, value: Decision, held: bool = False) -> bool:
+    return mine.accept(Propose(mine.group.group_id, ballot, value), held).signature is not None
+
+
+def decided(mine: RoundVotes, value: Decision, voters: Iterable[int] = (0, 2), ballot: int = 4) -> Decided:
+    hashed, group_id = value_hash(value), mine.group.group_id
+    votes = {voter: sign_vote(KEYS[voter], group_id, ballot, "accept", hashed) for voter in voters}
+    return Decided(value, signed(votes, ballot, "accept", value))
 
 
 def test_a_result_is_accepted_only_where_it_is_held() -> None:
     mine = votes()
-    assert not mine.accept(2, Committed(A), held=False).accepted
-    assert mine.accept(2, Committed(A), held=True).accepted
-    assert not mine.accept(5, Committed(A), held=False).accepted
+    assert not accept(mine, 2, Committed(A), held=False)
+    assert accept(mine, 2, Committed(A), held=True)
+    assert not accept(mine, 5, Committed(A), held=False)
     assert mine.acceptor.accepted == (2, Committed(A))
 
 
 def test_an_auxiliary_accepts_what_is_named_to_it_also_at_ballot_zero() -> None:
-    assert votes(auxiliary=True).accept(0, Committed(A), held=False).accepted
-    assert votes(auxiliary=True).accept(2, Committed(A), held=False).accepted
-    assert not votes().accept(0, Committed(A), held=True).accepted  # those with tensors vote by themselves
+    assert accept(votes(auxiliary=True), 0, Committed(A), held=False)
+    assert accept(votes(auxiliary=True), 2, Committed(A), held=False)
+    assert not accept(votes(), 0, Committed(A), held=True)  # those with tensors vote by themselves
 
 
 def test_a_promise_outlives_the_part_in_the_round() -> None:
     mine = votes()
     assert mine.prepare(4).promise
     mine.over = True
-    assert mine.prepare(2).promise is None and not mine.accept(2, Aborted("x"), held=False).accepted
-    assert mine.accept(4, Aborted("x"), held=False).accepted
+    assert mine.prepare(2).promise is None and not accept(mine, 2, Aborted("x"), held=False)
+    assert accept(mine, 4, Aborted("x"), held=False)
 
 
 def test_whoever_knows_the_outcome_says_it_and_promises_nothing_more() -> None:
     mine = votes()
-    mine.learn(Committed(A))
-    mine.learn(Aborted("later"))
+    assert mine.learn(decided(mine, Committed(A)))
+    mine.learn(decided(mine, Aborted("later")))
     answer = mine.prepare(2)
-    assert answer.promise is None and answer.decision == Committed(A)
-    refused = mine.accept(2, Aborted("x"), held=False)
-    assert not refused.accepted and refused.decision == Committed(A)
+    assert answer.promise is None and answer.decided is not None and answer.decided.decision == Committed(A)
+    refused = mine.accept(Propose(mine.group.group_id, 2, Aborted("x")), held=False)
+    assert refused.signature is None and refused.decided == mine.decided
+
+
+def test_a_bare_word_is_no_decision() -> None:
+    mine = votes()
+    proof = decided(mine, Committed(A))
+    assert not mine.learn(msgspec.structs.replace(proof, decision=Committed(bytes(32))))
+    assert not mine.learn(decided(mine, Committed(A), voters=(2,)))
+    assert not mine.learn(Decided(Committed(A), msgspec.structs.replace(proof.votes, ballot=7)))
+    forged = dict.fromkeys(range(3), bytes(64))
+    assert not mine.learn(Decided(Committed(A), msgspec.structs.replace(proof.votes, signatures=forged)))
+    assert mine.decision is None and mine.learn(proof)
 
 
 def test_forged_ballots_are_refused() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from swarmcli.averaging.consensus.certificate import RoundCertificate, decides, sign_vote, signed, value_hash
-from swarmcli.averaging.consensus.messages import Aborted, Certificate, Committed, Decision, Kind
+from swarmcli.averaging.consensus.certificate import Electorate, RoundCertificate, sign_vote, signed, value_hash
+from swarmcli.averaging.consensus.messages import Aborted, Certificate, Committed, Decided, Decision, Kind
 from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.evidence import DoubleVote
 from swarmcli.averaging.group import Group, Member
@@ -107,11 +107,12 @@ def test_small_groups_prove_theirs_by_a_majority() -> None:
 
 
 def test_half_of_a_small_group_may_give_up() -> None:
-    peers, two = [peer.peer_id for peer in PEERS[:2]], group(count=2).group_id
+    two = group(count=2).group_id
+    electorate = Electorate(two, [peer.peer_id for peer in PEERS[:2]], Quorum(2))
     given_up = votes((1,), "accept", value=Aborted("why"), of=two)
-    assert decides(given_up, two, peers, Quorum(2), Aborted("why"))
-    assert not decides(given_up, two, peers, Quorum(2), Aborted("other words"))
-    assert not decides(votes((1,), "accept", of=two), two, peers, Quorum(2), A)
+    assert electorate.is_decided(Decided(Aborted("why"), given_up))
+    assert not electorate.is_decided(Decided(Aborted("other words"), given_up))
+    assert not electorate.is_decided(Decided(A, votes((1,), "accept", of=two)))
 
 
 def double(**changes: object) -> DoubleVote:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions, Trust
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time
@@ -23,19 +23,21 @@ GROUPS = {
 
 @pytest.mark.parametrize("victim", range(5))
 @pytest.mark.parametrize(
-    ("group", "what"),
+    ("group", "what", "trust"),
     [
-        ("trainers", "kill"),
-        ("auxiliaries", "kill"),
-        ("behind firewalls", "freeze"),
-        *soak([("trainers", "freeze"), ("auxiliaries", "freeze"), ("behind firewalls", "kill")]),
+        ("trainers", "kill", "strangers"),
+        ("auxiliaries", "kill", "members"),  # with two of five that have tensors no group is guarded
+        ("behind firewalls", "freeze", "strangers"),
+        *soak([("trainers", "freeze", "members"), ("trainers", "freeze", "strangers")]),
+        *soak([("behind firewalls", "kill", "strangers"), ("behind firewalls", "kill", "members")]),
     ],
 )
-def test_one_fault_at_each_step(group: str, victim: int, what: str) -> None:
+def test_one_fault_at_each_step(group: str, victim: int, what: str, trust: Trust) -> None:
     kinds, undisturbed = GROUPS[group], Steps()
-    assert all(isinstance(outcome, AllreduceResult) for outcome in play(kinds, undisturbed, []).outcomes)
+    whole = play(kinds, undisturbed, [], trust=trust)
+    assert all(isinstance(outcome, AllreduceResult) for outcome in whole.outcomes)
     for number in chosen(undisturbed.seen):
-        play(kinds, Steps(at=number), [(what, victim)]).check()
+        play(kinds, Steps(at=number), [(what, victim)], trust=trust).check()
 
 
 @pytest.mark.parametrize("what", ["kill", "freeze"])
@@ -44,20 +46,20 @@ def test_one_fault_at_each_step(group: str, victim: int, what: str) -> None:
 )
 def test_a_second_fault_at_each_step_of_a_second_try(victim: int, kinds: str, what: str) -> None:
     group, disturbed = GROUPS[kinds], Steps()
-    play(group, disturbed, [("kill", 3), (what, victim)], first_at=0.1).check()
+    play(group, disturbed, [("kill", 3), (what, victim)], first_at=0.1, trust="members").check()
     assert any("prepare" in step for step, _ in disturbed.seen)
     for number in chosen(disturbed.seen):
-        play(group, Steps(at=number), [("kill", 3), (what, victim)], first_at=0.1).check()
+        play(group, Steps(at=number), [("kill", 3), (what, victim)], 0.1, "members").check()
 
 
 @pytest.mark.parametrize("what", ["kill", "freeze"])
 @pytest.mark.parametrize("victim", [1, *soak(range(2, 5))])
 def test_a_second_fault_at_each_step_after_the_leaders_death(victim: int, what: str) -> None:
     kinds, led = GROUPS["trainers"], Steps()
-    play(kinds, led, [("kill", 0), (what, victim)], first_at=0.1).check()
+    play(kinds, led, [("kill", 0), (what, victim)], first_at=0.1, trust="members").check()
     assert any("prepare" in step for step, _ in led.seen)
     for number in chosen(led.seen):
-        play(kinds, Steps(at=number), [("kill", 0), (what, victim)], first_at=0.1).check()
+        play(kinds, Steps(at=number), [("kill", 0), (what, victim)], 0.1, "members").check()
 
 
 @pytest.mark.parametrize(("cut", "least", "most"), [(False, 0.0, 15.0), (True, 30.0, 70.0)])

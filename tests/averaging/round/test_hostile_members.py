@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.messages import (
     AVERAGES,
     AbsenceNotice,
@@ -361,9 +362,11 @@ def test_unlike_results_are_never_both_applied() -> None:
                     await asyncio.sleep(5)
                     (round_,) = swarm.peers[0].service._rounds.values()
                     accepted = round_.holdings.digest
-                    vote = VoteMessage(group.group_id, accepted)
+                    signature = RoundVotes(group, peer.endpoint.identity).vote_zero(accepted)
+                    vote = VoteMessage(group.group_id, accepted, signature=signature)
                     await peer.endpoint.call(group.leader, peer.service.method("vote"), vote, Noted, timeout=5)
-                    assert (await asking).decision == Committed(accepted)
+                    told = (await asking).decided
+                    assert told is not None and told.decision == Committed(accepted)
                     reducing.cancel()
 
             outcomes = await swarm.round(scripts={2: take_part})

@@ -59,7 +59,7 @@ def test_a_member_that_was_frozen_for_long_gets_the_round_from_the_files_of_othe
             swarm.network.freeze(frozen.peer_id)
             left = [peer for peer in peers if peer is not frozen]
             await all_outcomes([controls[peers.index(peer)] for peer in left])
-            await asyncio.sleep(25)  # what is kept in memory is gone
+            await asyncio.sleep(21)  # what is kept in memory is gone
             swarm.network.thaw(frozen.peer_id)
             (late,) = await all_outcomes([controls[peers.index(frozen)]])
             assert isinstance(late, RoundResult) and late.late

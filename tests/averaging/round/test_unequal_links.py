@@ -54,7 +54,7 @@ def test_who_receives_slowly_does_not_hold_the_others_back() -> None:
                 swarm.network.set_bandwidth(peer.peer_id, 100 * MBIT)
             slow, *others = await ends(swarm)
             assert slow >= SIZE / (5 * MBIT)
-            assert max(others) < slow / 5
+            assert max(others) < slow / 4  # with two round trips more than if all had voted
 
     virtual_time.run(main())
 

@@ -1,0 +1,131 @@
+"""How voters of a guarded group compare a certificate with all others before they confirm it, and who counts that.
+
+    leader or proposer   Confirm(certificate) ─▶ every voter
+    each of them         Compare(certificate) ─▶ every other voter, which answers at once: a decision that it knows,
+                         what it stands by instead, votes for anything else in that ballot
+                         … all have answered, or the time for it has passed
+    each of them         its signed confirm ─▶ leader or proposer
+
+What is found in between keeps a voter from confirming. The time is a bound on the way to and fro between honest voters:
+as long as their messages keep to it, no two unlike results are confirmed even where more than a third is hostile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.messages import (
+    Compare,
+    CompareAnswer,
+    Confirm,
+    ConfirmAnswer,
+    Decided,
+    Prepared,
+)
+from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.strangers import Confirms
+from swarmcli.errors import NetworkError
+
+COMPARE = 2.0  # seconds for all others to answer: the bound that is stated to users (docs/security.md) …
+COMPARE_TRIPS = 4.0  # … and so many round trips, of the slowest that is known
+_MOST_TRIPS = 2.0  # seconds of these at most: a peer's answers to pings are its own
+
+
+def bound(mates: Mates) -> float:
+    """Seconds to compare."""
+    return COMPARE + min(COMPARE_TRIPS * mates.slowest_round_trip, _MOST_TRIPS)
+
+
+async def confirm(mates: Mates, votes: RoundVotes, prepared: Prepared) -> ConfirmAnswer:
+    """Compares with all others, then answers whoever asks for a confirm."""
+    guarded = votes.guarded
+    if votes.decided is not None:
+        return ConfirmAnswer(decided=votes.decided)
+    if guarded is None or not votes.votes or not votes.see(prepared) or not guarded.compare(prepared):
+        return _refusal(votes, prepared)
+    agreed = True
+    try:
+        async with asyncio.timeout(bound(mates)), asyncio.TaskGroup() as tasks:
+            others = votes.quorum.voters - {mates.me}
+            asked = [tasks.create_task(_ask(mates, votes, prepared, other)) for other in sorted(others)]
+            for answer in asyncio.as_completed(asked):
+                agreed = await answer and agreed
+    except TimeoutError:
+        pass  # who has not answered by now is hostile, or lost
+    if votes.decided is not None:
+        return ConfirmAnswer(decided=votes.decided)
+    if not agreed or not guarded.confirm(prepared):
+        guarded.withdraw(prepared)
+        return _refusal(votes, prepared)
+    return ConfirmAnswer(votes.sign(prepared.votes.ballot, "confirm", prepared.value))
+
+
+def compare(votes: RoundVotes, prepared: Prepared) -> CompareAnswer:
+    """Answers another voter that compares."""
+    if votes.decided is not None:
+        return CompareAnswer(decided=votes.decided)
+    if votes.guarded is None or not votes.see(prepared):
+        return CompareAnswer()
+    return CompareAnswer(votes.guarded.contradicts(prepared), votes.guarded.seen.unlike(prepared.votes))
+
+
+def _refusal(votes: RoundVotes, prepared: Prepared) -> ConfirmAnswer:
+    return ConfirmAnswer(unlike=() if votes.guarded is None else votes.guarded.seen.unlike(prepared.votes))
+
+
+async def _ask(mates: Mates, votes: RoundVotes, prepared: Prepared, other: int) -> bool:
+    """Whether another voter has nothing against it. One that cannot be reached has not."""
+    question = Compare(mates.group.group_id, prepared)
+    try:
+        answer = await mates.ask(other, "compare", question, CompareAnswer, bound(mates))
+    except NetworkError:
+        return True
+    if answer.decided is not None and votes.learn(answer.decided):
+        return answer.decided.votes.value == prepared.votes.value
+    for unlike in answer.unlike:
+        votes.note(unlike)
+    standing = answer.standing
+    return standing is None or standing.votes.value == prepared.votes.value or not votes.see(standing)
+
+
+async def gather_confirms(mates: Mates, votes: RoundVotes, prepared: Prepared) -> Decided | None:
+    """Has a certificate confirmed by a quorum. None: too few confirm it, or not within the time for it."""
+    confirms = Confirms(prepared, votes.quorum)
+    question = Confirm(mates.group.group_id, prepared)
+
+    async def ask(voter: int) -> tuple[int, ConfirmAnswer]:
+        if voter == mates.me:
+            return voter, await confirm(mates, votes, prepared)
+        try:
+            return voter, await mates.ask(voter, "confirm", question, ConfirmAnswer)
+        except NetworkError:
+            return voter, ConfirmAnswer()
+
+    async with asyncio.TaskGroup() as tasks:
+        waiting = {tasks.create_task(ask(voter)) for voter in sorted(votes.quorum.voters)}
+        try:
+            async with asyncio.timeout(2 * bound(mates)):
+                while waiting and not confirms.hopeless and confirms.decided is None and votes.decided is None:
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        _count(votes, confirms, *task.result())
+        except TimeoutError:
+            pass
+        finally:
+            for task in waiting:
+                task.cancel()
+    return votes.decided or confirms.decided
+
+
+def _count(votes: RoundVotes, confirms: Confirms, voter: int, answer: ConfirmAnswer) -> None:
+    prepared = confirms.prepared
+    ballot, value = prepared.votes.ballot, prepared.votes.value
+    for unlike in answer.unlike:
+        votes.note(unlike)
+    if answer.decided is not None and votes.learn(answer.decided):
+        return
+    if answer.signature and votes.electorate.is_vote(voter, ballot, "confirm", value, answer.signature):
+        confirms.add(voter, answer.signature)
+    else:
+        confirms.lose(voter)

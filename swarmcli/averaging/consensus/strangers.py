@@ -1,0 +1,376 @@
+"""How the members of a round agree while a minority of them lies, without I/O, clock or randomness.
+
+n voters, of whom at most f = ⌊(n − 1) / 3⌋ are hostile; n − f are a quorum, and any two quorums have an honest voter in
+common. The pieces are known: one round of votes where all agree (Zyzzyva, 2007; SBFT, 2019), two phases where they do
+not (PBFT, 1999), and proposers in turn, as in `ballots.py`.
+
+    ballot zero   every voter votes once for the result that it holds
+                  n equal votes                                    decide, with no further message
+                  n − f equal votes                                are a certificate
+    above zero    a proposer has n − f promises, shows them, and proposes what follows from them
+                  n − f votes for it                               are a certificate
+    certificate   every voter compares it with all others, then confirms it; n − f confirms decide
+
+An honest voter votes once in a ballot, so no ballot has two certificates, and what was decided in one binds all later
+ones: among any n − f promises is one of an honest voter that confirmed it, or |promises| − f of voters that voted for
+it at ballot zero.
+
+With more than f hostile voters there can be two certificates. But every one has honest votes in it as long as fewer
+than n − f voters are hostile, and what an honest voter confirms it has shown before to all others, and has heard from
+them that none of them stands by anything unlike. So two unlike values are never both confirmed by honest voters, as
+long as their messages reach each other while they compare (`comparing.py` says how long that is).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from swarmcli.averaging.consensus.ballots import Blocked, Bound, Free, Outbid, Refusal, State, Waiting
+from swarmcli.averaging.consensus.certificate import DoubleVote, Electorate, sign_promise, signed, value_hash
+from swarmcli.averaging.consensus.messages import (
+    MAX_UNLIKE,
+    ZERO,
+    Certificate,
+    Committed,
+    Decided,
+    Decision,
+    Kind,
+    Prepared,
+    SignedPromise,
+)
+from swarmcli.averaging.consensus.quorum import Quorum
+from swarmcli.network.identity import Identity
+
+_BALLOTS_SEEN = 16  # of which the votes are kept, to find who votes twice
+
+
+class SeenVotes:
+    """Votes of others that came here, in certificates or by themselves: who votes twice is found by them."""
+
+    def __init__(self, electorate: Electorate) -> None:
+        self._electorate = electorate
+        self._votes: dict[tuple[int, Kind], dict[int, tuple[bytes, bytes]]] = {}
+
+    def note(self, votes: Certificate) -> DoubleVote | None:
+        """Notes votes, which are valid. Returns proof if one of their authors has voted for something else."""
+        ballot, kind = votes.ballot, votes.kind
+        known = self._votes.setdefault((ballot, kind), {})
+        while len(self._votes) > _BALLOTS_SEEN:
+            del self._votes[next(key for key in self._votes if key != (ballot, kind))]
+        for member, signature in votes.signatures.items():
+            value, earlier = known.setdefault(member, (votes.value, signature))
+            if value != votes.value:
+                culprit, group_id = self._electorate.peers[member], self._electorate.group_id
+                return DoubleVote(culprit, group_id, ballot, kind, (value, votes.value), (earlier, signature))
+        return None
+
+    def unlike(self, votes: Certificate) -> tuple[Certificate, ...]:
+        """What its authors have voted for instead, and what others have voted for, in the same ballot."""
+        others: dict[bytes, dict[int, bytes]] = {}
+        for member, (value, signature) in self._votes.get((votes.ballot, votes.kind), {}).items():
+            if value != votes.value:
+                others.setdefault(value, {})[member] = signature
+        found = [Certificate(votes.ballot, votes.kind, value, signatures) for value, signatures in others.items()]
+        return tuple(found[:MAX_UNLIKE])
+
+
+class GuardedAcceptor:
+    """What one voter has promised, voted and confirmed. It never takes anything back."""
+
+    def __init__(self, electorate: Electorate, identity: Identity) -> None:
+        self.promised = ZERO
+        self.zero: bytes | None = None  # the digest that it voted for at ballot zero
+        self.prepared: Prepared | None = None  # the highest certificate that it has seen
+        self.standing: Prepared | None = None  # what it compares with others, or has confirmed
+        self.evidence: DoubleVote | None = None  # of somebody who voted twice: the round is void here
+        self.seen = SeenVotes(electorate)
+        self._electorate, self._identity = electorate, identity
+        self._voted: tuple[int, bytes] | None = None  # last, above zero
+        self._confirmed = False  # `standing`
+
+    def accept_zero(self, digest: bytes) -> bool:
+        """Votes for a result at ballot zero. False: a higher ballot was promised, or another result voted for."""
+        if self.zero is None and self.promised == ZERO and self.evidence is None:
+            self.zero = digest
+        return self.zero == digest
+
+    def prepare(self, ballot: int) -> SignedPromise | Refusal:
+        """Promises to vote in no lower ballot, and tells what binds. Asked again, it promises again."""
+        prepared = self.prepared
+        if prepared is not None and prepared.votes.ballot >= ballot:
+            return Refusal(max(self.promised, prepared.votes.ballot))
+        if ballot <= ZERO or ballot < self.promised:
+            return Refusal(self.promised)
+        self.promised = ballot
+        promise = SignedPromise(
+            ballot,
+            None if prepared is None else prepared.votes.ballot,
+            None if prepared is None else prepared.votes.value,
+            self.zero,
+            bytes(64),
+        )
+        return sign_promise(self._identity, self._electorate.group_id, promise)
+
+    def accept(
+        self, ballot: int, value: Decision, promises: Mapping[int, SignedPromise], prepared: Prepared | None
+    ) -> bool:
+        """Votes for a value above ballot zero, if it follows from the promises. False: it does not, or a higher ballot
+        was promised, or it has voted for another value in this one."""
+        if ballot <= ZERO or ballot < self.promised or self.evidence is not None:
+            return False
+        hashed = value_hash(value)
+        if self._voted is not None and self._voted[0] == ballot:
+            return self._voted[1] == hashed
+        if not follows(ballot, value, promises, prepared, self._electorate):
+            return False
+        self.promised, self._voted = ballot, (ballot, hashed)
+        return True
+
+    # Certificates, which are valid
+
+    def see(self, prepared: Prepared) -> DoubleVote | None:
+        """Somebody shows a certificate: from here on promises tell it. Returns proof if somebody voted twice."""
+        if self.prepared is None or prepared.votes.ballot > self.prepared.votes.ballot:
+            self.prepared = prepared
+        return self.note(prepared.votes)
+
+    def note(self, votes: Certificate) -> DoubleVote | None:
+        """Votes by themselves."""
+        found = self.seen.note(votes)
+        self.evidence = self.evidence or found
+        return found
+
+    def compare(self, prepared: Prepared) -> bool:
+        """Begins to compare a certificate with the others. False: it is not to be confirmed."""
+        self.see(prepared)
+        if not self._is_current(prepared) or (self._confirmed and self._is_unlike(prepared)):
+            return False
+        if self._is_unlike(prepared):
+            self.standing = prepared
+        return True
+
+    def contradicts(self, prepared: Prepared) -> Prepared | None:
+        """What this voter stands by instead of a certificate that another one compares."""
+        return self.standing if self._is_unlike(prepared) else None
+
+    def confirm(self, prepared: Prepared) -> bool:
+        """All others have been heard. False: something came between."""
+        if not self._is_current(prepared) or self.standing is None or self._is_unlike(prepared):
+            return False
+        self.standing, self._confirmed = prepared, True
+        return True
+
+    def withdraw(self, prepared: Prepared) -> None:
+        """Another voter stands by something else: this one does not confirm, and stands in nobody's way."""
+        if not self._confirmed and not self._is_unlike(prepared):
+            self.standing = None
+
+    def believes(self, decided: Decided) -> bool:
+        """Whether a decision, which is proved, is to be followed. One by votes alone was compared with nobody: it is
+        not, once another voter has shown a certificate for something else. That takes more than f hostile voters."""
+        known = self.prepared
+        return decided.votes.kind != "vote" or known is None or known.votes.value == decided.votes.value
+
+    def _is_current(self, prepared: Prepared) -> bool:
+        ballot = prepared.votes.ballot
+        newest = self.prepared is None or self.prepared.votes.ballot <= ballot
+        return self.evidence is None and self.promised <= ballot and newest
+
+    def _is_unlike(self, prepared: Prepared) -> bool:
+        return self.standing is None or self.standing.votes.value != prepared.votes.value
+
+
+def follows(
+    ballot: int,
+    value: Decision,
+    promises: Mapping[int, SignedPromise],
+    prepared: Prepared | None,
+    electorate: Electorate,
+) -> bool:
+    """Whether a proposer may propose this, as it shows: a quorum's promises, and the highest certificate of them."""
+    if len(promises) < electorate.quorum.to_decide:
+        return False
+    for member, promise in promises.items():
+        if promise.ballot != ballot or not electorate.is_promise(member, promise):
+            return False
+    highest = _highest(promises)
+    if highest is not None and not (
+        prepared is not None and prepared.votes.ballot == highest and electorate.is_prepared(prepared)
+    ):
+        return False
+    bound = binding(promises, prepared if highest is not None else None, electorate.quorum)
+    return bound is None or bound == value_hash(value)
+
+
+def binding(promises: Mapping[int, SignedPromise], prepared: Prepared | None, quorum: Quorum) -> bytes | None:
+    """The hash of the only value that may be proposed, since it may have been decided; None: any one may.
+
+    `prepared`: the highest certificate of the promises. If a result was decided by all votes at ballot zero, all
+    honest voters have voted for it, and at most f of the promises are not of these.
+    """
+    if prepared is not None:
+        return prepared.votes.value
+    votes = Counter(promise.zero for promise in promises.values() if promise.zero is not None)
+    for digest, count in votes.most_common(1):
+        if count >= len(promises) - quorum.hostile:
+            return value_hash(Committed(digest))
+    return None
+
+
+def _highest(promises: Mapping[int, SignedPromise]) -> int | None:
+    return max((promise.prepared for promise in promises.values() if promise.prepared is not None), default=None)
+
+
+class GuardedTally:
+    """The leader's count of ballot zero. Votes are valid when they come here."""
+
+    def __init__(self, quorum: Quorum) -> None:
+        self._quorum = quorum
+        self._votes: dict[int, tuple[bytes, bytes]] = {}
+        self._lost: set[int] = set()
+
+    def accept(self, member: int, digest: bytes, signature: bytes) -> None:
+        """The first vote of each stands."""
+        self._votes.setdefault(member, (digest, signature))
+
+    def lose(self, member: int) -> None:
+        """A voter will not vote. A vote that still arrives counts."""
+        self._lost.add(member)
+
+    @property
+    def decided(self) -> Decided | None:
+        """All have voted for one result."""
+        best = self._best()
+        return Decided(*best) if best is not None and len(best[1].signatures) == self._quorum.at_once else None
+
+    @property
+    def prepared(self) -> Prepared | None:
+        """A quorum has."""
+        best = self._best()
+        return Prepared(*best) if best is not None and len(best[1].signatures) >= self._quorum.to_decide else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether nobody else is expected to vote."""
+        return self._quorum.voters <= self._votes.keys() | self._lost
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no quorum can come together any more."""
+        best, missing = self._best(), len(self._quorum.voters - self._votes.keys() - self._lost)
+        return (0 if best is None else len(best[1].signatures)) + missing < self._quorum.to_decide
+
+    def _best(self) -> tuple[Committed, Certificate] | None:
+        for digest, _ in Counter(digest for digest, _ in self._votes.values()).most_common(1):
+            supporters = {member: signature for member, (voted, signature) in self._votes.items() if voted == digest}
+            return Committed(digest), signed(supporters, ZERO, "vote", Committed(digest))
+        return None
+
+
+class GuardedProposal:
+    """One ballot above zero at its proposer. A ballot is used once."""
+
+    def __init__(self, ballot: int, electorate: Electorate) -> None:
+        self.ballot = ballot
+        self.value: Decision | None = None  # once proposed
+        self.promises: dict[int, SignedPromise] = {}
+        self.prepared: Prepared | None = None  # the highest certificate of the promises
+        self._electorate, self._quorum = electorate, electorate.quorum
+        self._votes: dict[int, bytes] = {}
+        self._lost: set[int] = set()
+        self._highest = ballot
+
+    def promise(self, member: int, promise: SignedPromise, prepared: Prepared | None) -> None:
+        """A voter promises, and shows the certificate that it speaks of. What is not valid is a voter lost."""
+        if self.value is not None or promise.ballot != self.ballot:
+            return
+        shown = None if prepared is None else (prepared.votes.ballot, prepared.votes.value)
+        claimed = None if promise.prepared is None else (promise.prepared, promise.value)
+        valid = shown == claimed and self._electorate.is_promise(member, promise)
+        if not valid or (prepared is not None and not self._electorate.is_prepared(prepared)):
+            self.lose(member)
+            return
+        self.promises.setdefault(member, promise)
+        if prepared is not None and (self.prepared is None or prepared.votes.ballot > self.prepared.votes.ballot):
+            self.prepared = prepared
+
+    def refuse(self, member: int, refusal: Refusal) -> None:
+        """Any phase: this voter does not take part in this ballot."""
+        self._highest = max(self._highest, refusal.promised)
+        self._lost.add(member)
+
+    def lose(self, member: int) -> None:
+        """A voter is out of reach, or does not accept. An answer that still arrives counts."""
+        self._lost.add(member)
+
+    @property
+    def state(self) -> State:
+        """Before `propose` what may be proposed; after it whether a quorum can still vote."""
+        answered = self.promises.keys() if self.value is None else self._votes.keys()
+        if len(answered) < self._quorum.to_decide:
+            hopes = len(self._quorum.voters - (self._lost - answered)) - self._quorum.to_decide
+            if hopes >= 0:
+                return Waiting()
+            return Outbid(self._highest) if self._highest > self.ballot else Blocked()
+        return self._choice() if self.value is None else Waiting()
+
+    @property
+    def may_abort(self) -> bool:
+        """Whether the round may be given up in this ballot."""
+        return self.value is None and self.state == Free()
+
+    def propose(self, value: Decision) -> None:
+        """From here on the ballot stands for this value. Raises ValueError if it does not follow."""
+        if self.value is None and self.state in (Free(), Bound(value)):
+            self.value = value
+        elif self.value != value:
+            raise ValueError(f"ballot {self.ballot} must not propose {value}: {self.value or self.state}")
+
+    def voted(self, member: int, signature: bytes) -> None:
+        """A voter accepts what was proposed; its signature is valid."""
+        self._votes[member] = signature
+
+    @property
+    def certificate(self) -> Prepared | None:
+        """A quorum has voted for the value."""
+        if self.value is None or len(self._votes) < self._quorum.to_decide:
+            return None
+        return Prepared(self.value, signed(self._votes, self.ballot, "vote", self.value))
+
+    def _choice(self) -> State:
+        bound = binding(self.promises, self.prepared, self._quorum)
+        if bound is None:
+            return Free()
+        if self.prepared is not None:
+            return Bound(self.prepared.value)
+        digests = {promise.zero for promise in self.promises.values() if promise.zero is not None}
+        return Bound(next(Committed(digest) for digest in digests if value_hash(Committed(digest)) == bound))
+
+
+class Confirms:
+    """A proposer's count of confirms of one certificate."""
+
+    def __init__(self, prepared: Prepared, quorum: Quorum) -> None:
+        self.prepared, self._quorum = prepared, quorum
+        self._confirms: dict[int, bytes] = {}
+        self._lost: set[int] = set()
+
+    def add(self, member: int, signature: bytes) -> None:
+        """Which is valid."""
+        self._confirms[member] = signature
+
+    def lose(self, member: int) -> None:
+        """It does not confirm. A confirm that still arrives counts."""
+        self._lost.add(member)
+
+    @property
+    def hopeless(self) -> bool:
+        return len(self._quorum.voters - (self._lost - self._confirms.keys())) < self._quorum.to_decide
+
+    @property
+    def decided(self) -> Decided | None:
+        if len(self._confirms) < self._quorum.to_decide:
+            return None
+        value, ballot = self.prepared.value, self.prepared.votes.ballot
+        return Decided(value, signed(self._confirms, ballot, "confirm", value))
