@@ -65,7 +65,7 @@ class Attempt:
         """`holdings`: what is here of the result, by the plan of the round. `mine`: None for an auxiliary.
         `again`: what the try before has ended with; None: this is the first. `unreachable`: whom this member could not
         reach in the tries before; grows. `failed_holders`: see Copier. `last`: no other one may follow."""
-        self.group, self.holdings = group, holdings
+        self.group, self.holdings, self.trust = group, holdings, options.trust
         self._service, self._options, self._again, self._last = service, options, again, last
         self.mates = mates = Mates(service.endpoint, service.method, group)
         everyone = frozenset(range(len(group)))
@@ -104,7 +104,7 @@ class Attempt:
 
     async def run(self) -> Decision | None:
         """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""
-        with self._service.hosting(self, self._options.trust) as self._votes:
+        with self._service.hosting(self) as self._votes:
             self.agreement = Agreement(self.mates, self._votes, self, self._options, self._lost, self._unreachable)
             decision: Decision | None = None
             try:

@@ -72,6 +72,7 @@ class Round(Protocol):
     """What the service needs of a round that runs here."""
 
     group: Group
+    trust: Trust
     holdings: Holdings
     agreement: Agreement
 
@@ -153,13 +154,13 @@ class AllreduceService:
                 del self._expected[group.group_id]
 
     @contextmanager
-    def hosting(self, round_: Round, trust: Trust) -> Iterator[RoundVotes]:
+    def hosting(self, round_: Round) -> Iterator[RoundVotes]:
         """While the block runs, the round gets what arrives for it. Raises RoundFailed if it has been here before: then
         its leader has sent an old group again, and nobody may vote twice."""
         group_id = round_.group.group_id
         if group_id in self._votes and self._votes[group_id].begun:
             raise RoundFailed("its group has had a round before", [round_.group.leader])
-        votes = self._votes_for(round_.group, trust)
+        votes = self._votes_for(round_.group, round_.trust)
         votes.begun = True
         self._rounds[group_id] = round_
         self._news.ring()
