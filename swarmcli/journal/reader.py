@@ -21,7 +21,7 @@ from swarmcli.journal.describe import Line
 from swarmcli.journal.tables import TABLES, RunRecord, Totals, check, from_row
 
 BUSY_SECONDS = 2.0
-R = TypeVar("R", bound=Event)
+R = TypeVar("R", bound=RunRecord | Event)
 
 
 class JournalReader:
@@ -38,7 +38,7 @@ class JournalReader:
 
     def runs(self) -> list[RunRecord]:
         """Every start of this peer that the file knows of."""
-        return [from_row(RunRecord, row) for row in self._query("SELECT * FROM runs ORDER BY id")]
+        return [self._row(RunRecord, row) for row in self._query("SELECT * FROM runs ORDER BY id")]
 
     def epochs(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochAdvanced]:
         """Epochs above `after`, by number; one that was come to more than once as it was the last time that its step
@@ -90,7 +90,7 @@ class JournalReader:
         highest it was seen at: who starts anew or leaves reports 0, and that says nothing about how far it came."""
         latest: dict[str, PeerSeen] = {}
         for row in self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) ORDER BY time", (run_id,)):
-            peer = from_row(PeerSeen, row)
+            peer = self._row(PeerSeen, row)
             earlier = latest.get(peer.peer, peer)
             latest[peer.peer] = replace(
                 peer, first_seen=min(peer.first_seen, earlier.first_seen), epoch=max(peer.epoch, earlier.epoch)
@@ -115,12 +115,18 @@ class JournalReader:
         backwards = ", ".join(f"{column.strip()} DESC" for column in order.split(","))
         selected = f"SELECT * FROM {name} WHERE {where.format(runs=_RUNS)} ORDER BY {backwards} LIMIT ?"
         rows = self._query(selected, (*parameters, -1 if limit is None else limit))
-        return [from_row(kind, row) for row in reversed(rows)]
+        return [self._row(kind, row) for row in reversed(rows)]
+
+    def _row(self, kind: type[R], row: sqlite3.Row) -> R:
+        try:
+            return from_row(kind, row)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise JournalError(f"{self.path} is damaged: {error}") from error
 
     def _query(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         try:
             return self._connection.execute(sql, parameters).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # it quotes damaged text, or finds some
             raise JournalError(f"{self.path} cannot be read: {error}") from error
 
     def close(self) -> None:
@@ -149,7 +155,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
             return _open(path, "immutable=1")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise JournalError(f"{path} cannot be read: {error}") from error
 
 

@@ -143,7 +143,7 @@ def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True
         with TensorFile(path / TRAINING) as file:
             optimizer = unflatten(structure, file.tensor)
         model = load_file(path / MODEL)
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; use an older checkpoint") from error
     if whole and manifest["format"] == SHARDED_FORMAT:
         from swarmcli.sharding.files.save import read_whole
@@ -171,7 +171,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}; use an older checkpoint") from error
     digest = manifest.pop(DIGEST, None) if isinstance(manifest, dict) else None
     if digest not in (None, manifest_digest(manifest)):  # earlier versions wrote none

@@ -234,7 +234,7 @@ def certified_peer(certificate: bytes | None) -> PeerID:
     """The peer whose key is in a DER certificate. Raises HandshakeError."""
     try:
         key = x509.load_der_x509_certificate(certificate or b"").public_key()
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise HandshakeError("the other end is another program: its certificate cannot be read") from error
     if not isinstance(key, Ed25519PublicKey):
         raise HandshakeError("the other end is another program: its certificate carries no Ed25519 key")
