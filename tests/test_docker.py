@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import yaml
@@ -24,6 +24,7 @@ from coordinator_web.app import create_app
 from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.main import app
 from swarmcli.journal import Journal, RunRecord
+from swarmcli.roles.home import Home
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
@@ -104,17 +105,25 @@ def test_what_the_image_copies_is_there() -> None:
 # Whether a peer is well
 
 
-def test_the_monitor_is_well_when_its_dashboard_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_monitor_is_well_when_its_dashboard_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kind, _python, _option, code = SERVICES["monitor"]["healthcheck"]["test"]
-    asked: list[str] = []
-    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: asked.append(url))
-    exec(compile(code, "healthcheck", "exec"), {})
+    asked: list[urllib.request.Request] = []
     said = parsed("monitor")
-    address, _, path = asked[0].removeprefix("http://").partition("/")
+    home = Home.at(tmp_path)
+    token = home.dashboard_token()
+    home.release()
+
+    def read(path: str) -> TextIO:
+        return (tmp_path / Path(path).relative_to(said["home"])).open()
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: asked.append(request))
+    exec(compile(code, "healthcheck", "exec"), {"open": read})
+    address, _, path = asked[0].full_url.removeprefix("http://").partition("/")
     assert kind == "CMD" and said["web_host"] == "0.0.0.0" and address == f"127.0.0.1:{said['web']}"
     source: Any = SimpleNamespace(look=lambda: {"state": "training"})
-    answer = TestClient(create_app(source), base_url=f"http://{address}").get(f"/{path}")
-    assert answer.status_code == 200
+    client = TestClient(create_app(source, token=token), base_url=f"http://{address}")
+    assert client.get(f"/{path}").status_code == 401
+    assert client.get(f"/{path}", headers=dict(asked[0].header_items())).status_code == 200
 
 
 @pytest.fixture
