@@ -68,7 +68,14 @@ class OptimizerCore:
         self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory.at_work)
         self._group = PreformedGroup(averager, config, self._tasks, lambda: keeper.gathered)
         self._exchange = StateExchange(
-            node.endpoint, config.run_id, self.replica, averager.at_rest, self.mode.state.load_compression
+            node.endpoint,
+            config.run_id,
+            self.replica,
+            averager.at_rest,
+            self.mode.state.load_compression,
+            doubt=self.directory.doubt,
+            network=self.directory.network_of,
+            alike=self.mode.averages_gradients and self.mode.target_group_size is None,
         )
         self._catch_up = CatchUp(peer, self._work, self.directory, self._exchange)
         self._end = EpochEnd(peer, self._work, keeper, self._group, self.directory, self.metrics)

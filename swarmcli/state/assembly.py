@@ -26,6 +26,7 @@ from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
 from swarmcli.state.donor import MAX_DIGESTS_AT_ONCE, DigestAnswer, DigestQuestion, digest_method
 from swarmcli.state.snapshot import StateOutline, TensorEntry, digest_of_chunk
 from swarmcli.state.unnamed_file import UnnamedFile
+from swarmcli.state.witnesses import state_root
 from swarmcli.tasks import Bell
 
 _HASH = 32
@@ -56,6 +57,11 @@ class DownloadedState:
     exact: bool
     manifest: bytes = field(repr=False)
     digests: tuple[bytes, ...] = field(repr=False)
+
+    @property
+    def root(self) -> bytes:
+        """32 bytes: equal for equal states."""
+        return state_root(self.manifest, self.digests)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:

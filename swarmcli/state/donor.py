@@ -7,6 +7,7 @@ the state by now. So many newcomers spread over each other, and a donor's link i
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +20,7 @@ from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.loop_thread import offload
 from swarmcli.state.pins import Pin, Pins
 from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
+from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method, state_root
 from swarmcli.tasks import Bell, beside
 
 P = ParamSpec("P")
@@ -31,6 +33,7 @@ MAX_NAMED = 8  # other holders of the state in one message
 _MAX_IN_LINE = 256
 _SIGN_OF_LIFE = 10.0  # seconds between messages to those in line
 _PATIENCE = 60.0  # seconds for which a downloader may ask nothing, or read nothing
+_BETWEEN_ROOTS = 5.0  # seconds between two states that are copied only to be hashed
 _COURTESY = 2.0  # seconds for which a chunk waits for this peer's own work at most
 
 Token = Annotated[bytes, msgspec.Meta(max_length=16)]
@@ -118,6 +121,8 @@ class StateDonor:
         peer does not need its link for itself: before each chunk, it is waited for a moment."""
         self._endpoint = endpoint
         self._method, self._digest_method = state_method(prefix), digest_method(prefix)
+        self._root_method = root_method(prefix)
+        self._last_root = -math.inf  # loop time at which a state was last copied for nobody but a witness's word
         self._donated, self._courtesy = donated, courtesy
         self._max_downloads = max_downloads
         self._downloads = 0
@@ -129,18 +134,20 @@ class StateDonor:
         # Reads of other processes wait for each other anyway. With the lock they wait here, and not each in a thread of
         # the executor, which would soon have none left.
         self._elsewhere = asyncio.Lock()
+        self._hashing = asyncio.Lock()  # whole states, one after the other
         self._closed = False
 
     def start(self) -> None:
         """Begins to answer. Raises ValueError if this endpoint has a donor of the prefix already."""
         self._endpoint.serve_stream(self._method, StateRequest, self._serve)
         self._endpoint.serve(self._digest_method, DigestQuestion, self._tell_digests)
+        self._endpoint.serve(self._root_method, RootQuestion, self._tell_root)
 
     def close(self) -> None:
         """Takes no more downloads and lets go of the snapshots; downloads under way go on. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._endpoint.withdraw(self._method, self._digest_method)
+            self._endpoint.withdraw(self._method, self._digest_method, self._root_method)
             self._pins.close()
 
     async def _serve(self, peer: PeerID, request: StateRequest, stream: Stream) -> None:
@@ -227,6 +234,21 @@ class StateDonor:
 
         elsewhere = any(map(state.is_distant, chunks))
         return DigestAnswer(await (self._from_elsewhere(hash_all) if elsewhere else offload(hash_all)))
+
+    async def _tell_root(self, peer: PeerID, question: RootQuestion) -> RootAnswer:
+        """Hashes the whole state, once for all who ask for it while it is kept, and not for each version."""
+        asked = asyncio.get_running_loop().time()
+        if not self._pins.has(question.version):
+            if asked < self._last_root + _BETWEEN_ROOTS:
+                raise CallRefused("busy", "this peer has just told the root of another state")
+            self._last_root = asked
+        async with self._pins.use(question.version, asked) as pin, self._hashing:
+            state = pin.state
+            for chunk in range(state.layout.chunks):
+                if state.known_digest(chunk) is None:
+                    read = self._from_elsewhere if state.is_distant(chunk) else offload
+                    await read(state.digest, chunk)
+            return RootAnswer(state_root(state.manifest, [each for each in state.digests if each is not None]))
 
     async def _from_elsewhere(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Raises CallRefused when it cannot be read any more."""

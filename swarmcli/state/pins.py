@@ -53,6 +53,10 @@ class Pins:
             raise CallRefused("version", "this peer has let go of that state")
         return self._pins[token].state
 
+    def has(self, version: bytes) -> bool:
+        """Whether a snapshot of that version is kept, or being downloaded."""
+        return self._find(version) is not None or version in self._coming
+
     @asynccontextmanager
     async def use(self, version: bytes, since: float) -> AsyncIterator[Pin]:
         """Holds a snapshot of that version; one of b"" shows the state as it was at `since` (loop time) or later.

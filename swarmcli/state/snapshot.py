@@ -218,6 +218,11 @@ class PinnedState:
         known = self._digests[chunk]
         return self.read(chunk)[0] if known is None else known
 
+    @property
+    def digests(self) -> Sequence[bytes | None]:
+        """Of all chunks; None for those that have not been hashed yet."""
+        return self._digests
+
     def _tensor_at(self, place: int) -> int:
         return bisect_right(self.layout.offsets, place) - 1
 

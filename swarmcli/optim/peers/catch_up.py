@@ -158,7 +158,14 @@ class CatchUp:
         async with self._collecting(wanted, donors) as collection:
             relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
             direct = [peer for peer in donors if peer not in relayed]
-            await self._exchange.download(wanted, direct, relayed=relayed, timeout=timeout, reason=reason)
+            await self._exchange.download(
+                wanted,
+                direct,
+                relayed=relayed,
+                witnesses=self._directory.in_turn(donors),
+                timeout=timeout,
+                reason=reason,
+            )
             self._directory.note_taken_over(wanted, donors)
             await self._work.start_over()
             await self._replay_all(collection, "epochs ended during the download")

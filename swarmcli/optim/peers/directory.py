@@ -264,12 +264,12 @@ class PeerDirectory:
         return found
 
     def _standing(self, words: Mapping[PeerID, Word]) -> Standing:
-        return Standing(self.mates, words, self._network, self._signed, self._owners, self._history.differs)
+        return Standing(self.mates, words, self.network_of, self._signed, self._owners, self._history.differs)
 
     async def _look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, Word]) -> None:
         """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
         asked: dict[LineagePosition, PeerID] = {}
-        for peer in self._in_turn(peer for peer in claimants if peer in self.others):
+        for peer in self.in_turn(claimants):
             position = answers[peer].position
             if position.lineage not in self._signed and len(asked) < MOST_PROOFS:
                 asked.setdefault(position, peer)
@@ -369,7 +369,7 @@ class PeerDirectory:
     def _lineage(self) -> bytes:
         return self._describe().claim.position.lineage
 
-    def _network(self, peer: PeerID) -> Hashable:
+    def network_of(self, peer: PeerID) -> Hashable:
         """The bucket in which it counts; of a peer that is not connected the one that it names, unproved."""
         found = self._endpoint.prefix(peer)
         if found is None and (report := self.others.get(peer)) is not None and report.addresses:
@@ -441,7 +441,7 @@ class PeerDirectory:
         """
         await self.refresh()
         self.out_of_reach = {}
-        holders = self._in_turn(self._credible(self.holders()) or self.holders())
+        holders = self.in_turn(self._credible(self.holders()) or self.holders())
         claimed = {peer: self.others[peer].claim.position for peer in holders}
         for begin in range(0, len(holders), ASKED_AT_ONCE):
             asked = holders[begin : begin + ASKED_AT_ONCE]
@@ -458,14 +458,15 @@ class PeerDirectory:
                 return answers
         return {}
 
-    def _in_turn(self, peers: Iterable[PeerID]) -> list[PeerID]:
+    def in_turn(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """Mates first, then the others, one of each network after the other: so whoever floods the run with identities
         of one network is one of many who are asked. Of one network the furthest comes first."""
-        ranked = sorted(peers, key=lambda peer: self.others[peer].claim.position.order, reverse=True)
+        reported = (peer for peer in peers if peer in self.others)
+        ranked = sorted(reported, key=lambda peer: self.others[peer].claim.position.order, reverse=True)
         known, seen = self.mates.known, Counter[Hashable]()
         places = {}
         for peer in ranked:
-            network = self._network(peer)
+            network = self.network_of(peer)
             places[peer] = (peer not in known, 0 if peer in known else seen[network])
             seen[network] += 1
         return sorted(ranked, key=places.__getitem__)

@@ -146,13 +146,12 @@ class Standing:
         return len(held) >= self.mates.needed and len(held) > len(against)
 
     def _way(self, lineage: bytes) -> frozenset[bytes]:
-        """Through which lineages one came, as signatures prove or, in rounds of four and more, as its holders say: a
-        few of fewer cannot be told from one that lies."""
-        proved = self.signed.get(lineage, Signed()).way
+        """Through which lineages one came, as signatures prove or its holders say: who is still there is on its way. In
+        rounds of fewer than four a few that are ahead cannot be told from one that lies: there nobody is."""
         if len(self.mates.rounds[-1]) < 3:
-            return proved
+            return frozenset()
         held = [self.words[peer] for peer in self.mates.known if peer in self.words and self.words[peer].holds(lineage)]
-        return proved.union(*(word.trail for word in held))
+        return self.signed.get(lineage, Signed()).way.union(*(word.trail for word in held))
 
     def _speaks_against(self, peer: PeerID, way: Collection[bytes]) -> bool:
         """Whoever is still on the way there does not, nor does an old report of this peer's own way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
 from swarmcli.compression import CompressionBase, NoCompression, TensorRole
 from swarmcli.errors import CallRefused, OptimizerError, SiteError, StateDownloadError
@@ -17,6 +17,7 @@ from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot, StateOutline
+from swarmcli.state.witnesses import Witnesses, contradicted
 
 LOSSY = (
     "the state came with a lossy codec (load_state_compression of its donor), so this peer's parameters are not those "
@@ -34,8 +35,14 @@ class StateExchange:
         replica: Replica,
         courtesy: Callable[[], Awaitable[None]] | None = None,
         compression: CompressionBase | None = None,
+        *,
+        doubt: Callable[[Iterable[PeerID]], None] = lambda peers: None,
+        network: Callable[[PeerID], Hashable] = lambda peer: peer,
+        alike: bool = True,
     ) -> None:
-        """`courtesy` returns when this peer does not need its link for a round.
+        """`doubt` is told who gave out a state that others contradict; `network` in which bucket a peer counts then.
+        `alike`: peers of one lineage hold equal states, so that they can be compared.
+        `courtesy` returns when this peer does not need its link for a round.
 
         `compression` is of the states that this peer hands out. Who downloads one with a lossy codec is told so: its
         parameters are not those of the others in every bit.
@@ -44,6 +51,7 @@ class StateExchange:
         self._endpoint = endpoint
         self._prefix = run_id
         self._replica = replica
+        self._doubt, self._network, self._alike = doubt, network, alike
         self._donor = StateDonor(endpoint, run_id, self._provide, donated=self._donated, courtesy=courtesy)
 
     def start(self) -> None:
@@ -60,28 +68,26 @@ class StateExchange:
         donors: Sequence[PeerID],
         *,
         relayed: Sequence[PeerID] = (),
+        witnesses: Sequence[PeerID] = (),
         timeout: float,
         reason: str,
     ) -> None:
         """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
 
-        Donors that are reached over relays are asked when no other one gives it.
+        Donors that are reached over relays are asked when no other one gives it. A state that more of the `witnesses`
+        contradict than bear out is refused, its donors are doubted, and others are asked.
 
         `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then,
         unless what came could not be read here: then the state may be torn, see TrainingState.restore.
         """
         began = asyncio.get_running_loop().time()
         with self._donor.expecting(wanted.lineage) as lend:  # newcomers often come together
-            state = await download_state(
-                self._endpoint,
-                self._prefix,
-                donors,
-                relayed=relayed,
-                version=wanted.lineage,
-                timeout=timeout,
-                check=self._check,
-                spool=self._replica.state.statistics.spool,
-            )
+            asked = witnesses if self._alike else ()
+            asking = Witnesses(self._endpoint, self._prefix, wanted.lineage, asked)
+            try:
+                state = await self._download_true(wanted, donors, relayed, asking, began + timeout)
+            finally:
+                await asking.close()
             await self._restore(wanted, state)
             if state.exact:
                 lend(Snapshot(state.version, state.metadata, state.contents), state.manifest, state.digests)
@@ -97,6 +103,36 @@ class StateExchange:
                 reason=reason,
             )
         )
+
+    async def _download_true(
+        self,
+        wanted: LineagePosition,
+        donors: Sequence[PeerID],
+        relayed: Sequence[PeerID],
+        asking: Witnesses,
+        deadline: float,
+    ) -> DownloadedState:
+        """From one donor after the other, until what comes is not contradicted."""
+        attempts: dict[str, str] = {}
+        while True:
+            state = await download_state(
+                self._endpoint,
+                self._prefix,
+                [donor for donor in donors if donor.text not in attempts],
+                relayed=[donor for donor in relayed if donor.text not in attempts],
+                version=wanted.lineage,
+                timeout=max(0.0, deadline - asyncio.get_running_loop().time()),
+                check=self._check,
+                spool=self._replica.state.statistics.spool,
+            )
+            if not contradicted(state.root, state.donors, await asking.roots(), self._network):
+                return state
+            self._doubt(state.donors)
+            for donor in state.donors:
+                attempts[donor.text] = "it gives out another state than the others hold under this lineage"
+                self._endpoint.events.emit(PeerRefused(donor.text, attempts[donor.text], "state"))
+            if not {donor.text for donor in [*donors, *relayed]} - attempts.keys():
+                raise StateDownloadError("the state that came is not the one that others hold", attempts)
 
     def _check(self, outline: StateOutline) -> None:
         """Before memory is allocated for it. Raises ValueError."""

@@ -1,0 +1,93 @@
+"""Whether a state that was downloaded is the one that others hold under the same version.
+
+    root = SHA-256("swarm state root" + SHA-256 of the manifest + the digests of all chunks)
+
+Whoever holds a version says its root on request; equal states have equal roots. A downloader asks a few of them while
+it downloads, and takes nothing over that more of them contradict than bear out. Replicas on unlike processors differ in
+their last bits: where every root is another one, nobody is contradicted by more than one, and the donor is believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+
+from swarmcli.errors import NetworkError
+from swarmcli.network import Endpoint, PeerID
+from swarmcli.state.snapshot import MAX_VERSION
+
+MOST_WITNESSES = 4  # that are asked: each hashes its state once
+LEAST_WITNESSES = 3  # below that there is no majority against anybody
+_TIMEOUT = 60.0  # seconds for a root: who is asked may have to copy and hash its state
+PATIENCE = 5.0  # seconds for which a downloaded state waits for roots that have not come
+
+
+class RootQuestion(msgspec.Struct, frozen=True):
+    """What is the root of this version?"""
+
+    version: Annotated[bytes, msgspec.Meta(max_length=MAX_VERSION)]
+
+
+class RootAnswer(msgspec.Struct, frozen=True):
+    root: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+def root_method(prefix: str) -> str:
+    """The name of the call."""
+    return f"state.root.{prefix}"
+
+
+def state_root(manifest: bytes, digests: Iterable[bytes]) -> bytes:
+    """Of a state with this manifest and these digests of all its chunks."""
+    root = hashlib.sha256(b"swarm state root" + hashlib.sha256(manifest).digest())
+    for digest in digests:
+        root.update(digest)
+    return root.digest()
+
+
+class Witnesses:
+    """Asks some peers for the root of a version, from now on and until `close`."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str, version: bytes, peers: Sequence[PeerID]) -> None:
+        self._roots: dict[PeerID, bytes] = {}
+        asked = list(peers)[:MOST_WITNESSES] if len(peers) >= LEAST_WITNESSES else []
+
+        async def ask(peer: PeerID) -> None:
+            try:
+                question, method = RootQuestion(version), root_method(prefix)
+                answer = await endpoint.call(peer, method, question, RootAnswer, timeout=_TIMEOUT)
+                self._roots[peer] = answer.root
+            except NetworkError:
+                return  # it has gone on, or is busy: it says nothing
+
+        self._tasks = [asyncio.get_running_loop().create_task(ask(peer)) for peer in asked]
+
+    async def roots(self) -> Mapping[PeerID, bytes]:
+        """What they said; who takes long is not waited for."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=PATIENCE)
+        return self._roots
+
+    async def close(self) -> None:
+        """Leaves no task."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def contradicted(
+    root: bytes, donors: Collection[PeerID], roots: Mapping[PeerID, bytes], network: Callable[[PeerID], Hashable]
+) -> bool:
+    """Whether another root is held in more networks than this one, or in as many by more peers. Donors hold what they
+    gave, whatever they say."""
+
+    def weight(each: bytes) -> tuple[int, int]:
+        holders = {peer for peer, said in roots.items() if said == each and (each == root or peer not in donors)}
+        holders |= set(donors) if each == root else set()
+        return len({network(peer) for peer in holders}), len(holders)
+
+    return any(weight(each) > weight(root) for each in set(roots.values()))

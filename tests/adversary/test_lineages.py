@@ -1,0 +1,190 @@
+"""Peers that lie about where the run is, and about its state: honest ones go on, and end with equal bits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+import pytest
+
+from swarmcli.events import Event, PeerRefused, StateDownloaded
+from swarmcli.network.identity import Identity
+from swarmcli.optim.peers.proofs import Proof, Saved, Step, Way
+from swarmcli.optim.state.lineage import ANY_ROUND
+from swarmcli.testing import virtual_time
+from swarmcli.testing.adversary import LIES, Liar
+from swarmcli.testing.adversary.lineages import FAR, forged_step
+from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
+
+
+def liar_of(trainer: Trainer) -> Liar:
+    core = trainer.core
+    return Liar(random.Random(0), trainer.node.endpoint, trainer.node, core._work.averager, core)
+
+
+def soak(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
+CLAIMS = ["an epoch far ahead", "forged certificates", "an old proof", "a flood of reports", "always one epoch ahead"]
+
+
+@pytest.mark.parametrize("mate", [True, False], ids=["a mate", "a stranger"])
+@pytest.mark.parametrize(
+    "name",
+    ["an epoch far ahead", "forged certificates", "an old proof", "a flood of reports", "always one epoch ahead"],
+)
+def test_a_claim_moves_nobody(name: str, mate: bool) -> None:
+    """Two honest trainers beside a liar that has trained with them, or never has."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            honest = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(*(trainer.train(3) for trainer in honest))
+            false = await swarm.trainer(seed=1)
+            await false.core.join()
+            if mate:
+                end = max(trainer.epoch for trainer in honest) + 4
+                await together(*(trainer.train(end) for trainer in [*honest, false]))
+            liar = liar_of(false)
+            LIES[name].tell(liar)
+            downloads = [record(trainer.node, StateDownloaded) for trainer in honest]
+            began, end = asyncio.get_running_loop().time(), max(trainer.epoch for trainer in honest) + 10
+            goes_on = name in ("always one epoch ahead", "a flood of reports")
+            lying = asyncio.ensure_future(false.train(end)) if goes_on else None
+            await together(*(trainer.train(end) for trainer in honest))
+            assert liar.told
+            assert len(digests(honest)) == 1 and downloads == [[], []]
+            assert all(trainer.core.tracker.global_epoch <= end for trainer in honest)
+            assert asyncio.get_running_loop().time() - began < 10 * 1.0 + 15
+            if lying is not None:
+                lying.cancel()
+                await asyncio.wait([lying])
+
+    virtual_time.run(main(), seed=1, timeout=500)
+
+
+@pytest.mark.parametrize("name", ["other weights", "other statistics"])
+def test_a_donor_with_another_state_is_found_before_anything_is_taken_over(name: str) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peers = [await swarm.trainer(seed=1, target=48) for _ in range(4)]
+            await together(*(trainer.train(3) for trainer in peers))
+            liar = liar_of(peers[0])
+            LIES[name].tell(liar)
+            newcomer = await swarm.trainer(seed=2, target=48)
+            for honest in peers[1:]:  # they tell their roots, and have no time for a download until it is found
+                honest.core._exchange._donor._max_downloads = 0
+
+            def have_time(event: Event) -> None:
+                for honest in peers[1:] if isinstance(event, PeerRefused) else ():
+                    honest.core._exchange._donor._max_downloads = 4
+
+            newcomer.node.endpoint.events.subscribe(have_time)
+            refused = record(newcomer.node, PeerRefused)
+            assert await newcomer.core.join()
+            assert liar.told and {event.peer for event in refused} == {peers[0].node.peer_id.text}
+            assert newcomer.core.state_digest() == peers[1].core.state_digest()
+            assert not set(newcomer.core.directory._credible([peers[0].node.peer_id])), "it is remembered"
+
+    virtual_time.run(main(), seed=1, timeout=500)
+
+
+def test_a_crowd_in_one_network_does_not_lead_a_newcomer() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            honest = [await swarm.trainer(seed=1) for _ in range(2)]
+            await together(*(trainer.train(3) for trainer in honest))
+            crowd = [await swarm.trainer(seed=1) for _ in range(5)]
+            for each in crowd:
+                LIES["one of a crowd"].tell(liar_of(each))
+            await asyncio.sleep(5)
+            newcomer = await swarm.trainer(seed=2)
+            known = {trainer.node.peer_id: number for number, trainer in enumerate(honest)}
+            newcomer.core.directory.network_of = lambda peer: known.get(peer, "theirs")  # type: ignore[method-assign]
+            assert await newcomer.core.join()
+            assert newcomer.core.state_digest() in digests(honest)
+
+    virtual_time.run(main(), seed=1, timeout=500)
+
+
+# proofs
+
+MATES = [Identity.from_seed(number) for number in range(7)]
+IDS = [each.peer_id for each in MATES]
+
+
+def chain(*signers: list[Identity]) -> list[Step]:
+    steps: list[Step] = []
+    for number, members in enumerate(signers):
+        before = steps[-1].position.lineage if steps else b"a" * 32
+        steps.append(forged_step(bytes([number]) * 32, before, 5 + number, members))
+    return steps
+
+
+def test_signatures_of_those_who_are_known_bear_a_position_out() -> None:
+    proof = Proof(tuple(chain(MATES[:4], MATES[:4])))
+    assert proof.leads_to(proof.steps[-1].position)
+    assert proof.signed(IDS[:3], 2).members == set(IDS[:3])
+    assert proof.signed(IDS[4:], 1).members == set(), "it knows none of them"
+    assert proof.signed([*IDS[:1], *IDS[4:]], 2).members == set(), "it knows one of them: that one may be hostile"
+
+
+def test_members_that_change_step_by_step_are_followed_and_a_minority_is_not() -> None:
+    assert Proof(tuple(chain(MATES[:4], MATES[2:6]))).signed(IDS[:2], 2).members == set(IDS[:2])
+    assert Proof(tuple(chain(MATES[:4], MATES[3:7]))).signed(IDS[:2], 2).members == set(), "one of four went there"
+
+
+def test_a_step_alone_after_a_signed_one_is_not_signed() -> None:
+    steps = chain(MATES[:4])
+    alone = Step(steps[-1].position.lineage, b"r" * 32, 6, 60)
+    assert Proof((*steps, alone)).signed(IDS[:4], 2).members == set()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": FAR},
+        {"samples": 1},
+        {"round_id": b"x" * 32},
+        {"before": b"b" * 32},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_nothing_in_a_step_can_be_altered(change) -> None:
+    steps = chain(MATES[:4], MATES[:4])
+    position = steps[-1].position
+    altered = msgspec.structs.replace(steps[0], **change)
+    assert not Proof((altered, steps[1])).leads_to(position)
+    last = msgspec.structs.replace(steps[1], **change)
+    assert not Proof((steps[0], last)).leads_to(position)
+
+
+def test_a_certificate_altered_is_none() -> None:
+    [step] = chain(MATES[:4])
+    assert step.certificate is not None
+    certificate = msgspec.structs.replace(step.certificate, digest=b"d" * 32)
+    assert Proof((msgspec.structs.replace(step, certificate=certificate),)).signed(IDS[:4], 2).members == set()
+
+
+def test_where_lineages_count_epochs_a_certificate_is_of_any_round_on_the_one_before() -> None:
+    [step] = chain(MATES[:4])
+    counted = Step(step.before, ANY_ROUND, 5, 50, step.certificate)
+    proof = Proof((counted,))
+    assert proof.leads_to(counted.position) and proof.signed(IDS[:4], 2).members == set(IDS[:4])
+
+
+def test_what_is_kept_is_bounded_and_comes_back_from_a_checkpoint() -> None:
+    way, steps = Way(), chain(*[MATES[:4]] * 20)
+    for step in steps:
+        way.note(step)
+    proof = way.proof(steps[-1].position.lineage)
+    assert len(proof.steps) == 8 and proof.leads_to(steps[-1].position)
+    assert way.proof(steps[-3].position.lineage).steps == tuple(steps[12:18])
+    assert way.proof(b"z" * 32).steps == ()
+    saved = Saved((tuple(IDS),), proof)
+    assert Saved.read(saved.plain()) == saved and Saved.read(None) == Saved()
+    for damaged in ({}, [], {"rounds": [["x"]], "proof": ""}, {"rounds": [], "proof": "zz"}):
+        with pytest.raises(ValueError, match="standing"):
+            Saved.read(damaged)
