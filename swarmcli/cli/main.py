@@ -19,6 +19,7 @@ from swarmcli.cli.log import log
 from swarmcli.cli.netcheck import netcheck
 from swarmcli.cli.peers import aux, join, monitor
 from swarmcli.cli.processes import end_with_parent_of_environment
+from swarmcli.cli.sign import sign
 from swarmcli.cli.validate import validate
 from swarmcli.errors import SwarmError
 from swarmcli.journal import printable
@@ -58,7 +59,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (init, join, aux, monitor, link, demo, log, validate, netcheck, invite, revoke, members):
+for verb in (init, join, aux, monitor, link, demo, log, validate, netcheck, invite, revoke, members, sign):
     app.command(cls=_Verb)(verb)
 
 

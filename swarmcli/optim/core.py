@@ -334,6 +334,7 @@ class OptimizerCore:
             drift=self._keeper.monitor.drift,
             keeps=self.keeps,
             leaving=self.leaving,
+            owners_word=self.directory.told_by_owner(self.position),
         )
 
     def _told_phase(self) -> Phase:
@@ -445,7 +446,9 @@ class OptimizerCore:
         await self._end_is_over()
         await self._group.close()
         swarm = state_dict.get("swarm")
-        standing = Saved.read(swarm.get("standing") if isinstance(swarm, Mapping) else None)
+        swarm = swarm if isinstance(swarm, Mapping) else {}
+        standing = Saved.read(swarm.get("standing"))
+        owners = bytes.fromhex(swarm.get("parameters", "")), bytes.fromhex(swarm.get("owner", ""))
         await self.replica.load_checkpoint(state_dict)
         await self._work.drop()
         self._keeper.drop()
@@ -454,6 +457,8 @@ class OptimizerCore:
         self._begin_epoch()
         self.directory.announce(anew=True)
         self.directory.restore(standing)
+        if owners[1]:
+            self.directory.owners_word = self.position, *owners
 
 
 def _now() -> float:

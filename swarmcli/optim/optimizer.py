@@ -23,6 +23,7 @@ from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scale
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
+from swarmcli.optim.peers.directory import SignedByOwner
 from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
@@ -303,6 +304,11 @@ class Optimizer(torch.optim.Optimizer):
         """Asked now and then while this peer waits for a state that it cannot reach: true ends that, with
         NoDonorReachable."""
         self._trainer().give_up_when(gives_up)
+
+    def trust_owner(self, signed_by_owner: SignedByOwner) -> None:
+        """A position that the run's owner has signed leads, if it is further, whoever claims it. `signed_by_owner` says
+        of a position, the SHA-256 of its parameters and a signature whether that is so."""
+        self._core.directory.signed_by_owner = signed_by_owner
 
     def peers(self) -> Mapping[PeerID, PeerReport]:
         """What the other peers last said about themselves; their texts are strangers'."""

@@ -23,9 +23,13 @@ from swarmcli.compression import (
 )
 from swarmcli.errors import CheckpointError
 from swarmcli.events import Noticed
+from swarmcli.network.identity import PeerID
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.config import Role
-from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe
+from swarmcli.optim.peers.directory import SignedByOwner
+from swarmcli.optim.state.lineage import LineagePosition
+from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
+from swarmcli.recipe.run_key import is_owners_position
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import (
     Checkpoint,
@@ -93,6 +97,8 @@ class Collaboration:
                 checkpoint.restore_model(self.model)
             self.model.to(self.compute.device)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
+        if recipe.run_key is not None:
+            self.optimizer.trust_owner(owners_word(recipe, recipe.run_key))
         self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
             self.optimizer.load_state_dict(checkpoint.optimizer)
@@ -153,6 +159,16 @@ class Collaboration:
 
     def close(self) -> None:
         self.optimizer.shutdown()
+
+
+def owners_word(recipe: Recipe, run_key: str) -> SignedByOwner:
+    """Says whether the run's owner has signed a position with the parameters of a hash."""
+    key, digest = PeerID.parse(run_key), digest_of(recipe)
+
+    def signed_by_owner(position: LineagePosition, state: bytes, signature: bytes) -> bool:
+        return is_owners_position(key, signature, digest, position.epoch, position.samples, position.lineage, state)
+
+    return signed_by_owner
 
 
 def compute_of(recipe: Recipe, role: Role) -> Compute:

@@ -40,6 +40,7 @@ TRAINING = "training.safetensors"
 CONFIG = "config.json"
 SHARDS = "shards"
 LATEST = "latest"
+OWNER = "owner.json"  # the signature of the run's owner, if there is one
 DIGEST = "digest"  # of the rest of checkpoint.json
 
 NAME = re.compile(r"epoch-(\d{6,})")
@@ -149,6 +150,8 @@ def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True
         from swarmcli.sharding.files.save import read_whole
 
         optimizer["state"] = read_whole(path / SHARDS, read_shards(path, manifest))
+    if isinstance(optimizer.get("swarm"), dict) and (signature := _owners_signature(path)):
+        optimizer["swarm"]["owner"] = signature
     return Checkpoint(path, manifest["run_id"], manifest["epoch"], model, optimizer)
 
 
@@ -191,6 +194,29 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if not isinstance(manifest.get(key), kind):
             raise CheckpointError(f"{path / MANIFEST} is damaged: {key} is missing; use an older checkpoint")
     return manifest
+
+
+def position_of(path: Path, run_id: str) -> tuple[int, int, bytes, bytes]:
+    """Epoch, samples, lineage and SHA-256 of the parameters of a checkpoint. Raises CheckpointError."""
+    manifest = read_manifest(path)
+    if manifest["run_id"] != run_id:
+        raise CheckpointError(f"{path} belongs to the run {manifest['run_id']!r}, not to {run_id!r}")
+    try:
+        swarm = manifest["optimizer"]["swarm"]
+        hashes = bytes.fromhex(swarm["lineage"]), bytes.fromhex(swarm["parameters"])
+        return int(swarm["epoch"]), int(swarm["samples_seen"]), *hashes
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path / MANIFEST} does not say which position it is of: {error}") from error
+
+
+def _owners_signature(path: Path) -> str:
+    """In hexadecimal; empty if nobody has signed it. Whether it is the owner's is for peers to find out."""
+    try:
+        return str(json.loads((path / OWNER).read_text(encoding="utf-8"))["signature"])
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / OWNER} cannot be read: {error}; remove it, or sign again") from error
 
 
 def _check_file(file: Path, digest: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from swarmcli.events import Event, PeerRefused, StateDownloaded
 from swarmcli.network.identity import Identity
 from swarmcli.optim.peers.proofs import Proof, Saved, Step, Way
-from swarmcli.optim.state.lineage import ANY_ROUND
+from swarmcli.optim.state.lineage import ANY_ROUND, LineagePosition
 from swarmcli.testing import virtual_time
 from swarmcli.testing.adversary import LIES, Liar
 from swarmcli.testing.adversary.lineages import FAR, forged_step
@@ -188,3 +188,32 @@ def test_what_is_kept_is_bounded_and_comes_back_from_a_checkpoint() -> None:
     for damaged in ({}, [], {"rounds": [["x"]], "proof": ""}, {"rounds": [], "proof": "zz"}):
         with pytest.raises(ValueError, match="standing"):
             Saved.read(damaged)
+
+
+def test_what_the_owner_signed_leads_whoever_comes_with_it_and_with_no_other_parameters() -> None:
+    """The owner's peer knows nobody; a liar shows the same signature and hands out something else."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
+            await together(*(trainer.train(3) for trainer in trainers))
+            saved = await trainers[2].core.state_dict()
+            owner, false = [await swarm.trainer(seed=1, role="monitor") for _ in range(2)]
+            far = LineagePosition(100, 1000, b"o" * 32)
+            parameters = bytes.fromhex(saved["swarm"]["parameters"])
+            for trainer in [*trainers, owner, false]:
+                trainer.core.directory.signed_by_owner = lambda position, state, signature: (
+                    (position, state, signature) == (far, parameters, b"s" * 64)
+                )
+            LIES["other weights"].tell(liar_of(false))
+            for signer in (owner, false):
+                signer.weights.data.copy_(trainers[2].weights.data)
+                position = {"epoch": far.epoch, "samples_seen": far.samples, "lineage": far.lineage.hex()}
+                swarm_part = {**saved["swarm"], **position, "owner": (b"s" * 64).hex(), "standing": None}
+                await signer.core.load_state_dict({**saved, "swarm": swarm_part})
+                assert not await signer.core.join()
+            await together(*(trainer.train(103) for trainer in trainers))
+            assert len(digests(trainers)) == 1
+            assert trainers[0].core.position.samples > 1000
+
+    virtual_time.run(main(), seed=1, timeout=500)

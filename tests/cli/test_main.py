@@ -30,7 +30,7 @@ def test_help_names_every_verb_and_loads_nothing_heavy() -> None:
         "print(*(set(sys.modules) & {'torch', 'transformers', 'fastapi', 'numpy', 'pydantic'}))"
     )
     verbs, heavy = subprocess.check_output([sys.executable, "-c", code], text=True).split("\n")[:2]
-    expected = "init join aux monitor link demo log validate netcheck invite revoke members"
+    expected = "init join aux monitor link demo log validate netcheck invite revoke members sign"
     assert verbs == expected
     assert heavy == ""
 

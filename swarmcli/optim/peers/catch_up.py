@@ -163,6 +163,7 @@ class CatchUp:
                 direct,
                 relayed=relayed,
                 witnesses=self._directory.in_turn(donors),
+                parameters=self._directory.owners_parameters(wanted.lineage),
                 timeout=timeout,
                 reason=reason,
             )

@@ -141,7 +141,7 @@ class PeerDirectory:
         self.signed_by_owner: SignedByOwner = lambda position, state, signature: False
         self.owners_word: tuple[LineagePosition, bytes, bytes] | None = None  # for a position: state hash, signature
         self._signed: dict[bytes, Signed] = {}  # lineage → who is known to have signed the round that led there
-        self._owners: set[bytes] = set()  # lineages that the run's owner signed
+        self._owners: dict[bytes, bytes] = {}  # lineage that the run's owner signed → SHA-256 of its parameters
         self._told_unproved: set[bytes] = set()  # lineages of which people have been told that nobody vouches for them
         self._time: Callable[[], float] = float  # the loop's, for threads that have none
         self._set_apart: set[PeerID] = set()
@@ -199,6 +199,7 @@ class PeerDirectory:
         self._missing |= {peer: before[peer] for peer in before.keys() - self.others.keys()}
         self._tell_of_missing(records)
         self._note_lineages()
+        self._read_owners_words()
         return self.others
 
     def _tell(self, peer: PeerID, report: PeerReport, before: PeerReport | None, gone: Gone = "") -> None:
@@ -236,6 +237,11 @@ class PeerDirectory:
         """
         peers = self._credible(self.holders())
         if own.settled and self.mates.known:
+            signed = [
+                self.others[peer].claim for peer in peers if bytes.fromhex(self.others[peer].lineage) in self._owners
+            ]
+            if (led := lineage_to_follow(own, signed)) != own.position:
+                return led
             peers = [peer for peer in peers if peer in self.mates.known]
             if parted := self._parted(own, peers):
                 return parted
@@ -266,6 +272,28 @@ class PeerDirectory:
     def _standing(self, words: Mapping[PeerID, Word]) -> Standing:
         return Standing(self.mates, words, self.network_of, self._signed, self._owners, self._history.differs)
 
+    def told_by_owner(self, position: LineagePosition) -> str:
+        """For the report: the owner's word for this position, if this peer has it."""
+        if self.owners_word is None or self.owners_word[0] != position:
+            return ""
+        return (self.owners_word[1] + self.owners_word[2]).hex()
+
+    def _read_owners_words(self) -> None:
+        """Those that reports carry; a few at a time, for each takes a signature's time."""
+        fresh = [
+            report
+            for report in self.others.values()
+            if report.owners_word and bytes.fromhex(report.lineage) not in self._owners
+        ]
+        for report in fresh[:MOST_PROOFS]:
+            position, word = report.claim.position, bytes.fromhex(report.owners_word)
+            if len(self._owners) < MOST_SIGNED and self.signed_by_owner(position, word[:32], word[32:]):
+                self._owners[position.lineage] = word[:32]
+
+    def owners_parameters(self, lineage: bytes) -> bytes | None:
+        """The SHA-256 of the parameters that the run's owner signed for this lineage; None: it signed none."""
+        return self._owners.get(lineage)
+
     async def _look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, Word]) -> None:
         """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
         asked: dict[LineagePosition, PeerID] = {}
@@ -290,9 +318,9 @@ class PeerDirectory:
         if signed.members or position.lineage not in self._signed:
             self._signed[position.lineage] = signed
         if self._is_owners(position, proof):
-            self._owners.add(position.lineage)
+            self._owners[position.lineage] = proof.owners_state
         while len(self._signed) > MOST_SIGNED:
-            self._owners.discard(next(iter(self._signed)))
+            self._owners.pop(next(iter(self._signed)), None)
             del self._signed[next(iter(self._signed))]
         return proof
 
@@ -467,7 +495,8 @@ class PeerDirectory:
         places = {}
         for peer in ranked:
             network = self.network_of(peer)
-            places[peer] = (peer not in known, 0 if peer in known else seen[network])
+            first = peer in known or bytes.fromhex(self.others[peer].lineage) in self._owners
+            places[peer] = (not first, 0 if first else seen[network])
             seen[network] += 1
         return sorted(ranked, key=places.__getitem__)
 

@@ -163,6 +163,8 @@ class PeerReport(pydantic.BaseModel):
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
     keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
     leaving: bool = False  # others must not rely on it to keep what they hold
+    # The owner's word that this position is the run's: SHA-256 of its parameters, and the signature, in hexadecimal.
+    owners_word: str = Field("", pattern=re.compile(r"^([0-9a-f]{192})?\Z"))
     last_outcome: LastOutcome
     last_reason: Annotated[str, Field(max_length=MAX_REASON), AfterValidator(harmless)]
     time: float = Field(ge=0.0, allow_inf_nan=False)  # swarm time
@@ -190,6 +192,7 @@ def describe(
     drift: float | None = None,
     keeps: bool = False,
     leaving: bool = False,
+    owners_word: str = "",
 ) -> PeerReport:
     """The report of the peer that runs this node."""
     return PeerReport(
@@ -210,6 +213,7 @@ def describe(
         drift=drift,
         keeps=keeps,
         leaving=leaving,
+        owners_word=owners_word,
         last_outcome=metrics.last_outcome,
         last_reason=metrics.last_reason[:MAX_REASON],
         time=node.endpoint.clock.now(),

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
+import torch
+
 from swarmcli.compression import CompressionBase, NoCompression, TensorRole
 from swarmcli.errors import CallRefused, OptimizerError, SiteError, StateDownloadError
 from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.state.lineage import LineagePosition
+from swarmcli.network.loop_thread import offload
+from swarmcli.optim.state.lineage import LineagePosition, hash_tensors
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_position
 from swarmcli.state.assembly import DownloadedState
+from swarmcli.state.distant import loaded
 from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot, StateOutline
@@ -69,13 +73,15 @@ class StateExchange:
         *,
         relayed: Sequence[PeerID] = (),
         witnesses: Sequence[PeerID] = (),
+        parameters: bytes | None = None,
         timeout: float,
         reason: str,
     ) -> None:
         """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
 
         Donors that are reached over relays are asked when no other one gives it. A state that more of the `witnesses`
-        contradict than bear out is refused, its donors are doubted, and others are asked.
+        contradict than bear out is refused, its donors are doubted, and others are asked. `parameters`: the SHA-256
+        that those of this state have by the owner's word, which needs no witnesses.
 
         `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then,
         unless what came could not be read here: then the state may be torn, see TrainingState.restore.
@@ -85,7 +91,7 @@ class StateExchange:
             asked = witnesses if self._alike else ()
             asking = Witnesses(self._endpoint, self._prefix, wanted.lineage, asked)
             try:
-                state = await self._download_true(wanted, donors, relayed, asking, began + timeout)
+                state = await self._download_true(wanted, donors, relayed, asking, parameters, began + timeout)
             finally:
                 await asking.close()
             await self._restore(wanted, state)
@@ -110,6 +116,7 @@ class StateExchange:
         donors: Sequence[PeerID],
         relayed: Sequence[PeerID],
         asking: Witnesses,
+        parameters: bytes | None,
         deadline: float,
     ) -> DownloadedState:
         """From one donor after the other, until what comes is not contradicted."""
@@ -125,7 +132,11 @@ class StateExchange:
                 check=self._check,
                 spool=self._replica.state.statistics.spool,
             )
-            if not contradicted(state.root, state.donors, await asking.roots(), self._network):
+            if parameters is not None:
+                false = await offload(_hash_of_parameters, state) != parameters
+            else:
+                false = contradicted(state.root, state.donors, await asking.roots(), self._network)
+            if not false:
                 return state
             self._doubt(state.donors)
             for donor in state.donors:
@@ -170,6 +181,13 @@ class StateExchange:
 
     def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
         self._endpoint.events.emit(StateDonated(peer.text, snapshot.metadata["epoch"], sent))
+
+
+def _hash_of_parameters(state: DownloadedState) -> bytes:
+    """As TrainingState.digest of whoever holds them."""
+    named = {name: tensor for name, tensor in state.contents.items() if name.startswith("parameter/")}
+    ordered = sorted(named, key=lambda name: int(name.partition("/")[2]))
+    return hash_tensors(t if isinstance(t := named[name], torch.Tensor) else loaded(t) for name in ordered)
 
 
 def _role(name: str) -> TensorRole:
