@@ -215,7 +215,7 @@ def members(
         listed = {
             "members": [asdict(each) for each in found],
             "invited": [asdict(each) for each in visit.ledger.invited],
-            "revoked": list(visit.ledger.revoked),
+            "revoked": visit.ledger.revoked,
         }
         typer.echo(json.dumps(listed, indent=2))
         return

@@ -53,6 +53,8 @@ def membership_of(
     run = run_of(recipe)
     file = home / MEMBERSHIP
     remembered = read_remembered(file)
+    # Of a recipe that was changed, or read by a version with other keys, they would be refused by everyone.
+    remembered.revoked = {each.subject: each for each in remembered.revoked.values() if each.is_genuine(run)}
     if keep:
         remembered.save = lambda: write_private(file, _dump(remembered))
     cards = [remembered.card, _of_owner(recipe, run, identity, now), _of_link(recipe, run, identity)]

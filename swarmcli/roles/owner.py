@@ -8,7 +8,6 @@ number or its note, and so that a revocation is told again by each later command
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -55,7 +54,7 @@ class Ledger:
 
     file: Path
     invited: list[Invited] = field(default_factory=list)
-    revoked: dict[str, str] = field(default_factory=dict)  # subject → signature
+    revoked: list[str] = field(default_factory=list)  # subjects; each command signs them anew, for the recipe as it is
 
     @classmethod
     def beside(cls, key: Path) -> Ledger:
@@ -63,7 +62,7 @@ class Ledger:
         file = key.with_name(f"{key.name}.ledger")
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-            return cls(file, [Invited(**each) for each in values["invited"]], dict(values["revoked"]))
+            return cls(file, [Invited(**each) for each in values["invited"]], list(values["revoked"]))
         except FileNotFoundError:
             return cls(file)
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -74,13 +73,9 @@ class Ledger:
         self.invited.append(Invited(invitation.id.hex(), invitation.until, whom, note))
         self._write()
 
-    def revoke(self, revocation: Revocation) -> None:
-        self.revoked[revocation.subject.hex()] = base64.b64encode(revocation.signature).decode()
+    def revoke(self, subject: bytes) -> None:
+        self.revoked = list(dict.fromkeys([*self.revoked, subject.hex()]))
         self._write()
-
-    @property
-    def revocations(self) -> list[Revocation]:
-        return [Revocation(bytes.fromhex(key), base64.b64decode(text)) for key, text in self.revoked.items()]
 
     def _write(self) -> None:
         values = {"invited": [asdict(each) for each in self.invited], "revoked": self.revoked}
@@ -149,7 +144,7 @@ class Visit:
         try:
             digest = digest_of(self.recipe)
             card = self.key.invite(digest, dht.peer_id, int(time.time()) + VISIT_SECONDS)
-            known = {each.subject: each for each in self.ledger.revocations}
+            known = {each.subject: each for each in self.revocations}
             membership = Membership(
                 self.key.run(digest), dht.identity, Remembered(card=card, revoked=known), dht.clock.now
             )
@@ -158,6 +153,11 @@ class Visit:
             return cast(T, dht.run_coroutine(lambda _, node: action(node, membership)))
         finally:
             dht.shutdown()
+
+    @property
+    def revocations(self) -> list[Revocation]:
+        digest = digest_of(self.recipe)
+        return [self.key.revoke(digest, bytes.fromhex(subject)) for subject in self.ledger.revoked]
 
     async def members(self, node: DHTNode, membership: Membership) -> list[Member]:
         """Who reports to the run now, each with the invitation that it has shown to this command."""
@@ -178,7 +178,7 @@ class Visit:
         """Tells all members with whom this command is connected everything that is revoked; returns how many know."""
         revocations = Revocations(node, self.recipe.run_id, membership)
         try:
-            return len(await revocations.tell(node.endpoint.connected(), self.ledger.revocations))
+            return len(await revocations.tell(node.endpoint.connected(), self.revocations))
         finally:
             await revocations.close()
 
@@ -187,7 +187,7 @@ class Visit:
         members = await self.members(node, membership)
         subjects = [subject_named(word, self.ledger, members) for word in words]
         for subject in subjects:  # in the ledger first: if nobody is reached, the next command tells it
-            self.ledger.revoke(self.key.revoke(digest_of(self.recipe), subject))
+            self.ledger.revoke(subject)
         return subjects, await self.tell(node, membership)
 
     async def look(self, node: DHTNode, membership: Membership) -> list[Member]:
