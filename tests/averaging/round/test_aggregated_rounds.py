@@ -35,7 +35,7 @@ def test_all_members_apply_what_the_aggregator_makes_of_all_parts(
     aggregator: Aggregator, codec: CompressionBase
 ) -> None:
     async def main() -> None:
-        kinds = [Kind(), Kind(2.0), Kind(5.0, listening=False), Kind(0.5), Kind(auxiliary=True)]
+        kinds = [Kind(), Kind(2.0), Kind(3.0, listening=False), Kind(0.5), Kind(auxiliary=True)]
         async with Swarm(kinds, options=options(aggregator, codec)) as swarm:
             group = swarm.group()
             results = [result for result in await swarm.round() if isinstance(result, AllreduceResult)]
