@@ -19,7 +19,7 @@ import torch
 FREE_WEIGHT = 2.0**20
 
 _SQUARES_FIT = 40  # binary exponents up to this, and down to its negative, whose squares can be added up in float32
-_EXACT_FROM = 1024  # terms that are left when a sum goes on in exact arithmetic
+_EXACT_FROM = 256  # terms that are left when a sum goes on in exact arithmetic
 
 
 class PartAggregator(Protocol):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import pytest
 import torch
 
+from swarmcli.averaging.aggregators import Mean
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.compression import (
@@ -113,7 +115,7 @@ def test_sums_are_kept_in_float32(codec: CompressionBase) -> None:
         async with Swarm([Kind() for _ in range(8)], shapes=((16,),)) as swarm:
             for index, peer in enumerate(swarm.peers):
                 peer.tensors[0].fill_(2.0**20 if index == 0 else -(2.0**20) if index == 7 else 1.0)
-            swarm.options = AllreduceOptions(compression=codec)
+            swarm.options = AllreduceOptions(compression=codec, aggregator=Mean(gate=math.inf))
             if isinstance(codec, Float16Compression):
                 for peer in swarm.peers:
                     peer.tensors[0].div_(32)  # into the range of half precision

@@ -1,0 +1,160 @@
+"""Lies about gradients: members that follow the protocol to the letter, and send something else than they computed.
+
+No average tells them from honest members with other data. What they get is bounded by the run's aggregator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from swarmcli.averaging.round.buffers import Inputs
+from swarmcli.averaging.round.plan import Part
+from swarmcli.testing.adversary.base import Liar, lie
+
+Tensors: TypeAlias = list[torch.Tensor]
+# What a liar sends in place of what it has (the last item), and had in the rounds before.
+Change: TypeAlias = Callable[[Sequence[Tensors], random.Random], Tensors]
+
+BEYOND, WITHIN = 1e8, 900.0  # times an honest gradient: far beyond the gate of a mean, and just within
+BEHIND = 3  # rounds, of whoever is slow
+
+_BOUNDED = "its share of an average, bounded by the aggregator"
+
+
+def lie_about_tensors(liar: Liar, change: Change) -> None:
+    """From the next round on; the liar takes up the averages like everyone."""
+    assert liar.averager is not None
+    core, had = liar.averager, list[Tensors]()
+    make = core._make_round
+
+    def make_with_lies(group: Any, weight: float) -> Any:
+        honest = core._tensors
+        had.append([tensor.detach().clone() for tensor in honest])
+        core._tensors = change(had, liar.random)
+        liar.told.append("a gradient")
+        try:
+            return make(group, weight)
+        finally:
+            core._tensors = honest
+
+    core._make_round = make_with_lies  # type: ignore[method-assign]
+
+
+def times(factor: float) -> Change:
+    return lambda had, _: [tensor * factor for tensor in had[-1]]
+
+
+def noise(had: Sequence[Tensors], source: random.Random) -> Tensors:
+    """Ten times as large as the gradient."""
+    generator = torch.Generator().manual_seed(source.getrandbits(32))
+    sizes = [10 * tensor.square().mean().sqrt() for tensor in had[-1]]
+    drawn = [torch.randn(tensor.shape, generator=generator) for tensor in had[-1]]
+    return [(size * each).to(tensor) for size, each, tensor in zip(sizes, drawn, had[-1], strict=True)]
+
+
+def aside(had: Sequence[Tensors], _: random.Random) -> Tensors:
+    """Two of its own standard deviations away, in all elements alike (after Baruch et al., arXiv 1902.06156)."""
+    return [tensor - 2 * tensor.std(correction=0) for tensor in had[-1]]
+
+
+def first(had: Sequence[Tensors], _: random.Random) -> Tensors:
+    return had[0]
+
+
+def late(had: Sequence[Tensors], _: random.Random) -> Tensors:
+    return had[max(0, len(had) - 1 - BEHIND)]
+
+
+def spike(had: Sequence[Tensors], _: random.Random) -> Tensors:
+    """Honest but for one number."""
+    changed = [tensor.clone() for tensor in had[-1]]
+    changed[0].view(-1)[0] = WITHIN * max(float(tensor.abs().max()) for tensor in changed)
+    return changed
+
+
+@lie("sign flip", "gradients", at_most=_BOUNDED)
+def flip_signs(liar: Liar) -> None:
+    lie_about_tensors(liar, times(-1.0))
+
+
+@lie("scaled", "gradients", at_most=f"{WITHIN:g} times its share with a mean; its share with a robust aggregator")
+def scale_within_the_gate(liar: Liar) -> None:
+    lie_about_tensors(liar, times(-WITHIN))
+
+
+@lie("scaled beyond the gate", "gradients", at_most="nothing with a mean of four or more; its share otherwise")
+def scale_beyond_the_gate(liar: Liar) -> None:
+    lie_about_tensors(liar, times(-BEYOND))
+
+
+@lie("random", "gradients", at_most=_BOUNDED)
+def send_noise(liar: Liar) -> None:
+    lie_about_tensors(liar, noise)
+
+
+@lie("a little is enough", "gradients", at_most=_BOUNDED)
+def stand_aside(liar: Liar) -> None:
+    lie_about_tensors(liar, aside)
+
+
+@lie("inner product", "gradients", at_most=_BOUNDED)
+def turn_the_mean_around(liar: Liar) -> None:
+    """A little of the opposite, which is closer to the others than noise is (Xie et al., arXiv 1903.03936)."""
+    lie_about_tensors(liar, times(-0.6))
+
+
+@lie("lazy", "gradients", at_most=_BOUNDED)
+def send_the_first_again(liar: Liar) -> None:
+    lie_about_tensors(liar, first)
+
+
+@lie("slow", "gradients", at_most=_BOUNDED)
+def send_what_is_old(liar: Liar) -> None:
+    lie_about_tensors(liar, late)
+
+
+@lie("free rider", "gradients", at_most="it slows the run by its share of the weights")
+def send_zeros(liar: Liar) -> None:
+    lie_about_tensors(liar, times(0.0))
+
+
+@lie("one number", "gradients", at_most=f"one element, {WITHIN:g} times its share with a mean")
+def send_a_spike(liar: Liar) -> None:
+    lie_about_tensors(liar, spike)
+
+
+class _Unlike(Inputs):
+    """The gradient for one reducer, its opposite for the next."""
+
+    def __init__(self, honest: Inputs) -> None:
+        self.weight, self.note, self.flat = honest.weight, honest.note, honest.flat
+
+    def part(self, part: Part) -> torch.Tensor:
+        values = super().part(part)
+        return -values if part.reducer % 2 else values
+
+
+@lie("equivocation about gradients", "gradients", at_most=_BOUNDED)
+def tell_each_reducer_something_else(liar: Liar) -> None:
+    assert liar.averager is not None
+    core = liar.averager
+    make = core._make_round
+
+    def make_with_lies(group: Any, weight: float) -> Any:
+        round_: Any = make(group, weight)
+        prepare = round_._prepare
+
+        async def prepare_with_lies() -> None:
+            await prepare()
+            if round_._mine is not None:
+                round_._mine = _Unlike(round_._mine)
+                liar.told.append("unlike gradients")
+
+        round_._prepare = prepare_with_lies
+        return round_
+
+    core._make_round = make_with_lies  # type: ignore[method-assign]
