@@ -114,10 +114,10 @@ class Clock:
         if not (-0.001 <= delay <= MAX_DELAY and abs(offset) <= MAX_OFFSET):
             return
         now = self._monotonic()
+        known = self._samples.get(peer)  # samples are put in by one thread, which is this one
+        if known is not None and delay >= known.delay and now - known.taken < SAMPLE_LIFE:
+            return
         with self._lock:
-            known = self._samples.get(peer)
-            if known is not None and delay >= known.delay and now - known.taken < SAMPLE_LIFE:
-                return
             since = known.since if known is not None else now
             self._keep(peer, _Sample(offset, delay, now, since, network, dialed))
             self._changed = True

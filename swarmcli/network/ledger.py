@@ -89,6 +89,10 @@ class Account:
 
     def charge(self, amount: int) -> bool:
         """Takes so much more, if the ledger has it."""
+        held = self.held + amount
+        if held <= self._free:  # each call passes here, and nearly none goes on
+            self.held = held
+            return True
         over = self._beyond(self.held + amount) - self._beyond(self.held)
         if over and not self._ledger.charge(self._identity, self.prefix, over):
             return False
@@ -102,6 +106,9 @@ class Account:
         self.held += amount
 
     def give_back(self, amount: int) -> None:
+        if self.held <= self._free:
+            self.held -= amount
+            return
         over = self._beyond(self.held) - self._beyond(self.held - amount)
         if over:
             self._ledger.give_back(self._identity, self.prefix, over)
