@@ -15,7 +15,7 @@ import torch
 
 from swarmcli.averaging.aggregators import Aggregator, Mean
 from swarmcli.averaging.checks import check_flags, check_numbers, check_tensors
-from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions, Trust
+from swarmcli.averaging.config import AUDIT, AllreduceOptions, AveragerConfig, MatchmakingOptions, Trust
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.round.phases import RoundProgram
@@ -84,6 +84,7 @@ class DecentralizedAverager:
         trust: Trust = "strangers",
         aggregator: Aggregator | None = None,
         max_share: float = 0.5,
+        audit: float = AUDIT,
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
@@ -126,6 +127,7 @@ class DecentralizedAverager:
                 trust,
                 aggregator=Mean() if aggregator is None else aggregator,
                 max_share=max_share,
+                audit=audit,
             ),
             initial_group_bits=initial_group_bits,
             averaging_alpha=averaging_alpha,

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Protocol, cast
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -53,6 +53,15 @@ class Heard(msgspec.Struct, frozen=True):
     """The empty answer."""
 
 
+class Proof(Protocol):
+    """What bans: `Evidence`, which travels in a message, or what is too large for that and convinces whoever has it."""
+
+    @property
+    def culprit(self) -> PeerID: ...
+    def verify(self) -> bool: ...
+    def words(self) -> str: ...
+
+
 class Bans:
     """The banned peers of one run, as this peer knows them. Nothing is in here that was not verified.
 
@@ -62,7 +71,7 @@ class Bans:
 
     def __init__(self, emit: Callable[[Event], None] = lambda event: None) -> None:
         """`emit` gets a PeerBanned for each new ban."""
-        self.found: OrderedDict[PeerID, Evidence] = OrderedDict()  # by this peer, to be told to others
+        self.found: OrderedDict[PeerID, Proof] = OrderedDict()  # by this peer, to be told to others
         self._told: OrderedDict[PeerID, PeerID] = OrderedDict()  # culprit → who told it
         self._emit = emit
         self._listeners: dict[Callable[[PeerID], None], None] = {}
@@ -74,7 +83,7 @@ class Bans:
     def is_banned(self, peer: PeerID) -> bool:
         return peer in self.found or peer in self._told
 
-    def add(self, evidence: Evidence) -> bool:
+    def add(self, evidence: Proof) -> bool:
         """Evidence that this peer came upon itself. Returns whether it proves what it says; its culprit is banned."""
         if not evidence.verify():
             return False
@@ -111,7 +120,7 @@ class Bans:
         if self.is_banned(peer):
             raise CallRefused("banned", "this peer was banned from the run, since it lied")
 
-    def _tell(self, evidence: Evidence, known: bool) -> None:
+    def _tell(self, evidence: Proof, known: bool) -> None:
         if not known:
             self._emit(PeerBanned(evidence.culprit.text, evidence.words()))
             for listener in list(self._listeners):
@@ -171,6 +180,8 @@ class BanNews:
         """The latest that was found here, as far as it has room in a record."""
         chosen, left = list[bytes](), RECORD_BYTES
         for evidence in reversed(self.bans.found.values()):
+            if not isinstance(evidence, msgspec.Struct):
+                continue  # the inputs of a whole part: its group has seen them
             piece = wire.encode(evidence)
             if len(piece) <= min(left, MAX_EVIDENCE) and len(chosen) < MAX_TOLD:
                 chosen.append(piece)

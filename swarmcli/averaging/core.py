@@ -260,6 +260,7 @@ class AveragerCore:
             "averaging.compression": compression_term(options.compression, self._layout),
             "averaging.part_size_bytes": str(options.part_size_bytes),
             "averaging.trust": options.trust,
+            "averaging.audit": repr(float(options.audit)),
             "averaging.aggregator": options.aggregator.description,
             "averaging.max_share": str(float(options.max_share)),
         }

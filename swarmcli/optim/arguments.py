@@ -19,7 +19,8 @@ from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Sc
 # What averager_opts may hold, by the component that it is for.
 _AVERAGER_OPTIONS = (
     {"request_timeout", "preformed_grace", "min_group_size", "target_group_size", "seats_per_network"},
-    {"compression", "part_size_bytes", "sender_timeout", "reducer_timeout", "trust", "aggregator", "max_share"},
+    {"compression", "part_size_bytes", "sender_timeout", "reducer_timeout"}
+    | {"trust", "aggregator", "audit", "max_share"},
     {"bandwidth", "min_vector_size", "initial_group_bits"},
 )
 _OPTIMIZERS_OWN = {"state_tolerance", "proceed_alone"}

@@ -233,6 +233,9 @@ class AveragingSettings(Section):
         gt=0,
         le=1,
     )
+    audit: float = shared(
+        0.005, "share of the averages that peers compute again before they count; more finds liars sooner", ge=0, le=1
+    )
     average_state_every: int | None = shared(
         None, "epochs between averages of the parameters; null: every epoch with local updates, else on drift", ge=1
     )

@@ -192,6 +192,7 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
         "seats_per_network": averaging.seats_per_network,
         "aggregator": make_aggregator(averaging.aggregator),
         "max_share": recipe.averaging.max_share,
+        "audit": averaging.audit,
     }
     if recipe.local.bandwidth is not None:
         options["bandwidth"] = recipe.local.bandwidth

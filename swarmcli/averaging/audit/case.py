@@ -22,11 +22,12 @@ from swarmcli.averaging.audit.verdict import (
     NoInput,
     Redone,
     Terms,
+    is_equal,
     is_within,
     redo,
 )
+from swarmcli.averaging.consensus.messages import SignedAverages
 from swarmcli.averaging.digests import averages_root, digest_of
-from swarmcli.averaging.evidence import SignedAverages
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.errors import CompressionError
 from swarmcli.network.identity import Identity, PeerID, verify
@@ -109,15 +110,22 @@ class Case:
             return False
         return about == (self._digest(self.senders, self.weights), inputs_hash(self.inputs))
 
+    def is_complete(self) -> bool:
+        """Whether it can be judged: all is here that the reducer signed for."""
+        return self.shows_what_was_signed() and (bool(self.why_unsound()) or self._has_inputs())
+
+    def _has_inputs(self) -> bool:
+        pairs = zip(self.inputs, self.messages, strict=False)
+        return len(self.inputs) == len(self.messages) and all(
+            each.fits(self.terms.part, shown) for each, shown in pairs
+        )
+
     def _verdict(self, tolerances: float) -> Verdict:
         if not self.shows_what_was_signed():
             return Verdict.UNCLEAR
         if self.why_unsound():
             return Verdict.FALSE
-        if len(self.messages) != len(self.inputs):
-            return Verdict.UNCLEAR
-        pairs = zip(self.inputs, self.messages, strict=True)
-        if not all(each.fits(self.terms.part, message) for each, message in pairs):
+        if not self._has_inputs():
             return Verdict.UNCLEAR
         try:
             redone = redo(self.terms, self.inputs, self.messages)
@@ -136,11 +144,10 @@ class Case:
             return Verdict.FALSE  # it has signed the digest of something that is no average
         if claimed.dtype is not self.terms.descriptor.dtype or claimed.numel() != self.terms.descriptor.numel:
             return Verdict.FALSE
-        if is_within(self.terms, redone, claimed.reshape(-1), TRUE_WITHIN):
+        values = claimed.reshape(-1)
+        if is_equal(self.terms, redone, values) or is_within(self.terms, redone, values, TRUE_WITHIN):
             return Verdict.TRUE
-        if is_within(self.terms, redone, claimed.reshape(-1), tolerances):
-            return Verdict.UNCLEAR
-        return Verdict.FALSE
+        return Verdict.UNCLEAR if is_within(self.terms, redone, values, tolerances) else Verdict.FALSE
 
     def _digest(self, senders: Sequence[int], weights: Sequence[float]) -> bytes:
         return digest_of(self.terms.part, senders, weights, self.average)

@@ -16,8 +16,6 @@ from collections.abc import Iterable
 
 from blake3 import blake3
 
-SECRET_BYTES = 32
-
 
 def commitment(secret: bytes) -> bytes:
     """What may be shown of a secret before it is used."""

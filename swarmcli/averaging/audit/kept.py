@@ -12,10 +12,10 @@ from swarmcli.averaging.audit.signed import Input
 from swarmcli.compression import TensorHeader, TensorMessage
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 
-IN_MEMORY = 256 << 20  # bytes of inputs of one try; what is more lies in a file without a name
+IN_MEMORY = 64 << 20  # bytes of inputs of one try; what is more lies in a file without a name
 
-# Who gave it, how it is to be read, and its bytes or where they lie in the file: begin and length.
-_Kept: TypeAlias = tuple[Input, TensorHeader, "memoryview | tuple[int, int]"]
+# Who gave it, how it is to be read, and its bytes, or where they lie in the file (begin and length), or None: lost.
+_Kept: TypeAlias = tuple[Input, TensorHeader, "memoryview | tuple[int, int] | None"]
 
 
 class KeptInputs:
@@ -40,30 +40,26 @@ class KeptInputs:
 
     def keep(self, part: int, given: Input, message: TensorMessage, memory: memoryview | None) -> None:
         """`memory`: what `memory` gave for this part, where its payload lies. Takes as long as a disk may, unless there
-        is some. Where the disk is full nothing is kept: then an auditor gets nothing, and doubts this peer."""
+        is some. Where the disk is full the content is lost: then an auditor gets nothing, and doubts this peer."""
         content: memoryview | tuple[int, int] | None = memory
         if memory is None:
             with suppress(OSError):
                 content = self._write(message)
-        if content is not None:
-            self._kept[part][given.sender] = given, message.header, content
+        self._kept[part][given.sender] = given, message.header, content
 
-    def inputs(self, part: int) -> tuple[Input, ...]:
-        """In the order of members."""
-        kept = self._kept.get(part, {})
-        return tuple(kept[sender][0] for sender in sorted(kept))
+    def input(self, part: int, sender: int) -> Input:
+        """Raises KeyError if it was never kept."""
+        return self._kept[part][sender][0]
 
     def message(self, part: int, sender: int) -> TensorMessage:
-        """What a sender delivered. Raises OSError. Takes as long as a disk may."""
+        """What a sender delivered. Raises OSError if it was lost, KeyError if it was never kept. Takes as long as a
+        disk may."""
         _, header, content = self._kept[part][sender]
         if isinstance(content, memoryview):
             return TensorMessage(header, (content,))
-        assert self._file is not None
+        if content is None or self._file is None:
+            raise OSError("what was delivered could not be kept")
         return TensorMessage(header, (self._file.read(*content),))
-
-    def forget(self, part: int, sender: int) -> None:
-        """It was not averaged after all."""
-        self._kept[part].pop(sender, None)
 
     def close(self) -> None:
         """Lets go of everything. Idempotent."""

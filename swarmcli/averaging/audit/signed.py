@@ -62,10 +62,15 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 class Input(msgspec.Struct, frozen=True):
-    """Who brought what to a part, by the sender's own signature."""
+    """Who brought what to a part, by the sender's own signature.
+
+    weight   as the sender named and signed it
+    counts   how much of it does, as the reducer says: bounds take in what others named
+    """
 
     sender: Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
     weight: float
+    counts: float
     signed: SignedParts
 
     def fits(self, part: int, message: TensorMessage) -> bool:
@@ -86,11 +91,9 @@ def inputs_hash(inputs: Sequence[Input]) -> bytes:
     """What a reducer signs beside the digest of an average: the inputs that it comes of, with their signatures."""
     digest = blake3(b"swarm inputs" + struct.pack(">Q", len(inputs)))
     for each in inputs:
-        signed = each.signed
-        digest.update(
-            struct.pack(f">QdQ{len(signed.parts)}Q", each.sender, each.weight, len(signed.parts), *signed.parts)
-        )
-        digest.update(struct.pack(">Q", len(signed.hashes)) + signed.hashes + signed.signature)
+        parts, hashes = each.signed.parts, each.signed.hashes
+        digest.update(struct.pack(">QddQ", each.sender, each.weight, each.counts, len(parts)))
+        digest.update(struct.pack(f">{len(parts)}QQ", *parts, len(hashes)) + hashes + each.signed.signature)
     return digest.digest()
 
 
@@ -103,7 +106,7 @@ def why_unsound(inputs: Sequence[Input], part: int, members: Sequence[PeerID], w
     if senders != sorted(set(senders)) or (senders and senders[-1] >= len(members)):
         return "inputs of nobody in the group"
     for each in inputs:
-        if not MIN_WEIGHT <= each.weight <= MAX_WEIGHT:
+        if not MIN_WEIGHT <= each.counts <= each.weight <= MAX_WEIGHT:
             return f"an input of {members[each.sender].short} with an impossible weight"
         if each.signed.hash_of(part) is None or not each.signed.is_by(members[each.sender], where, each.weight):
             return f"an input that {members[each.sender].short} has not signed"

@@ -70,17 +70,26 @@ def redo(terms: Terms, inputs: Sequence[Input], messages: Sequence[TensorMessage
     for each, message in zip(inputs, messages, strict=True):
         values = _values(terms, each, message)
         torch.maximum(largest, values.to(kind).abs(), out=largest)
-        part.add(values, each.weight, each.sender)
+        part.add(values, each.counts, each.sender)
     average, left_out = part.finish()
     torch.maximum(largest, average.abs(), out=largest)
     counted = [each for each in inputs if each.sender not in left_out]
     tolerance = largest.mul_(_ROUNDINGS * (len(inputs) + 4) * torch.finfo(kind).eps)
-    return Redone(tuple(e.sender for e in counted), tuple(e.weight for e in counted), average, tolerance)
+    return Redone(tuple(e.sender for e in counted), tuple(e.counts for e in counted), average, tolerance)
 
 
 def encoded(terms: Terms, average: torch.Tensor) -> torch.Tensor:
     """What everyone holds of an average after it has been sent. Raises CompressionError."""
     return terms.codec.extract(terms.codec.compress(average.to(terms.descriptor.dtype)))
+
+
+def is_equal(terms: Terms, redone: Redone, claimed: torch.Tensor) -> bool:
+    """Whether it is the same bit by bit, as it nearly always is."""
+    assert redone.values is not None
+    try:
+        return torch.equal(encoded(terms, redone.values), claimed)
+    except CompressionError:  # no honest reducer could have sent it
+        return False
 
 
 def is_within(terms: Terms, redone: Redone, claimed: torch.Tensor, tolerances: float) -> bool:

@@ -22,6 +22,7 @@ from swarmcli.averaging.consensus.messages import Again, Committed, Decided, Dec
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round import pace
+from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import (
     NOTHING,
     Holdings,
@@ -82,7 +83,11 @@ class Attempt:
         mine, results = (mine if mates.me in senders else None), holdings.results
         ramps = {index: group.members[index].ramp for index in senders}
         bounds = WeightBounds(options.max_share, ramps)
-        self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds)
+        self.audits: Audits | None = None
+        if options.audit > 0:
+            self.audits = Audits(mates, plan, service.prefix, senders, mine, service.bans, options)
+        note_inputs = None if self.audits is None else self.audits.note_inputs
+        self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds, note_inputs)
         if mine is not None:
             self._reducer.begin(mates.me, mine.weight)
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []
@@ -91,12 +96,17 @@ class Attempt:
         self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)
         parts_pace = pace.of_parts(self._time, len(others))
         averages_pace = pace.of_averages(self._time, len(plan.by_reducer))
-        self._receiver = PartReceiver(mates, plan, self._reducer, others, self._signed, options, parts_pace, last=last)
-        self._sender = PartSender(mates, plan, senders, mine, results, self._signed, options, averages_pace, parts_pace)
+        self._receiver = PartReceiver(
+            mates, plan, self._reducer, others, self._signed, self.audits, options, parts_pace, last=last
+        )
+        self._sender = PartSender(
+            mates, plan, senders, mine, results, self._signed, self.audits, options, averages_pace, parts_pace
+        )
         self.needed = 0.0  # seconds that the exchange would have taken, if it was not done in time
         coming = [part.payload_bound for part in plan.parts if part.reducer != mates.me]
         self._coming = sum(coming) + len(others) * sum(part.payload_bound for part in self._reducer.parts)
         self.copier = None if results is None else Copier(mates, holdings, results, options, failed_holders)
+        self._failed_holders = failed_holders
         self.trouble = Gathered()  # its failures: why averages are missing here
         self._one_copies = asyncio.Lock()
         self._votes: RoundVotes
@@ -117,6 +127,8 @@ class Attempt:
                     self.mates.endpoint.events.emit(PeerRefused(self.mates.peer(index).text, reason, "tensors"))
                 if not isinstance(decision, Committed):  # otherwise whoever is still being served is served
                     self._reducer.abort("the round was given up")
+                if self.audits is not None:
+                    self.audits.leave()
                 del self.agreement  # which knows this try as its parts
 
     @property
@@ -154,6 +166,13 @@ class Attempt:
             await self._sender.welcome(member, stream)
         else:
             await self._receiver.serve(member, stream)
+
+    def drop_false(self) -> None:
+        """Averages of a reducer that was found to lie are none: this member does not hold the result any more."""
+        for liar, reason in {} if self.audits is None else self.audits.liars.items():
+            self.holdings.drop(part.index for part in self._plan.by_reducer.get(liar, ()))
+            self.trouble.failures[liar] = reason
+            self._failed_holders.add(liar)
 
     # What the agreement asks about the parts
 

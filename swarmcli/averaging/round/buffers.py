@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS
+from swarmcli.averaging.digests import averages_root
 from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
@@ -80,6 +81,7 @@ class Average:
     senders, weights   member indices and their weights, those whose part arrived whole
     message            the encoded average, at its reducer; None if the weights of all senders are zero
     digest             32 bytes over senders, weights and the average as it is after decoding
+    inputs             in audited runs: 32 bytes over what it comes of, as its reducer says
     """
 
     part: Part
@@ -87,6 +89,7 @@ class Average:
     weights: tuple[float, ...]
     message: TensorMessage | None
     digest: bytes
+    inputs: bytes = b""
 
 
 class Holdings:
@@ -159,6 +162,11 @@ def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor |
     if isinstance(codec, NoCompression):
         return message
     return NoCompression().compress(codec.extract(message) if values is None else values)
+
+
+def root_of(averages: Sequence[Average]) -> bytes:
+    """What a reducer signs of its averages."""
+    return averages_root(b"".join(each.digest for each in averages), b"".join(each.inputs for each in averages))
 
 
 def result_digest(digests: bytes) -> bytes:

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import msgspec
 
-from swarmcli.averaging.consensus.messages import MAX_PARTS, GroupID, Hash, Index, Indices, SignedAverages, Words
+from swarmcli.averaging.audit.signed import Input, SignedParts
+from swarmcli.averaging.consensus.messages import (
+    MAX_PARTS,
+    GroupID,
+    Hash,
+    Index,
+    Indices,
+    Signature,
+    SignedAverages,
+    Words,
+)
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.compression import TensorHeader
 
@@ -26,17 +36,24 @@ class OpenExchange(msgspec.Struct, frozen=True):
 
 
 class SenderTerms(msgspec.Struct, frozen=True):
-    """First message of a member to a reducer. `note`: why its weight is zero, if that needs an explanation."""
+    """First message of a member to a reducer.
+
+    note        why its weight is zero, if that needs an explanation
+    commitment  in audited runs: the hash of the secret by which it will draw what it looks at
+    """
 
     plan: Hash
     weight: float
     note: Words = ""
+    commitment: Hash | None = None
 
 
 class PartHeader(msgspec.Struct, frozen=True):
-    """In front of each part from a member to a reducer; the parts come in the order of the plan."""
+    """In front of each part from a member to a reducer; the parts come in the order of the plan. `signed`: in audited
+    runs, with every eighth one: the signature over this part and those that follow."""
 
     tensor: TensorHeader
+    signed: SignedParts | None = None
 
 
 class AverageHeader(msgspec.Struct, frozen=True):
@@ -44,11 +61,13 @@ class AverageHeader(msgspec.Struct, frozen=True):
 
     tensor             None if the weights of all senders are zero; there is no payload then
     senders, weights   whose tensors are in it
+    inputs             in audited runs: hash of what the average comes of
     """
 
     tensor: TensorHeader | None
     senders: Indices
     weights: Weights
+    inputs: Hash | None = None
 
 
 class Farewell(msgspec.Struct, frozen=True):
@@ -57,6 +76,47 @@ class Farewell(msgspec.Struct, frozen=True):
 
     left_out: Annotated[dict[Index, Words], msgspec.Meta(max_length=MAX_MEMBERS)]
     averages: SignedAverages
+
+
+class InputsRequest(msgspec.Struct, frozen=True):
+    """Opens a stream from an auditor to a reducer that has signed its averages: of these parts it wants the inputs, and
+    shows the secret by which they were drawn."""
+
+    group_id: GroupID
+    secret: Hash
+    parts: PartIndices
+
+
+class InputHeader(msgspec.Struct, frozen=True):
+    """In front of each input, as its sender has sent it. `left`: inputs of the same part, with this one."""
+
+    given: Input
+    tensor: TensorHeader
+    left: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)]
+
+
+class AccusationHeader(msgspec.Struct, frozen=True):
+    """Opens a stream from an auditor to another member: this reducer's average of this part is false.
+
+    senders, weights   whose tensors are in it, as the reducer named them
+    averages           what the reducer signed
+    signature          of the auditor, over what it says
+
+    On the stream follow the digests and hashes that the reducer signed, as one payload; the average, decoded; and its
+    inputs.
+    """
+
+    group_id: GroupID
+    reducer: Index
+    part: PartIndex
+    senders: Indices
+    weights: Weights
+    averages: SignedAverages
+    signature: Signature
+
+
+class Exhibit(msgspec.Struct, frozen=True):
+    """In front of a payload that belongs to an accusation."""
 
 
 class CopyRequest(msgspec.Struct, frozen=True):

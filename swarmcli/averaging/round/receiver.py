@@ -9,6 +9,8 @@ from contextlib import suppress
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS
 from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.round.auditing import Audits
+from swarmcli.averaging.round.buffers import Average, root_of
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
 from swarmcli.averaging.round.pace import LaggedError, Pace
 from swarmcli.averaging.round.plan import Plan
@@ -31,6 +33,7 @@ class PartReceiver:
         reducer: Reducer,
         members: list[int],
         signed: SignedLists,
+        audits: Audits | None,
         options: AllreduceOptions,
         pace: Pace,
         *,
@@ -43,7 +46,7 @@ class PartReceiver:
         self.doubted: dict[int, str] = {}  # who was not lost, and kept this reducer waiting in vain
         self._pace = pace
         self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
-        self._signed = signed
+        self._signed, self._audits = signed, audits
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
         self._notes: dict[int, str] = {}
         self._last = last
@@ -185,6 +188,8 @@ class PartReceiver:
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         if member in self._reducer.left_out:
             return  # it comes too late
+        if self._audits is not None:
+            self._audits.begin(member, terms.commitment)
         self._reducer.begin(member, terms.weight)
         if terms.note:
             self._notes[member] = terms.note
@@ -198,7 +203,11 @@ class PartReceiver:
             for position in positions:
                 async with unless_silent(stream, silence):
                     header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
-                await self._reducer.add(member, TensorMessage(header.tensor, (payload,)))
+                message = TensorMessage(header.tensor, (payload,))
+                if self._audits is not None:  # before it is in the sum, for which it will be signed
+                    part, memory = self._reducer.parts[position], None if payload.obj is scratch.obj else payload
+                    await self._audits.keep(part, member, terms.weight, header.signed, message, memory)
+                await self._reducer.add(member, message)
         with suppress(EndOfStream):
             await stream.receive(PartHeader, _one_part_too_many)
 
@@ -206,7 +215,8 @@ class PartReceiver:
         def into(header: PartHeader, size: int) -> memoryview:
             if size > self._payload_bound(position):
                 raise ProtocolViolation(f"part {self._reducer.parts[position].index} has {size} bytes")
-            return scratch[:size]
+            kept = None if self._audits is None else self._audits.memory(size)
+            return scratch[:size] if kept is None else kept
 
         return into
 
@@ -214,16 +224,18 @@ class PartReceiver:
         return self._reducer.parts[position].payload_bound
 
     async def _distribute(self, stream: Stream) -> None:
-        digests = list[bytes]()
+        averages = list[Average]()
         for position in range(len(self._reducer.parts)):
             average = await self._reducer.average(position)
-            digests.append(average.digest)
+            averages.append(average)
             message = average.message
             tensor = None if message is None else message.header
-            header = AverageHeader(tensor, average.senders, average.weights)
+            header = AverageHeader(tensor, average.senders, average.weights, average.inputs or None)
             async with asyncio.timeout(self._options.for_reducer):
                 await stream.send(header, () if message is None else message.payload)
-        signed = self._signed.sign(self._mates.me, self._mates.endpoint.identity, digests)
+        signed = self._signed.sign(self._mates.me, self._mates.endpoint.identity, root_of(averages))
+        if self._audits is not None:
+            self._audits.signed = signed
         async with asyncio.timeout(self._options.for_reducer):
             await stream.send(Farewell(self.left_out, signed))
 

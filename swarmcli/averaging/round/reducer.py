@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 
@@ -54,12 +54,14 @@ class Reducer:
         results: Results | None,
         aggregator: Aggregator = Mean(),  # noqa: B008  # it has no state
         bounds: WeightBounds = WeightBounds(),  # noqa: B008  # a frozen value
+        note_inputs: Callable[[Part, Mapping[int, float]], bytes] | None = None,
     ) -> None:
         """`senders`: member indices, this one too if it sends. `inputs` and `results`: None for an auxiliary. `bounds`:
-        how much of the weights counts."""
+        how much of the weights counts. `note_inputs`: in audited runs, is told who is in a part with what weight, in
+        the order of members, and says what to sign."""
         self.parts = plan.by_reducer.get(me, ())
         self._inputs, self._results, self._me, self._aggregator = inputs, results, me, aggregator
-        self._bounds = bounds
+        self._bounds, self._note_inputs = bounds, note_inputs
         self._senders = {sender: _Sender() for sender in senders}
         self._sums: dict[int, PartAggregator] = {}
         self._beside, self._counting = 0, Lock()  # bytes in `_sums` that are no results; parts are added in threads
@@ -210,7 +212,9 @@ class Reducer:
             else:
                 memory = torch.empty(part.descriptor.numel, dtype=sum_type(part.segment.dtype))
                 before = -memory.nbytes
-            self._sums[position] = self._aggregator.part(memory, len(self._senders))
+            self._sums[position] = self._aggregator.part(
+                memory, len(self._senders), ordered=self._note_inputs is not None
+            )
         self._sums[position].add(values, weight, sender)
         with self._counting:
             self._beside += self._sums[position].nbytes - before
@@ -226,6 +230,7 @@ class Reducer:
             if sender.counts and sender.delivered > position
         }
         message = None
+        inputs = b"" if self._note_inputs is None else self._note_inputs(part, included)
         if included:
             values, left_out = self._average(position)
             included = {index: weight for index, weight in included.items() if index not in left_out}
@@ -234,7 +239,7 @@ class Reducer:
         senders, weights = tuple(included), tuple(included.values())
         decoded = None if self._results is None else self._results.part(part)
         content = None if message is None else plain(part.codec, message, decoded)
-        return Average(part, senders, weights, message, digest_of(part.index, senders, weights, content))
+        return Average(part, senders, weights, message, digest_of(part.index, senders, weights, content), inputs)
 
     def _average(self, position: int) -> tuple[torch.Tensor, dict[int, str]]:
         """What the aggregator makes of a part, and whom it left out."""

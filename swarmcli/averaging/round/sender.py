@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
-from swarmcli.averaging.consensus.messages import MAX_WORDS
+from swarmcli.averaging.consensus.messages import MAX_WORDS, SignedAverages
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.digests import digest_of
-from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain
+from swarmcli.averaging.round.auditing import SIGNED_TOGETHER, Audits
+from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain, root_of
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
 from swarmcli.averaging.round.pace import LaggedError, Pace
 from swarmcli.averaging.round.plan import Part, Plan
@@ -62,6 +63,7 @@ class PartSender:
         mine: Inputs | None,
         results: Results | None,
         signed: SignedLists,
+        audits: Audits | None,
         options: AllreduceOptions,
         pace: Pace,
         parts_pace: Pace,
@@ -75,7 +77,7 @@ class PartSender:
         self.doubted: dict[int, str] = {}  # reducers that were not lost, and kept this member waiting in vain
         self._pace, self._parts_pace = pace, parts_pace
         self._mates, self._plan, self._options = mates, plan, options
-        self._inputs, self._results, self._signed = mine, results, signed
+        self._inputs, self._results, self._signed, self._audits = mine, results, signed, audits
         self._senders = frozenset(senders)
         members = mates.group.members
         active = mine is not None and results is not None
@@ -142,7 +144,9 @@ class PartSender:
         except NetworkError as error:
             forget(error)
             got.failures[reducer] = f"reducer {peer.short} was lost: {error}"
-        got.averages += averages
+        # Where averages are audited, those that their reducer has not signed in the end do not count.
+        if reducer not in got.failures or self._audits is None:
+            got.averages += averages
 
     @forgetful
     async def _talk_unless_absent(self, reducer: int, averages: list[Average]) -> None:
@@ -192,15 +196,24 @@ class PartSender:
             beside(self._send(parts, self._inputs, stream)),
             self._pace.keeping_up(lambda: len(averages) / max(1, len(parts))),
         ):
-            await self._receive(reducer, self._results, stream, averages)
+            signed = await self._receive(reducer, self._results, stream, averages)
+        if self._audits is not None:
+            await self._audit(self._audits, reducer, averages, signed, self._results)
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
+        audits = self._audits
         try:
-            await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note))
-            for part in parts if mine.weight > 0 else ():
-                message = await on_executor(part.descriptor.nbytes, _encoded, mine, part)
-                await stream.send(PartHeader(message.header), message.payload)
+            committed = None if audits is None else audits.commitment_for(parts[0].reducer)
+            await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note, committed))
+            together = 1 if audits is None else SIGNED_TOGETHER
+            for begin in range(0, len(parts) if mine.weight > 0 else 0, together):
+                batch = parts[begin : begin + together]
+                messages = [await on_executor(part.descriptor.nbytes, _encoded, mine, part) for part in batch]
+                signed = None if audits is None else audits.sign(mine.weight, batch, messages)
+                for message in messages:
+                    await stream.send(PartHeader(message.header, signed), message.payload)
+                    signed = None  # the first one says it for all
         except NetworkError:
             return  # what it means for the round shows in what comes back: a reducer may also just want no more
         finally:
@@ -208,22 +221,37 @@ class PartSender:
             if not self._unsent:
                 self._parts_pace.note_done()
 
-    async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> None:
+    async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> SignedAverages:
+        """All averages of a reducer. Returns what it has signed of them."""
         patience = self._options.for_reducer
         for part in self._plan.by_reducer[reducer]:
             async with unless_silent(stream, patience):
                 header, payload = await stream.receive(AverageHeader, _memory_for(part, results))
             check_senders(header.senders, header.weights, self._senders)
+            if (header.inputs is None) != (self._audits is None):
+                raise ProtocolViolation("an average with no hash of its inputs, or one that nobody asked for")
             if (header.tensor is None) != (not header.senders):
                 raise ProtocolViolation("an average that does not fit the senders it names")
             averages.append(await on_executor(part.descriptor.nbytes, _decode, part, results, header, payload))
         async with unless_silent(stream, patience):
             farewell, _ = await stream.receive(Farewell)
-        if not self._signed.take(reducer, farewell.averages, [average.digest for average in averages]):
+        if not self._signed.take(reducer, farewell.averages, root_of(averages)):
             averages.clear()  # nothing stands behind them
             raise ProtocolViolation("it has not signed the averages that it gave")
         # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
         self.left_out = farewell.left_out | self.left_out
+        return farewell.averages
+
+    async def _audit(
+        self, audits: Audits, reducer: int, averages: list[Average], signed: SignedAverages, results: Results
+    ) -> None:
+        """Looks at some of these averages. Raises ProtocolViolation if one is false: then none of them counts."""
+        case = await audits.look_at(reducer, averages, signed, results)
+        if reducer in audits.withheld:
+            self.doubted[reducer] = audits.withheld[reducer]
+        if case is not None:
+            await audits.accuse(case)
+            raise ProtocolViolation(f"its average of part {case.terms.part} is false")
 
 
 def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:
@@ -257,7 +285,7 @@ def _decode(part: Part, results: Results, header: AverageHeader, payload: memory
     """An average with its digest, which is computed here: now, while the values lie in the processor's cache."""
     if header.tensor is None:
         digest = digest_of(part.index, header.senders, header.weights, None)
-        return Average(part, header.senders, header.weights, None, digest)
+        return Average(part, header.senders, header.weights, None, digest, header.inputs or b"")
     message = TensorMessage(header.tensor, (payload,))
     try:
         values = part.codec.extract(message, out=results.part(part))
@@ -266,6 +294,5 @@ def _decode(part: Part, results: Results, header: AverageHeader, payload: memory
     if not all_finite(values):
         raise ProtocolViolation(f"the average of part {part.index} holds NaN or infinity")
     content = plain(part.codec, message, values)
-    return Average(
-        part, header.senders, header.weights, None, digest_of(part.index, header.senders, header.weights, content)
-    )
+    digest = digest_of(part.index, header.senders, header.weights, content)
+    return Average(part, header.senders, header.weights, None, digest, header.inputs or b"")

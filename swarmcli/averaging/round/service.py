@@ -42,9 +42,10 @@ from swarmcli.averaging.consensus.messages import (
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.evidence import DoubleVote
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Holdings
 from swarmcli.averaging.round.copying import give_copies
-from swarmcli.averaging.round.messages import CopyRequest, OpenExchange
+from swarmcli.averaging.round.messages import AccusationHeader, CopyRequest, InputsRequest, OpenExchange
 from swarmcli.averaging.round.plan import Plan
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed
 from swarmcli.memory import ReusableBuffer
@@ -52,9 +53,10 @@ from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.tasks import Bell, forgetful
 
 _CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "confirm", "compare", "holdings")
-_STREAMS = ("exchange", "copy")
+_STREAMS = ("exchange", "copy", "inputs", "accuse")
 MOST_TRIES = 4  # at one round, after which it is given up
 _EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
+_AUDITED = 16  # tries of which accusations are heard
 _REMEMBERED = 256  # rounds whose votes and outcomes are kept, for those who ask late
 _DECLINING = 60.0  # seconds that the leader may take to begin its own part and hear that a member takes none
 _KEPT = 20.0  # seconds that averages which were committed are given away; their file serves longer
@@ -75,8 +77,10 @@ class Round(Protocol):
     trust: Trust
     holdings: Holdings
     agreement: Agreement
+    audits: Audits | None
 
     async def take_stream(self, member: int, request: OpenExchange, stream: Stream) -> None: ...
+    def drop_false(self) -> None: ...
     def holds(self, digest: bytes) -> bool: ...
     async def obtain(self, digest: bytes) -> None: ...
 
@@ -106,6 +110,7 @@ class AllreduceService:
         self.memory = ReusableBuffer()
         self.prefix = prefix
         self._rounds: dict[bytes, Round] = {}
+        self._audits: OrderedDict[bytes, Audits] = OrderedDict()  # of the last tries: some accusations come late
         self._expected: dict[bytes, Group] = {}
         self._votes: OrderedDict[bytes, RoundVotes] = OrderedDict()  # of rounds that are or were here
         self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by step
@@ -118,6 +123,8 @@ class AllreduceService:
         serve, method = self.endpoint.serve, self.method
         self.endpoint.serve_stream(method("exchange"), OpenExchange, self._exchange)
         self.endpoint.serve_stream(method("copy"), CopyRequest, self._copy)
+        self.endpoint.serve_stream(method("inputs"), InputsRequest, self._inputs)
+        self.endpoint.serve_stream(method("accuse"), AccusationHeader, self._accusation)
         serve(method("vote"), VoteMessage, self._vote)
         serve(method("outcome"), OutcomeQuestion, self._outcome)
         serve(method("absence"), AbsenceNotice, self._absence)
@@ -163,6 +170,11 @@ class AllreduceService:
         votes = self._votes_for(round_.group, round_.trust)
         votes.begun = True
         self._rounds[group_id] = round_
+        if round_.audits is not None:
+            self._forget_inputs()  # those of the try before
+            self._audits[group_id] = round_.audits
+            while len(self._audits) > _AUDITED:
+                self._audits.popitem(last=False)
         self._news.ring()
         try:
             yield votes
@@ -208,8 +220,9 @@ class AllreduceService:
         self._forget = asyncio.get_running_loop().call_later(_KEPT, self.release)
 
     def release(self) -> None:
-        """Lets go of the averages that are kept."""
+        """Lets go of the averages that are kept, and of the inputs of parts that were reduced here."""
         self._kept.clear()
+        self._forget_inputs()
         if self._forget is not None:
             self._forget.cancel()
             self._forget = None
@@ -229,6 +242,19 @@ class AllreduceService:
         if holdings is None:
             raise CallRefused("over", "the averages of this round are not here any more")
         await give_copies(holdings, request, stream)
+
+    @forgetful
+    async def _inputs(self, peer: PeerID, request: InputsRequest, stream: Stream) -> None:
+        audits, member = await self._audited(peer, request.group_id)
+        await audits.give(member, request, stream)
+
+    @forgetful
+    async def _accusation(self, peer: PeerID, header: AccusationHeader, stream: Stream) -> None:
+        self.bans.check(peer)
+        audits, member = await self._audited(peer, header.group_id)
+        await audits.hear(member, header, stream)
+        if header.group_id in self._rounds:
+            self._rounds[header.group_id].drop_false()
 
     async def _vote(self, peer: PeerID, message: VoteMessage) -> Noted:
         await self._take_vote(peer, message)
@@ -316,6 +342,19 @@ class AllreduceService:
         return HoldingsAnswer(holdings.digests, {} if holdings.signed is None else holdings.signed.told)
 
     # Finding the round
+
+    async def _audited(self, peer: PeerID, group_id: bytes) -> tuple[Audits, int]:
+        """The audits of a try, which may be over here, and who asks. Raises CallRefused."""
+        member = (await self._begun(group_id)).member(peer)
+        if group_id not in self._audits:
+            raise CallRefused("over", "this try is not audited here, or long over")
+        return self._audits[group_id], member
+
+    def _forget_inputs(self) -> None:
+        """Nobody is given the inputs of earlier tries any more."""
+        for group_id, audits in self._audits.items():
+            if group_id not in self._rounds:
+                audits.close()
 
     async def _running(self, peer: PeerID, group_id: bytes) -> tuple[Round, int]:
         """The round that runs here, and who asks. Raises CallRefused."""

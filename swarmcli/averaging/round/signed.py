@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 
 from swarmcli.averaging.bans import Bans
 from swarmcli.averaging.consensus.messages import AVERAGES, MAX_SIGNED, SignedAverages
-from swarmcli.averaging.digests import averages_root
 from swarmcli.averaging.evidence import UnlikeAverages
 from swarmcli.averaging.group import Group
 from swarmcli.network.identity import Identity
@@ -26,21 +25,20 @@ class SignedLists:
         """By reducer, as many as a message takes."""
         return dict(islice(self._lists.items(), MAX_SIGNED))
 
-    def sign(self, me: int, identity: Identity, digests: Sequence[bytes]) -> SignedAverages:
+    def sign(self, me: int, identity: Identity, root: bytes) -> SignedAverages:
         """This member's own, as a reducer. The same each time: it forms its averages once."""
         if me not in self._lists:
-            root = averages_root(b"".join(digests), b"")
             fields = self._prefix.encode(), self._group.group_id, root
             self._lists[me] = SignedAverages(root, identity.sign(AVERAGES, *fields))
         return self._lists[me]
 
-    def take(self, reducer: int, signed: SignedAverages, digests: Sequence[bytes]) -> bool:
-        """What a reducer says of the averages that it gave here, whose digests were computed here. Returns whether it
+    def take(self, reducer: int, signed: SignedAverages, root: bytes) -> bool:
+        """What a reducer says of the averages that it gave here, of which this is the root. Returns whether it
         is so: otherwise nothing stands behind these averages."""
         genuine = self._is_by(reducer, signed)
         if genuine:  # also where it is of other averages than it gave: what it told others may differ from it
             self.compare({reducer: signed})
-        return genuine and signed.root == averages_root(b"".join(digests), b"")
+        return genuine and signed.root == root
 
     def compare(self, theirs: Mapping[int, SignedAverages]) -> None:
         """What another member has been given. Where it differs, the reducer is banned. Whoever shows what no reducer

@@ -11,7 +11,7 @@ import torch
 from swarmcli.averaging.bans import BanNews, Heard, Told
 from swarmcli.averaging.config import MAX_WEIGHT
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, HoldingsAnswer, Report, SignedAverages
-from swarmcli.averaging.digests import digest_of
+from swarmcli.averaging.digests import averages_root, digest_of
 from swarmcli.averaging.evidence import UnlikeAverages
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, PartHeader, SenderTerms
@@ -96,22 +96,24 @@ def other_values(liar: Liar) -> None:
 @lie("two signed lists", "parts", at_most="a second try; it is banned from the run by evidence")
 def two_faces(liar: Liar) -> None:
     """Every second member gets other values, and a signature for just these."""
-    digests: dict[tuple[bytes, PeerID], list[bytes]] = {}
+    given: dict[tuple[bytes, PeerID], list[tuple[bytes, bytes]]] = {}  # digest, and hash of the inputs
 
     def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
         if not _is_odd(round_, stream):
             return message, payload
-        mine = digests.setdefault((round_.group.group_id, stream.peer), [])
+        mine = given.setdefault((round_.group.group_id, stream.peer), [])
         if isinstance(message, AverageHeader):
             part = round_._reducer.parts[len(mine)]
             content = None
             if message.tensor is not None:
                 payload = _shifted(payload)
                 content = NoCompression().compress(torch.frombuffer(payload, dtype=torch.float32))
-            mine.append(digest_of(part.index, message.senders, message.weights, content))
+            digest = digest_of(part.index, message.senders, message.weights, content)
+            mine.append((digest, message.inputs or b""))
         elif isinstance(message, Farewell):
             other = SignedLists(round_.group, liar.averager._service.prefix, liar.averager.bans)  # type: ignore[union-attr]
-            signed = other.sign(round_.mates.me, liar.endpoint.identity, mine)
+            root = averages_root(b"".join(each[0] for each in mine), b"".join(each[1] for each in mine))
+            signed = other.sign(round_.mates.me, liar.endpoint.identity, root)
             liar.told.append("another signature")
             message = msgspec.structs.replace(message, averages=signed)
         return message, payload

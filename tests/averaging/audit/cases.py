@@ -11,8 +11,8 @@ from swarmcli.averaging.aggregators import Aggregator, Mean
 from swarmcli.averaging.audit.case import Case, Statement
 from swarmcli.averaging.audit.signed import Exchange, Input, SignedParts, inputs_hash, part_hash
 from swarmcli.averaging.audit.verdict import Terms, encoded, redo
+from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
 from swarmcli.averaging.digests import averages_root, digest_of
-from swarmcli.averaging.evidence import AVERAGES, SignedAverages
 from swarmcli.compression import CompressionBase, NoCompression, TensorDescriptor, TensorMessage
 from swarmcli.network import Identity
 
@@ -53,7 +53,7 @@ class Example:
 
     def input(self, sender: int, message: TensorMessage, signer: int | None = None) -> Input:
         weight, identity = 1.0 + sender, self.identities[sender if signer is None else signer]
-        return Input(sender, weight, SignedParts.of(identity, HERE, weight, {PART: part_hash(message)}))
+        return Input(sender, weight, weight, SignedParts.of(identity, HERE, weight, {PART: part_hash(message)}))
 
     def case(
         self,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,7 +43,16 @@ from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.events import PeerBanned, PeerRefused
 from swarmcli.network import Endpoint, Identity, PeerID, Stream
 from swarmcli.testing import virtual_time
-from tests.averaging.rounds import Kind, Peer, Swarm
+from tests.averaging import rounds
+from tests.averaging.rounds import Kind, Peer
+
+
+class Swarm(rounds.Swarm):
+    """Its scripts sign no inputs; `tests/adversary/test_audits.py` has those that do."""
+
+    def __init__(self, kinds: Sequence[Kind], *, options: AllreduceOptions | None = None, **others: Any) -> None:
+        super().__init__(kinds, options=replace(options or AllreduceOptions(part_size_bytes=1024), audit=0), **others)
+
 
 Script = Callable[[Stream, Plan], Awaitable[None]]
 Bye = Callable[[list[bytes]], Farewell]  # signs digests of averages

@@ -55,5 +55,6 @@ def test_the_peak_of_a_round(codec: str, rounds: int) -> None:
     assert all(each["members"] == [PEERS] * rounds for each in told)
     beside = [each["peak"] / MIB for each in told]
     print(f"{codec}: {beside} MiB beside tensors of {TENSORS} MiB")
-    assert max(beside) <= 1.3 * TENSORS + 64
+    audited = 64 + 64  # inputs that are kept in memory, and parts that wait for their turn to be added
+    assert max(beside) <= 1.3 * TENSORS + 64 + audited
     assert min(beside) > 0.5 * TENSORS  # the measurement sees the averages that lie beside the inputs

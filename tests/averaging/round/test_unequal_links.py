@@ -11,7 +11,7 @@ from tests.averaging.rounds import Kind, Swarm
 
 MBIT = 1e6 / 8
 SIZE = 2 << 20  # bytes of each member's vector
-PARTS = AllreduceOptions(part_size_bytes=32 << 10)
+PARTS = AllreduceOptions(part_size_bytes=32 << 10, audit=0)  # or a part that is drawn by chance counts as well
 
 
 def peers_of(*bandwidths: float) -> Swarm:
