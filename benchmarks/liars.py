@@ -80,7 +80,7 @@ def table(curves: Mapping[str, Sequence[float]]) -> str:
     lines = [f"| liars | attack | {' | '.join(AGGREGATORS)} |", f"| --- | --- |{' --- |' * len(AGGREGATORS)}"]
     for liars, members in GROUPS:
         honest = curves[key("", "mean", 0, members)][-1]
-        for attack in ATTACKS:
+        for attack in ATTACKS:  # what has not been run yet is left empty
             found = [curves.get(key(attack, name, liars, members)) for name in AGGREGATORS]
             losses = ["" if curve is None else beyond(curve[-1], honest) for curve in found]
             lines.append(f"| {liars} of {members} | {attack} | {' | '.join(losses)} |")
@@ -144,7 +144,7 @@ def legend(rows: int) -> list[str]:
     y, parts = MARGIN + rows * (HEIGHT + MARGIN), []
     names = [("honest members, mean", "black"), *zip(AGGREGATORS, COLOURS, strict=True)]
     for index, (name, colour) in enumerate(names):
-        x = MARGIN + index * 145
+        x = MARGIN + index * 138
         parts.append(f'<line x1="{x}" x2="{x + 18}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<text x="{x + 22}" y="{y}">{name}</text>')
     caption = f"nats per byte over {EPOCHS} epochs, {SHOWN[0]} liars of {SHOWN[1]}"
