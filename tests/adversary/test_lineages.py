@@ -217,3 +217,31 @@ def test_what_the_owner_signed_leads_whoever_comes_with_it_and_with_no_other_par
             assert trainers[0].core.position.samples > 1000
 
     virtual_time.run(main(), seed=1, timeout=500)
+
+
+def test_a_lone_monitor_shows_what_the_trainers_signed_before_they_were_lost() -> None:
+    """A trainer was away for a few rounds; of those with whom it trained only the monitor is left."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1, target=48) for _ in range(5)]
+            monitor = await swarm.trainer(seed=1, target=48, role="monitor", batch_size=0)
+            following = asyncio.ensure_future(monitor.follow(1000))
+            await together(*(trainer.train(4) for trainer in trainers))
+            away, others = trainers[0], trainers[1:]
+            await away.core._group.close()
+            assert away.core.directory.mates.needed == 2
+            end = away.epoch + 5
+            await together(*(trainer.train(end) for trainer in others))
+            for trainer in others:
+                await swarm.kill(trainer)
+            proof = monitor.core.directory.way.proof(monitor.core.position.lineage)
+            signed = proof.signed(away.core.directory.mates.known, away.core.directory.mates.needed)
+            assert signed.members >= {trainer.node.peer_id for trainer in others}
+            await away.compute()
+            assert away.core.position.epoch >= end - 1, "it follows the monitor"
+            following.cancel()
+            await asyncio.wait([following])
+            swarm.trainers = [away, monitor]
+
+    virtual_time.run(main(), seed=1, timeout=500)
