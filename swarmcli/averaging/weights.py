@@ -46,7 +46,7 @@ def limits(
     """
     weights = {member: weight for member, weight in named.items() if weight > 0}
     count = len(weights) + missing
-    if count < LEAST:
+    if count < LEAST or not weights:  # all that have come may have none: whoever only follows, for example
         return dict.fromkeys(weights, math.inf)
     median = _least_median(sorted(weights.values()), missing)
     ramped = {member: _ramp_limit(ramps.get(member, math.inf), median) for member in weights}
